@@ -12,7 +12,7 @@ from framework.cli.exit import command, exit_with
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report; 0 done, 2 the request cannot be met."""
     options = _parser().parse_args(arguments)
-    from framework.report.tables import print_study
+    from framework.report.console import print_study
     from framework.report.write import write_report
 
     report = write_report(

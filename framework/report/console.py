@@ -1,15 +1,19 @@
-"""The table a run ends with, and that of a kernel run or a sweep of them."""
+"""What commands print at their end: the table of a run, of a kernel run or a sweep of them, and those of a study."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from framework.files.jsonl import read_jsonl
+from framework.report.sentences import headline, lead, origin
+from framework.report.study import Study
+from framework.report.tables import Table as StudyTable
+from framework.report.tables import tables_of
 from framework.results.catalogue import CATALOGUE, SECTIONS, find
 from framework.results.layout import KERNEL
-from framework.results.metric import Metric, is_number
+from framework.results.metric import Metric, decimal, is_number, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,6 +41,8 @@ _IN_HEADLINE = frozenset(
 _ALARMING = frozenset({"num_failed", "dense_mismatches", "loss_exceeded"})
 _HEADINGS = {"run": "failure", "latency": "latency: p50, p95, p99"}
 _NARROW, _LONG_TEXT = 76, 28
+_MOST_ROWS = 40
+_NAME, _TEXT = 24, 8  # columns that a name, in the first two columns, and the words of a text have at least
 _MOST_REASONS = 6
 
 
@@ -55,22 +61,72 @@ def print_result(result: Result, *, file: IO[str] | None = None, width: int | No
     if result.get("mode") == "kernel":
         print_kernel(result, file=file, width=width)
         return
-    console = _console(file, width, 80)
+    console = _console(file, width, 80, 100)
     directory = result.get("run_directory")
     _print(console, {key: value for key, value in result.items() if key != "run_directory"})
     if directory is not None:
         console.print(f"results in {directory}", soft_wrap=True)
 
 
-def _console(file: IO[str] | None, width: int | None, default: int) -> Console:
-    """At most 100 columns wide; `default` where nothing is asked for and there is no terminal."""
+def print_study(study: Study, *, file: IO[str] | None = None, width: int | None = None) -> None:
+    """The finding, the tables (at most 40 rows of each), what they rest on and where the runs come from."""
+    from rich.text import Text
+
+    console = _console(file, width, 120)
+    console.print(Text(lead(study), style="bold"))
+    console.print(Text(headline(study)))
+    for table in tables_of(study):
+        _print_table(console, table)
+        if table.note:
+            console.print(Text(table.note, style="dim"))
+    for what, text in origin(study):
+        console.print(Text(f"{what}: {text}", style="dim"))
+
+
+def _print_table(console: Console, table: StudyTable) -> None:
+    """As many columns, from the first on, as have room for their numbers and for the first words of a text."""
+    from rich.text import Text
+
+    numeric = [table.is_numeric(index) for index in range(len(table.header))]
+    most = [max(len(row[index]) for row in table.rows) for index in range(len(table.header))]
+    least = [size if numeric[i] else min(size, _NAME if i < 2 else _TEXT) for i, size in enumerate(most)]
+    least = [max(size, *map(len, head.split())) for size, head in zip(least, table.header, strict=True)]
+    shown = len(least)
+    while shown > 2 and sum(least[:shown]) + 3 * shown > console.width:
+        shown -= 1
+    made, spare = _empty_table(show_header=True), max(0, console.width - sum(least[:shown]) - 3 * shown)
+    for index in reversed(range(shown)):  # what a verdict rests on is the longest text, and stands last
+        more = min(spare, max(most[index], len(table.header[index])) - least[index])
+        least[index], spare = least[index] + more, spare - more
+    for index in range(shown):
+        justify: Literal["right", "left"] = "right" if numeric[index] else "left"
+        made.add_column(Text(table.header[index]), justify=justify, overflow="fold", width=least[index])
+    for row in table.rows[:_MOST_ROWS]:
+        first = table.header[0] == "rank" and row[0] == "1"
+        made.add_row(*(Text(cell, style="bold" if first else "") for cell in row[:shown]))
+    console.print(made)
+    left_out = [f"{len(table.rows) - _MOST_ROWS} more rows"] * (len(table.rows) > _MOST_ROWS)
+    left_out += [f"{len(least) - shown} more columns"] * (shown < len(least))
+    if left_out:
+        console.print(f"and {' and '.join(left_out)} in the report's files")
+
+
+def _console(file: IO[str] | None, width: int | None, default: int, most: int | None = None) -> Console:
+    """At most `most` columns wide; `default` where nothing is asked for and there is no terminal."""
     from rich.console import Console
 
     console = Console(file=file, width=width, highlight=False, markup=False)
     if not console.is_terminal and width is None:
         console.width = default
-    console.width = min(console.width, 100)
+    console.width = min(console.width, most or console.width)
     return console
+
+
+def _empty_table(**more: Any) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), **more)
 
 
 def _print(console: Console, result: Result) -> None:
@@ -80,7 +136,9 @@ def _print(console: Console, result: Result) -> None:
         if line:
             console.print(Text(line, style=style))
     narrow, clock = console.width < _NARROW, str(result.get("clock", "wall"))
-    table, below = _empty_table(narrow=narrow), []
+    table, below = _empty_table(show_header=False), []
+    for no_wrap in (True, not narrow, False)[: 2 if narrow else 3]:
+        table.add_column(no_wrap=no_wrap, overflow="fold")
     for section in SECTIONS:
         found = list(lines(result, section))
         below += [f"{metric.title}: {text}" for metric, text in found if _is_long(metric, text)]
@@ -130,18 +188,6 @@ def _is_shown(metric: Metric, result: Result) -> bool:
     return metric.when is None or metric.when(result)
 
 
-def _empty_table(*, narrow: bool) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False, padding=(0, 1))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=not narrow, overflow="fold")
-    if not narrow:
-        table.add_column(overflow="fold")
-    return table
-
-
 def _headline(result: Result) -> str:
     words = [str(result[key]) for key in ("mode", "executor") if result.get(key) not in (None, "none")]
     names = [str(result[key]) for key in _COMPONENTS if result.get(key) is not None]
@@ -170,13 +216,13 @@ def print_kernel(result: Mapping[str, Any], *, file: IO[str] | None = None, widt
         file: default standard output.
         width: default the terminal's, 100 at most.
     """
-    console = _console(file, width, 100)
+    console = _console(file, width, 100, 100)
     print_rows(result.get("rows") or [], console)
     ceilings = result.get("ceilings")
     if ceilings:
         console.print(
-            f"ceilings, measured in this run: {_scaled(ceilings['bytes_per_s'])}B/s ({ceilings['bytes_by']}), "
-            f"{_scaled(ceilings['flops_per_s'])}FLOP/s ({ceilings['flops_by']})",
+            f"ceilings, measured in this run: {decimal(ceilings['bytes_per_s'])}B/s ({ceilings['bytes_by']}), "
+            f"{decimal(ceilings['flops_per_s'])}FLOP/s ({ceilings['flops_by']})",
             style="dim",
         )
     if result.get("screen"):
@@ -189,7 +235,7 @@ def print_sweep(directories: Sequence[str | Path]) -> None:
     """One table over several kernel runs' directories, backends side by side; nothing where none has rows."""
     rows = [row for folder in directories for row in _rows(Path(folder))]
     if rows:
-        print_rows(rows, _console(None, None, 100))
+        print_rows(rows, _console(None, None, 100, 100))
 
 
 def print_rows(rows: Sequence[Row], console: Console) -> None:
@@ -233,10 +279,7 @@ def _cell(row: Row) -> str:
 
 
 def _kernel_table(several: bool) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    table = _empty_table(collapse_padding=True)
     for title in (["backend"] if several else []) + ["cell", ""]:
         table.add_column(title, no_wrap=True)
     for title in ("time", "B/s", "FLOP/s", "of ceiling", "x dense"):
@@ -246,35 +289,18 @@ def _kernel_table(several: bool) -> Table:
 
 def _numbers(row: Row) -> tuple[str, ...]:
     if row["status"] == "modelled":
-        return ("modelled", f">= {_time(row['floor_s'])}", "", "", "", "")
+        return ("modelled", f">= {seconds(row['floor_s'])}", "", "", "", "")
     if row["status"] != "ok":
         return (str(row["status"]), "", "", "", "", "")
     dense = row.get("speed_vs_dense_sdpa")
     return (
         "measured",
-        _time(row["time_s"]),
-        _scaled(row["gb_per_s"] * 1e9),
-        _scaled(row["tflop_per_s"] * 1e12),
+        seconds(row["time_s"]),
+        decimal(row["gb_per_s"] * 1e9),
+        decimal(row["tflop_per_s"] * 1e12),
         f"{100 * row['share_of_ceiling']:.0f} % {row['bound']}",
         "" if dense is None else f"{dense:.2f}",
     )
-
-
-def _scaled(value: float) -> str:
-    """Three digits and a decimal prefix: 4.21 T."""
-    for prefix, unit in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= unit:
-            return f"{value / unit:.3g} {prefix}"
-    return f"{value:.3g}"
-
-
-def _time(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    for unit, scale in (("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{1e9 * seconds:.3g} ns"
 
 
 def _print_reasons(rows: Sequence[Row], console: Console, several: bool) -> None:
@@ -291,10 +317,7 @@ def _print_reasons(rows: Sequence[Row], console: Console, several: bool) -> None
 
 
 def _print_screen(screen: Sequence[Mapping[str, Any]], console: Console) -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = _empty_table()
     table.add_column("compiled ahead of time", overflow="fold")
     for title in ("registers", "spills", "stack B", "shared B", "matrix", "async loads"):
         table.add_column(title, justify="right")

@@ -1,4 +1,4 @@
-"""What a study shows of one value against the baseline: differences by setting, pooled, and what they rest on.
+"""What runs show of one value against the baseline: differences by setting, pooled, and what they rest on.
 
 NOTE 1: a difference is taken within a context, which is everything that varied but the compared component and the seed.
 Contexts of one trace (capacities, say) share its requests, so they are averaged and never counted as independent.
@@ -17,27 +17,39 @@ recorded, not how a cache would fare without them.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cache, cached_property
+from itertools import permutations
+from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 
 from framework.errors import FrameworkError
 from framework.files.jsonl import iter_objects
-from framework.report.statistics import Difference, Floats, Interval, can_test, holm, least_p, paired, rate, sessions
+from framework.report.statistics import (
+    Difference,
+    Floats,
+    Interval,
+    can_test,
+    holm,
+    least_p,
+    mean_of,
+    paired,
+    rate,
+    sessions,
+)
 from framework.results.catalogue import is_wall_time
 from framework.results.layout import REQUESTS
 from framework.results.metric import is_number
 from framework.results.records import Run
 from framework.results.settings import Value
 
-if TYPE_CHECKING:
-    from framework.report.study import Study
-
 _MOST_BYTES = 300_000_000
+_SUMMED = ("cached_tokens", "prompt_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +60,14 @@ class Sessions:
         named: whether sessions are the trace's own; else each is a request.
         labels: in order of the first request.
         hit_tokens, prompt_tokens: (U,) of each.
-        begin_s, end_s: first and last arrival; None where the lines do not say.
+        span_s: first and last arrival; None where the lines do not say.
     """
 
     named: bool
     labels: tuple[str, ...]
     hit_tokens: Floats
     prompt_tokens: Floats
-    begin_s: float | None = None
-    end_s: float | None = None
+    span_s: tuple[float, float] | None
 
     @property
     def word(self) -> str:
@@ -68,63 +79,43 @@ class Sessions:
 
         A recording of its own begins at 0, or at a date of its own.
         """
-        if self.begin_s is None or self.end_s is None or other.begin_s is None or other.begin_s <= 0:
+        if self.span_s is None or other.span_s is None or other.span_s[0] <= 0:
             return False
-        return 0 <= other.begin_s - self.end_s <= 0.1 * (self.end_s - self.begin_s)
+        begin, end = self.span_s
+        return 0 <= other.span_s[0] - end <= 0.1 * (end - begin)
+
+    def has_requests_of(self, other: Sessions) -> bool:
+        """Whether two runs had the same requests."""
+        return self.labels == other.labels and bool(np.array_equal(self.prompt_tokens, other.prompt_tokens))
 
 
-def sessions_of(run: Run) -> Sessions | None:
+def sessions_of(folder: Path) -> Sessions | None:
     """None where the run left no line a request, too many of them, or lines that do not say what was hit."""
-    path = run.path / REQUESTS
+    path = folder / REQUESTS
     try:
-        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+        if path.stat().st_size > _MOST_BYTES:
             return None
-        lines = sorted(_lines(run), key=lambda line: _number(line.get("request")))
+        lines = [line for _, line in iter_objects(path, FrameworkError)]
     except (FrameworkError, OSError):
         return None
-    hits, prompts = ([line.get(key) for line in lines] for key in ("cached_tokens", "prompt_tokens"))
-    if not lines or not all(map(is_number, (*hits, *prompts))) or not any(prompts):
+    if not all(is_number(line.get(key)) for line in lines for key in ("request", *_SUMMED)):
         return None
+    lines.sort(key=lambda line: line["request"])
     names = [line.get("session") for line in lines]
     named = all(name not in (None, "") for name in names)
     places: dict[str, int] = {}
-    units = np.array([places.setdefault(str(name if named else i), len(places)) for i, name in enumerate(names)])
-    arrivals = [_number(line.get("arrival_s")) for line in lines if is_number(line.get("arrival_s"))]
-    hit, prompt = (np.bincount(units, weights=np.array(column, dtype=np.float64)) for column in (hits, prompts))
-    times = min(arrivals, default=None), max(arrivals, default=None)
-    return Sessions(named, tuple(places), hit.astype(np.float64), prompt.astype(np.float64), *times)
-
-
-def mean_hits(runs: Sequence[Run], known: dict[str, Sessions | None]) -> Sessions | None:
-    """The mean over runs that differ in their seed alone; None unless all have the same sessions."""
-    found = []
-    for run in runs:
-        key = str(run.path)
-        if key not in known:
-            known[key] = sessions_of(run)
-        found.append(known[key])
-    first = found[0] if found else None
-    if first is None or any(other is None or not alike(first, other) for other in found):
+    units = np.array([places.setdefault(str(name if named else i), len(places)) for i, name in enumerate(names)], int)
+    arrivals = [float(line["arrival_s"]) for line in lines if is_number(line.get("arrival_s"))]
+    columns = (np.array([line[key] for line in lines], dtype=np.float64) for key in _SUMMED)
+    hits, prompts = (np.bincount(units, weights=column).astype(np.float64) for column in columns)
+    if not prompts.any():
         return None
-    hits = np.mean([other.hit_tokens for other in found if other is not None], axis=0)
-    return replace(first, hit_tokens=hits)
-
-
-def alike(one: Sessions, other: Sessions) -> bool:
-    """Whether two runs had the same requests."""
-    return one.labels == other.labels and bool(np.array_equal(one.prompt_tokens, other.prompt_tokens))
-
-
-def _lines(run: Run) -> Sequence[Mapping[str, object]]:
-    return [line for _, line in iter_objects(run.path / REQUESTS, FrameworkError)]
-
-
-def _number(value: Any) -> float:
-    return float(value) if is_number(value) else 0.0
+    return Sessions(named, tuple(places), hits, prompts, (min(arrivals), max(arrivals)) if arrivals else None)
 
 
 Key = tuple[Value, ...]
 Differences = dict["Context", dict[Value, float]]
+"""Context -> seed -> the challenger's value minus the baseline's."""
 POLICY_SEED = "seed of a policy"
 _BY_SESSION = "hit_rate"
 _BEYOND_TRACES = frozenset({"trace", "seed", "repeat"})
@@ -151,24 +142,24 @@ class Comparison:
         challenger: its values of the compared keys: the component, then its options that varied.
         difference: over all settings.
         by_setting: context -> mean difference there.
-        p_adjusted: None where there is no test.
         too_few: what more evidence it would take for a test; empty where there is one.
         better: whether the difference is to the better; None where neither direction is.
         best_at: of the contexts in `by_setting`, those in which no other online policy is better.
         identical: every result of every pair is equal.
         num_traces: recordings that the pair was compared on.
+        p_adjusted: None where there is no test.
         by_trace: name of a trace -> the comparison on it alone, where there are several; adjusted over all of them.
     """
 
     challenger: Key
     difference: Difference
     by_setting: Mapping[Context, float]
-    p_adjusted: float | None
+    too_few: str
     better: bool | None
     best_at: int
     identical: bool
     num_traces: int
-    too_few: str = ""
+    p_adjusted: float | None = None
     by_trace: Mapping[str, Comparison] = field(default_factory=dict)
 
     @property
@@ -180,6 +171,13 @@ class Comparison:
     def shown(self) -> bool:
         """Whether the difference is beyond chance at 5 %, adjusted for the number of comparisons."""
         return not self.contradicted and self.p_adjusted is not None and self.p_adjusted <= 0.05
+
+    @property
+    def p(self) -> str:
+        """Adjusted, in words; a dash where there is no test, or where traces contradict each other."""
+        if self.p_adjusted is None or self.contradicted:
+            return "-"
+        return "<0.001" if self.p_adjusted < 0.001 else f"{self.p_adjusted:.3f}"
 
     @property
     def verdict(self) -> str:
@@ -201,7 +199,7 @@ class Comparison:
     @property
     def evidence(self) -> str:
         """What the verdict rests on, or why there is none."""
-        traces = f"{self.num_traces} trace{'s' if self.num_traces != 1 else ''}"
+        traces = f"{self.num_traces} {plural('trace', self.num_traces)}"
         if self.identical:
             return f"identical results, {traces}"
         count, unit = self.difference.count, self.difference.unit
@@ -216,216 +214,237 @@ class Evidence:
     """All comparisons of a study with its baseline.
 
     Args:
-        study: with a baseline and a metric.
+        runs: the good ones.
+        metric: that is compared.
+        higher_is_better: of the metric; None where neither direction is.
+        keys: that varied, the seed excepted. compared: of these the component and its own options.
+        baseline: the component's value that the others are held against.
+
+    Attributes:
+        offline: values of the compared keys that know the future: compared, and never counted as best.
     """
 
-    def __init__(self, study: Study) -> None:
-        self._study, self._metric = study, study.metric
-        self._compared = study.compared_keys
-        self._known: dict[str, Sessions | None] = {}
-        self._names: dict[str, str] = {}
-        self.table: dict[Key, dict[Context, dict[Value, list[Run]]]] = {}
-        for run in study.good:
-            if run.number(self._metric) is not None:
-                value = tuple(run.settings.get(key) for key in self._compared)
-                rest = tuple(run.settings.get(key) for key in study.keys if key not in self._compared)
-                seeds = self.table.setdefault(value, {}).setdefault(Context(rest, run.trace), {})
-                seeds.setdefault(run.settings.get("seed"), []).append(run)
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        *,
+        metric: str,
+        higher_is_better: bool | None,
+        keys: Sequence[str],
+        compared: Sequence[str],
+        baseline: Value,
+    ) -> None:
+        self._metric, self._higher_is_better = metric, higher_is_better
+        self._sessions_of = cache(sessions_of)
+        self._runs: dict[Key, dict[Context, list[Run]]] = {}
+        self.offline: set[Key] = set()
+        for run in runs:
+            value = tuple(run.settings.get(key) for key in compared)
+            if run.result.get("eviction_needs_future"):
+                self.offline.add(value)
+            if run.number(metric) is not None:
+                rest = tuple(run.settings.get(key) for key in keys if key not in compared)
+                self._runs.setdefault(value, {}).setdefault(Context(rest, run.trace), []).append(run)
+        own = [value for value in self._runs if value[:1] == (baseline,)]
+        self._reference = min(own, key=lambda value: tuple(map(str, value)), default=None)
 
     def comparisons(self) -> list[Comparison]:
-        """Best first; those without a test are among them."""
-        reference = self._reference()
-        if reference is None:
+        """Every other value against the baseline's, best first; those without a test are among them."""
+        if self._reference is None:
             return []
-        pairs = {value: made for value in self.table if value != reference if (made := self._pairs(reference, value))}
-        num = sum(not _identical(differences) for differences in pairs.values())
-        found = _adjusted([self._compare(reference, *pair, num) for pair in pairs.items()])
-        parts = [
-            (place, name, {context: seeds for context, seeds in differences.items() if context.trace == trace})
-            for place, differences in enumerate(pairs.values())
-            for trace, name in self._traces(differences).items()
-        ]
-        num = sum(not _identical(part) for _, _, part in parts)
-        alone = _adjusted([self._compare(reference, found[place].challenger, part, num) for place, _, part in parts])
-        for place in range(len(found)):
-            mine = {name: made for (at, name, _), made in zip(parts, alone, strict=True) if at == place}
-            found[place] = replace(found[place], by_trace=mine if len(mine) > 1 else {})
-        sign = 1 if self._study.higher_is_better else -1
-        return sorted(found, key=lambda made: (-sign * made.difference.mean, str(made.challenger)))
+        pairs, parts = [], []
+        for value in self._runs:
+            if value != self._reference and (differences := self._differences(value)):
+                pairs.append((value, differences))
+                traces = dict.fromkeys(context.trace for context in differences)
+                for trace in traces if len(traces) > 1 else ():
+                    parts.append((value, {c: seeds for c, seeds in differences.items() if c.trace == trace}))
+        alone: dict[Key, dict[str, Comparison]] = {}
+        for made in self._compared(parts):
+            (name,) = {self._trace_names[context.trace] for context in made.by_setting}
+            alone.setdefault(made.challenger, {})[name] = made
+        found = [replace(made, by_trace=alone.get(made.challenger, {})) for made in self._compared(pairs)]
+        return sorted(found, key=lambda made: (-self._sign * made.difference.mean, str(made.challenger)))
+
+    @cached_property
+    def ties(self) -> dict[Key, Key]:
+        """Value -> the first value with exactly the same results in every context; itself where it is the first."""
+        if self._reference is None:
+            return {}
+        if is_wall_time(self._metric):
+            return {value: value for value in self._runs}
+        firsts: dict[object, Key] = {}
+        order = sorted(self._runs, key=lambda value: (value != self._reference, tuple(map(str, value))))
+        return {value: firsts.setdefault(self._signature(value), value) for value in order}
 
     def interval(self, runs: Sequence[Run]) -> Interval | None:
         """Of the ranked metric over the sessions of these runs' trace; None where it is not counted by session."""
-        found = mean_hits(runs, self._known) if self._metric == _BY_SESSION else None
+        found = self._mean_hits(runs) if self._metric == _BY_SESSION else None
         return None if found is None else rate(found.hit_tokens, found.prompt_tokens)
-
-    @cached_property
-    def recordings(self) -> dict[str, str]:
-        """Trace -> the first of those that were cut from one recording; itself where it is whole."""
-        found: dict[str, Sessions | None] = {}
-        for contexts in self.table.values():
-            for context, seeds in contexts.items():
-                if context.trace not in found:
-                    found[context.trace] = mean_hits(next(iter(seeds.values()))[:1], self._known)
-        first = {trace: trace for trace in found}
-        for one, ahead in found.items():
-            for other, behind in found.items():
-                if ahead is not None and behind is not None and one != other and ahead.goes_on_in(behind):
-                    first = {trace: first[one] if root == first[other] else root for trace, root in first.items()}
-        return first
-
-    def ties(self) -> dict[Key, Key]:
-        """Value -> the first value with exactly the same results in every context; itself where it is the first."""
-        if is_wall_time(self._metric):
-            return {value: value for value in self.table}
-        firsts: dict[object, Key] = {}
-        return {value: firsts.setdefault(self._signature(value), value) for value in self._in_order()}
-
-    def means(self, value: Key) -> dict[Context, float]:
-        """Context -> mean over the seeds."""
-        return {
-            context: float(np.mean([self._number(runs) for runs in seeds.values()]))
-            for context, seeds in self.table[value].items()
-        }
-
-    def best_at(self) -> dict[Key, frozenset[Context]]:
-        """Value -> the contexts in which no other online policy is better."""
-        sign = 1 if self._study.higher_is_better else -1
-        means = {value: self.means(value) for value in self.table if not self._study.is_offline(value)}
-        contexts = {context for found in means.values() for context in found}
-        best = {c: max(sign * found[c] for found in means.values() if c in found) for c in contexts}
-        return {
-            value: frozenset(c for c, number in found.items() if sign * number == best[c])
-            for value, found in means.items()
-        }
-
-    def _in_order(self) -> list[Key]:
-        reference = self._reference()
-        return sorted(self.table, key=lambda value: (value != reference, tuple(map(str, value))))
-
-    def _reference(self) -> Key | None:
-        of_baseline = [value for value in self.table if value[0] == self._study.baseline]
-        return min(of_baseline, key=lambda value: tuple(map(str, value)), default=None)
 
     def pieces(self) -> list[str]:
         """The names of traces that were cut from one recording, a text for each recording."""
         groups: dict[str, list[str]] = {}
-        for trace, name in self._traces(context for contexts in self.table.values() for context in contexts).items():
-            groups.setdefault(self.recordings[trace], []).append(name)
+        for trace, name in self._trace_names.items():
+            groups.setdefault(self._recordings[trace], []).append(name)
         return sorted(", ".join(sorted(names)) for names in groups.values() if len(names) > 1)
 
-    def _traces(self, differences: Iterable[Context]) -> dict[str, str]:
+    @cached_property
+    def _trace_names(self) -> dict[str, str]:
         """Trace -> its name, and where others have it the begin of its checksum."""
-        if not self._names:
-            names = {run.trace: run.trace_name for run in self._study.good}
-            same = Counter(names.values())
-            self._names = {t: name if same[name] == 1 else f"{name} ({t[:6]})" for t, name in names.items()}
-        return {context.trace: self._names[context.trace] for context in differences}
+        names = {trace: runs[0].trace_name for trace, runs in self._by_trace.items()}
+        same = Counter(names.values())
+        return {trace: name if same[name] == 1 else f"{name} ({trace[:6]})" for trace, name in names.items()}
 
-    def _compare(self, reference: Key, value: Key, differences: Differences, num_comparisons: int) -> Comparison:
-        by_setting = {context: float(np.mean(list(seeds.values()))) for context, seeds in differences.items()}
-        by_trace = _by_trace(by_setting)
-        mean = float(np.mean(list(by_trace.values())))
-        identical, too_few, difference = _identical(differences), "", Difference(mean=0.0)
-        if not identical:
-            difference, too_few = self._difference(reference, value, differences, mean, num_comparisons)
-        higher = self._study.direction
-        return Comparison(
-            challenger=value,
-            difference=difference,
-            by_setting=by_setting,
-            p_adjusted=None,
-            better=None if higher is None or mean == 0 else (mean > 0) == higher,
-            best_at=len(self._study.best_at.get(value, frozenset()) & by_setting.keys()),
-            identical=identical,
-            num_traces=len({self.recordings[trace] for trace in by_trace}),
-            too_few=too_few,
-        )
+    @cached_property
+    def _recordings(self) -> dict[str, str]:
+        """Trace -> the first of those that were cut from one recording; itself where it is whole."""
+        found = {trace: self._mean_hits(runs[:1]) for trace, runs in self._by_trace.items()}
+        first = {trace: trace for trace in found}
+        for one, other in permutations(found, 2):
+            ahead, behind = found[one], found[other]
+            if ahead is not None and behind is not None and ahead.goes_on_in(behind):
+                first = {trace: first[one] if root == first[other] else root for trace, root in first.items()}
+        return first
 
-    def _pairs(self, reference: Key, value: Key) -> Differences:
-        """Context -> seed -> difference, of what both have."""
-        found: Differences = {}
-        for context, seeds in self.table[value].items():
-            others = self.table[reference].get(context, {})
-            pairs = {s: self._number(runs) - self._number(others[s]) for s, runs in seeds.items() if s in others}
-            if pairs:
-                found[context] = pairs
+    @property
+    def _by_trace(self) -> dict[str, list[Run]]:
+        """Trace -> runs of one context over it."""
+        return {c.trace: runs for contexts in self._runs.values() for c, runs in contexts.items()}
+
+    @property
+    def _sign(self) -> int:
+        return -1 if self._higher_is_better is False else 1
+
+    @cached_property
+    def _best(self) -> dict[Context, float]:
+        """Context -> the best mean of an online policy, times the sign."""
+        found: dict[Context, float] = {}
+        for value in self._runs.keys() - self.offline:
+            for context in self._runs[value]:
+                found[context] = max(self._sign * self._mean(value, context), found.get(context, -math.inf))
         return found
 
+    def _by_seed(self, value: Key, context: Context) -> dict[Value, float]:
+        numbers: dict[Value, list[float]] = {}
+        for run in self._runs[value].get(context, ()):
+            numbers.setdefault(run.settings.get("seed"), []).append(run.number(self._metric) or 0.0)
+        return {seed: mean_of(found).value for seed, found in numbers.items()}
+
+    def _mean(self, value: Key, context: Context) -> float:
+        return fmean(self._by_seed(value, context).values())
+
+    def _differences(self, value: Key) -> Differences:
+        """Of what both have."""
+        assert self._reference is not None
+        found: Differences = {}
+        for context in self._runs[value]:
+            ours, theirs = self._by_seed(value, context), self._by_seed(self._reference, context)
+            if both := {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}:
+                found[context] = both
+        return found
+
+    def _compared(self, pairs: Sequence[tuple[Key, Differences]]) -> list[Comparison]:
+        """With p adjusted for all that are tested; values that differ nowhere are no comparison."""
+        num = sum(not _identical(differences) for _, differences in pairs)
+        found = [self._compare(*pair, num) for pair in pairs]
+        adjusted = iter(holm([made.difference.p for made in found if made.difference.p is not None]))
+        return [made if made.difference.p is None else replace(made, p_adjusted=next(adjusted)) for made in found]
+
+    def _compare(self, value: Key, differences: Differences, num_comparisons: int) -> Comparison:
+        by_setting = {context: fmean(seeds.values()) for context, seeds in differences.items()}
+        by_trace: dict[str, list[float]] = {}
+        for context, number in by_setting.items():
+            by_trace.setdefault(context.trace, []).append(number)
+        means = {trace: fmean(numbers) for trace, numbers in by_trace.items()}
+        identical, mean, too_few = _identical(differences), fmean(means.values()), ""
+        difference = Difference(mean=mean)
+        if not identical:
+            difference, too_few = self._difference(value, differences, means, num_comparisons)
+        best = [context for context in by_setting if self._sign * self._mean(value, context) == self._best.get(context)]
+        return Comparison(
+            challenger=value,
+            difference=replace(difference, mean=mean),
+            by_setting=by_setting,
+            too_few=too_few,
+            better=None if self._higher_is_better is None or mean == 0 else (mean > 0) == self._higher_is_better,
+            best_at=0 if value in self.offline else len(best),
+            identical=identical,
+            num_traces=len({self._recordings[trace] for trace in means}),
+        )
+
     def _difference(
-        self, reference: Key, value: Key, differences: Differences, mean: float, num_comparisons: int
+        self, value: Key, differences: Differences, by_trace: Mapping[str, float], num_comparisons: int
     ) -> tuple[Difference, str]:
         """With the interval and the test that the evidence allows, and why there is no test."""
         by_recording: dict[str, list[float]] = {}
-        for trace, number in _by_trace({c: float(np.mean(list(s.values()))) for c, s in differences.items()}).items():
-            by_recording.setdefault(self.recordings[trace], []).append(number)
-        by_traces = [float(np.mean(numbers)) for numbers in by_recording.values()]
-        by_seed = _by_seed(differences)
-        seed_unit = self._seed_unit(value, list(differences))
-        by_seeds = paired(by_seed, seed_unit) if len(set(by_seed)) > 1 else None
+        for trace, number in by_trace.items():
+            by_recording.setdefault(self._recordings[trace], []).append(number)
+        common = set.intersection(*(set(seeds) for seeds in differences.values()))
+        by_seed = [fmean(seeds[seed] for seeds in differences.values()) for seed in sorted(common, key=str)]
+        unit = self._seed_unit(value, differences)
+        by_seeds = paired(by_seed, unit) if len(set(by_seed)) > 1 else None
         found = [
-            paired(by_traces, "trace") if len(by_traces) > 1 else None,
-            by_seeds if seed_unit != POLICY_SEED else None,
-            self._by_session(reference, value, list(differences)),
-            by_seeds if seed_unit == POLICY_SEED else None,
+            paired([fmean(numbers) for numbers in by_recording.values()], "trace") if len(by_recording) > 1 else None,
+            by_seeds if unit != POLICY_SEED else None,
+            self._by_session(value, differences),
+            by_seeds if unit == POLICY_SEED else None,
         ]
         kinds = [(made, _too_few(made, num_comparisons)) for made in found if made is not None]
         # With none that can show something, what says why: most of all sessions, whose number can be raised.
         chosen = next((pair for pair in kinds if not pair[1]), None)
-        chosen = chosen or max(kinds, key=lambda pair: pair[0].count, default=(Difference(mean=mean), ""))
-        return replace(chosen[0], mean=mean, p=None if chosen[1] else chosen[0].p), chosen[1]
+        made, why = chosen or max(kinds, key=lambda pair: pair[0].count, default=(Difference(mean=0.0), ""))
+        return (replace(made, p=None) if why else made), why
 
-    def _seed_unit(self, value: Key, contexts: list[Context]) -> str:
+    def _seed_unit(self, value: Key, contexts: Iterable[Context]) -> str:
         """What a seed repeats: a measurement of time, the drawing of the workload, or a policy's random choices."""
         if is_wall_time(self._metric):
             return "repeat"
-        runs = [run for context in contexts for found in self.table[value][context].values() for run in found]
+        runs = [run for context in contexts for run in self._runs[value][context]]
         recorded = any(run.settings.get("workload.path") or run.origin.inputs for run in runs)
         return POLICY_SEED if recorded else "seed"
 
-    def _by_session(self, reference: Key, value: Key, contexts: list[Context]) -> Difference | None:
+    def _by_session(self, value: Key, contexts: Iterable[Context]) -> Difference | None:
         """Over the sessions of each trace, of which all contexts are averaged; None unless all have them."""
+        assert self._reference is not None
         if self._metric != _BY_SESSION:
             return None
-        traces: dict[str, list[Sessions]] = {}
-        more: dict[str, list[Floats]] = {}
+        traces: dict[str, list[tuple[Sessions, Sessions]]] = {}
         for context in contexts:
-            ours, theirs = (
-                mean_hits([run for runs in self.table[v][context].values() for run in runs], self._known)
-                for v in (value, reference)
-            )
-            same = traces.setdefault(context.trace, [])
-            if ours is None or theirs is None or not alike(ours, (same or [theirs])[0]) or not alike(ours, theirs):
+            ours, theirs = (self._mean_hits(self._runs[v][context]) for v in (value, self._reference))
+            if ours is None or theirs is None:
                 return None
-            same.append(ours)
-            more.setdefault(context.trace, []).append(ours.hit_tokens - theirs.hit_tokens)
-        words = {found[0].word for found in traces.values()}
-        pairs = [(np.mean(more[trace], axis=0), found[0].prompt_tokens) for trace, found in traces.items()]
-        return sessions(pairs, " or ".join(sorted(words, reverse=True)))
+            traces.setdefault(context.trace, []).append((ours, theirs))
+        if any(not one.has_requests_of(found[0][0]) for found in traces.values() for pair in found for one in pair):
+            return None
+        gained = [np.mean([ours.hit_tokens - theirs.hit_tokens for ours, theirs in found], axis=0)
+                  for found in traces.values()]  # fmt: skip
+        first = [found[0][0] for found in traces.values()]
+        words = sorted({one.word for one in first}, reverse=True)
+        return sessions(
+            [(more, one.prompt_tokens) for more, one in zip(gained, first, strict=True)], " or ".join(words)
+        )
+
+    def _mean_hits(self, runs: Sequence[Run]) -> Sessions | None:
+        """The mean over runs that differ in their seed alone; None unless all have the same sessions."""
+        found = [one for run in runs if (one := self._sessions_of(run.path)) is not None]
+        if len(found) < len(runs) or any(not one.has_requests_of(found[0]) for one in found):
+            return None
+        return replace(found[0], hit_tokens=np.mean([one.hit_tokens for one in found], axis=0))
 
     def _signature(self, value: Key) -> object:
         """Equal for values with the same results in every context; seeds that only repeat each other count once."""
         keys = (self._metric, "hit_tokens", "hit_blocks", "num_evictions")
         return frozenset(
-            (context, frozenset(tuple(run.number(key) for key in keys) for runs in seeds.values() for run in runs))
-            for context, seeds in self.table[value].items()
+            (context, frozenset(tuple(run.number(key) for key in keys) for run in runs))
+            for context, runs in self._runs[value].items()
         )
-
-    def _number(self, runs: Sequence[Run]) -> float:
-        numbers = [number for run in runs if (number := run.number(self._metric)) is not None]
-        return numbers[0] if len(set(numbers)) == 1 else float(np.mean(numbers))
 
 
 def plural(word: str, count: int) -> str:
     """`trace` or `traces`; `run of 50 requests` or `runs of 50 requests`."""
     head, space, rest = word.partition(" ")
     return word if count == 1 else f"{head}s{space}{rest}"
-
-
-def _adjusted(found: list[Comparison]) -> list[Comparison]:
-    """With p adjusted for all that are tested; values that differ nowhere are no comparison."""
-    tested = [place for place, made in enumerate(found) if made.difference.p is not None]
-    adjusted = dict(zip(tested, holm([float(found[place].difference.p or 0) for place in tested]), strict=True))
-    return [replace(made, p_adjusted=adjusted.get(place)) for place, made in enumerate(found)]
 
 
 def _too_few(found: Difference, num_comparisons: int) -> str:
@@ -440,19 +459,3 @@ def _too_few(found: Difference, num_comparisons: int) -> str:
 
 def _identical(differences: Differences) -> bool:
     return all(number == 0 for seeds in differences.values() for number in seeds.values())
-
-
-def _by_trace(by_setting: Mapping[Context, float]) -> dict[str, float]:
-    """Trace -> the mean over its contexts."""
-    found: dict[str, list[float]] = {}
-    for context, number in by_setting.items():
-        found.setdefault(context.trace, []).append(number)
-    return {trace: float(np.mean(numbers)) for trace, numbers in found.items()}
-
-
-def _by_seed(differences: Mapping[Context, Mapping[Value, float]]) -> list[float]:
-    """The mean over contexts for each seed that all contexts have."""
-    common = set.intersection(*(set(seeds) for seeds in differences.values()))
-    return [
-        float(np.mean([seeds[seed] for seeds in differences.values()])) for seed in sorted(common, key=lambda s: str(s))
-    ]

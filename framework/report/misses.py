@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from framework.errors import FrameworkError, RunDirectoryError
 from framework.files.jsonl import read_jsonl
 from framework.misses.account import HIT, OUTCOMES, Account, Evictions, key_of
+from framework.report.study import Study
+from framework.report.tables import Table
 from framework.results.layout import REGRET, REQUESTS
 from framework.results.reading import read_result
+from framework.results.records import Run
+
+_KEYS = ("hit_tokens", *(key_of(outcome, "tokens") for outcome in OUTCOMES[HIT + 1 :]))
+_MOST_RUNS = 20
 
 
-def counts_of(result: Mapping[str, Any]) -> dict[str, int]:
-    """Outcome -> prompt tokens, as a run's result says; empty of a run that did not explain its misses."""
-    if key_of("new", "tokens") not in result:
-        return {}
-    missed = {outcome: int(result.get(key_of(outcome, "tokens")) or 0) for outcome in OUTCOMES[HIT + 1 :]}
-    return {OUTCOMES[HIT]: int(result.get("hit_tokens") or 0), **missed}
+def misses(study: Study) -> Table:
+    """Shares of prompt tokens by what became of them, a row a run that explained its misses, the best first."""
+    runs = [setting.runs[0] for _, setting in study.ranked if key_of("new", "tokens") in setting.runs[0].result]
+    counts = np.array([[run.number(key) or 0.0 for key in _KEYS] for run in runs[:_MOST_RUNS]]).reshape(-1, len(_KEYS))
+    shown, shares = np.flatnonzero(counts.any(axis=0)), 100 * counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    rows = [[run.name, *(f"{share:.1f}" for share in row[shown])] for run, row in zip(runs, shares, strict=False)]
+    header = ["% of prompt tokens", *(OUTCOMES[place] for place in shown)]
+    return Table("Why prompt tokens were missed", header, rows, _sentence_of(runs[0]) if runs else "")
 
 
-def sentence_of(directory: Path) -> str:
+def _sentence_of(run: Run) -> str:
     """A run's account in one sentence; empty where its files do not give one: that must not cost the report."""
     try:
-        return read_account(directory).sentence()
+        return f"{run.name}: {read_account(run.path).sentence()}."
     except (FrameworkError, OSError, ValueError, TypeError, KeyError):
         return ""
 

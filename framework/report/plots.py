@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from framework.figures import block_map, curve, fork_tree, intervals, memory, regret_by_age, token_origins, trials
 from framework.files.jsonl import read_jsonl
-from framework.report import columns
-from framework.report.sentences import column_of_differences
-from framework.report.study import Setting, Study
+from framework.report.columns import Column, column, column_of_differences
+from framework.report.study import Setting, Study, label
 from framework.report.trials import Trials
 from framework.results.catalogue import title
 from framework.results.metric import is_number
@@ -34,13 +34,14 @@ _REFERENCES = {
     "hit_rate_blocks": {"optimum_hit_rate_blocks": "optimum", "infinite_hit_rate_blocks": "infinite cache"},
 }
 """Metric -> results that hold the same of what it is held against."""
-
-Key = tuple[Value, ...]
-Groups = dict[Key, list[tuple[float, Setting]]]
 _BARS = (
     "Bars: 95 % intervals, over seeds where these differ, else over sessions. All policies served the same sessions: "
     "whether two differ, the table of differences says."
 )
+
+Key = tuple[Value, ...]
+Point = tuple[float, Setting]
+"""x of a setting on an axis, and the setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,27 +62,24 @@ def plots_of(study: Study) -> list[Plot]:
 
 
 def pictures_of(study: Study) -> list[Plot]:
-    """What happened inside single runs: memory of up to 8 settings, blocks, evictions and forks of up to 4."""
+    """What happened inside single runs: memory of up to 8 settings, the others of up to 4."""
     found: list[Plot] = []
-    shown: dict[str, int] = {}
-    for _, setting in study.ranked:
-        run = setting.runs[0]
-        words = study.label(setting) if study.keys else run.name
-        for module in OF_RUNS:
-            name = module.__name__.rpartition(".")[2]
-            most = _MOST_STACKS if name == "memory" else _MOST_LOGGED
-            if shown.get(name, 0) < most and (figure := _of_run(module, run)) is not None:
-                shown[name] = shown.get(name, 0) + 1
-                found.append(Plot(name=f"{name}_{run.name}", title=f"{module.TITLE}: {words}", note=module.NOTE,
-                                  figure=figure))  # fmt: skip
-    return sorted(found, key=lambda plot: plot.name.partition("_")[0] != "memory")
+    for module in OF_RUNS:
+        name = module.__name__.rpartition(".")[2]
+        drawn = ((setting, _of_run(module, setting.runs[0])) for _, setting in study.ranked)
+        shown = ((setting, figure) for setting, figure in drawn if figure is not None)
+        for setting, figure in islice(shown, _MOST_STACKS if module is memory else _MOST_LOGGED):
+            run = setting.runs[0]
+            heading = f"{module.TITLE}: {study.label(setting) if study.keys else run.name}"
+            found.append(Plot(name=f"{name}_{run.name}", title=heading, note=module.NOTE, figure=figure))
+    return found
 
 
 def _of_run(module: Any, run: Run) -> Figure | None:
     """None also for a damaged or huge file: a picture less must not cost the report."""
     path = run.path / module.SOURCE
     try:
-        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+        if path.stat().st_size > _MOST_BYTES:
             return None
         figure: Figure | None = module.draw(read_jsonl(path))
     except Exception:  # the records are whatever the file holds
@@ -93,86 +91,100 @@ def _differences(study: Study) -> Iterator[Plot]:
     found = [made for made in study.comparisons if not made.identical][:_MOST_BARS]
     if not found:
         return
-    column = column_of_differences(study)
-    rows = [
-        intervals.Row(
-            label=study.name_of(made.challenger),
-            value=column.scale * made.difference.mean,
-            interval=None
-            if made.difference.low is None or made.difference.high is None
-            else (column.scale * made.difference.low, column.scale * made.difference.high),
-            parts=[column.scale * number for number in made.by_setting.values()],
+    shown = column_of_differences(study)
+    rows = []
+    for made in found:
+        low, high = made.difference.low, made.difference.high
+        rows.append(
+            intervals.Row(
+                label=study.name_of(made.challenger),
+                value=shown.scale * made.difference.mean,
+                interval=None if low is None or high is None else (shown.scale * low, shown.scale * high),
+                parts=[shown.scale * number for number in made.by_setting.values()],
+            )
         )
-        for made in found
-    ]
-    unit = f", {column.unit}" if column.unit else ""
     yield Plot(
         name="differences",
         title=f"{title(study.metric)} against {study.baseline}",
         note="Open circles: the difference in each setting. Filled: over all settings, with its 95 % interval where "
         "something independent repeats.",
-        figure=intervals.draw(rows, x_label=f"{column.head} minus {study.baseline}'s{unit}", zero=True),
+        figure=intervals.draw(rows, x_label=f"{shown.head} minus {study.baseline}'s", zero=True),
     )
 
 
-def _curves(study: Study) -> Iterator[Plot]:
+def _curves(study: Study) -> list[Plot]:
     """The ranked metric over each numeric setting that varied, a plot for each trace; dots where none did."""
     if not study.metric or len(study.settings) < 2:
-        return
-    made = [plot for key in study.keys for plot in _curve(study, key)]
-    yield from made or [_dots(study)]
+        return []
+    return [plot for key in study.keys for plot in _curve(study, key)] or [_dots(study)]
 
 
 def _curve(study: Study, key: str) -> Iterator[Plot]:
-    traces: dict[str, list[Setting]] = {}
+    traces: dict[str, list[Point]] = {}
     for setting in study.settings:
-        if study.metric in setting.means and _position(study, setting, key) is not None:
-            traces.setdefault(setting.runs[0].trace, []).append(setting)
+        if study.metric in setting.means and (x := _position(study, setting, key)) is not None:
+            traces.setdefault(setting.runs[0].trace, []).append((x, setting))
     several = len(traces) > 1
     # Where each trace has a plot of its own, what names the trace is no part of a series' name.
     others = [other for other in study.keys if other != key and not (several and other.startswith("workload"))]
-    found: dict[str, Groups] = {}
-    for trace, settings in traces.items():
-        for setting in filter(study.leads_its_tie, settings):
-            point = (float(_position(study, setting, key) or 0), setting)
-            found.setdefault(trace, {}).setdefault(study.pick(setting, others), []).append(point)
-    over_all: Groups = {}
-    for groups in found.values():
-        for values, points in groups.items():
-            over_all.setdefault(values, []).extend(points)
-    if max((len({x for x, _ in points}) for groups in found.values() for points in groups.values()), default=0) < 2:
+    found = {trace: _series(study, points, others) for trace, points in traces.items()}
+    if not any(len({x for x, _ in series}) > 1 for of_trace in found.values() for series in of_trace.values()):
         return
-    kept, left_out = _best(study, over_all, others)
-    looks = {values: number for number, values in enumerate(kept)}
-    means = [setting.means[study.metric].value for points in over_all.values() for _, setting in points]
-    column = columns.column(study.metric, means)
-    label = "capacity (blocks)" if key in _CAPACITIES else key
-    note = f"The best {len(kept)} with the baseline; {left_out} more are in the table." if left_out else ""
-    for number, (trace, groups) in enumerate(found.items(), start=1):
+    over_all = _series(study, [point for points in traces.values() for point in points], others)
+    kept = _best(study, over_all)
+    metric = column(
+        study.metric, [setting.means[study.metric].value for points in traces.values() for _, setting in points]
+    )
+    axis = "capacity (blocks)" if key in _CAPACITIES else key
+    rest = len(over_all) - len(kept)
+    note = f"The best {len(kept)} with the baseline; {rest} more are in the table." if rest else ""
+    for number, (trace, of_trace) in enumerate(found.items(), start=1):
         lines = [
-            _line(study, others, values, sorted(groups[values], key=lambda point: point[0]), column, looks[values])
-            for values in kept
-            if values in groups
+            _line(study, of_trace[values], others, metric, look)
+            for look, values in enumerate(kept)
+            if values in of_trace
         ]
-        words = _BARS if any(any(line.intervals) for line in lines) else ""
-        lines += _reference_lines(study, key, others, column, traces[trace], lines)
-        where = f", {traces[trace][0].runs[0].trace_name}" if several else ""
+        bars = _BARS if any(any(line.intervals) for line in lines) else ""
+        lines += _reference_lines(study, traces[trace], others, metric, lines)
+        where = f", {traces[trace][0][1].runs[0].trace_name}" if several else ""
         yield Plot(
             name=f"curve_{key}" + (f"_{number}" if several else ""),
-            title=f"{title(study.metric)} over {label}{where}",
-            note=f"{words} {note}".strip(),
-            figure=curve.draw(lines, x_label=label, y_label=column.head),
+            title=f"{title(study.metric)} over {axis}{where}",
+            note=f"{bars} {note}".strip(),
+            figure=curve.draw(lines, x_label=axis, y_label=metric.head),
         )
 
 
-def _line(
-    study: Study, others: Sequence[str], values: Key, points: Sequence[tuple[float, Setting]], column: Any, look: int
-) -> curve.Line:
+def _series(study: Study, points: Sequence[Point], keys: Sequence[str]) -> dict[Key, list[Point]]:
+    """The points, x ascending, by their values of these keys; of values that tie everywhere the first alone."""
+    found: dict[Key, list[Point]] = {}
+    for x, setting in sorted(points, key=lambda point: point[0]):
+        if study.leads_its_tie(setting):
+            found.setdefault(tuple(setting.values[key] for key in keys), []).append((x, setting))
+    return found
+
+
+def _best(study: Study, series: Mapping[Key, Sequence[Point]]) -> list[Key]:
+    """As many series as a reader can distinguish: those that lead on average, and the baseline's."""
+    order = sorted(series, key=lambda values: _average(study, [setting for _, setting in series[values]]))
+    kept = order[:MOST_SERIES]
+    baseline = [values for values in order if series[values][0][1].compared[:1] == (study.baseline,)]
+    if len(order) > MOST_SERIES and not set(baseline) & set(kept):
+        kept = [*kept[:-1], *baseline[:1]]
+    return kept
+
+
+def _average(study: Study, settings: Sequence[Setting]) -> float:
+    """Of the ranked metric, the best lowest."""
+    return sum(study.order(setting) for setting in settings if study.metric in setting.means) / len(settings)
+
+
+def _line(study: Study, points: Sequence[Point], keys: Sequence[str], metric: Column, look: int) -> curve.Line:
     return curve.Line(
-        label=study.label_of(others, values, points[0][1]),
+        label=study.label(points[0][1], keys),
         x=[x for x, _ in points],
-        y=[column.scale * setting.means[study.metric].value for _, setting in points],
-        intervals=[_interval(study, setting, column.scale) for _, setting in points],
+        y=[metric.scale * setting.means[study.metric].value for _, setting in points],
+        intervals=[_interval(study, setting, metric.scale) for _, setting in points],
         look=look,
     )
 
@@ -187,100 +199,71 @@ def _interval(study: Study, setting: Setting, scale: float) -> tuple[float, floa
 
 
 def _reference_lines(
-    study: Study, key: str, others: Sequence[str], column: Any, settings: Sequence[Setting], drawn: Sequence[curve.Line]
-) -> Iterator[curve.Line]:
+    study: Study, points: Sequence[Point], keys: Sequence[str], metric: Column, drawn: Sequence[curve.Line]
+) -> list[curve.Line]:
     """What every run computed besides, such as the optimum of its capacity; not what is drawn as a policy already."""
-    rest = [other for other in others if other not in study.compared_keys]
+    rest = [key for key in keys if key not in study.compared_keys]
     policies = [{x: round(y, 6) for x, y in zip(line.x, line.y, strict=True)} for line in drawn]
+    lines = []
     for name, words in _REFERENCES.get(study.metric, {}).items():
-        found: dict[Key, dict[float, float]] = {}
-        for setting in settings:
-            x = _position(study, setting, key)
-            if name in setting.means and x is not None:
-                found.setdefault(study.pick(setting, rest), {})[x] = column.scale * setting.means[name].value
-        for values, points in found.items():
-            if {x: round(y, 6) for x, y in points.items()} in policies:
-                continue
-            suffix = f", {study.label_of(rest, values)}" if len(found) > 1 else ""
-            xs = sorted(points)
-            yield curve.Line(label=words + suffix, x=xs, y=[points[x] for x in xs], reference=True)
+        found: dict[str, dict[float, float]] = {}
+        for x, setting in sorted(points, key=lambda point: point[0]):
+            if name in setting.means:
+                found.setdefault(study.label(setting, rest), {})[x] = metric.scale * setting.means[name].value
+        for where, ys in found.items():
+            if {x: round(y, 6) for x, y in ys.items()} not in policies:
+                suffix = f", {where}" if len(found) > 1 else ""
+                lines.append(curve.Line(label=words + suffix, x=[*ys], y=[*ys.values()], reference=True))
+    return lines
 
 
 def _position(study: Study, setting: Setting, key: str) -> float | None:
     """Where a setting stands on the axis of this key; a capacity in blocks, however it was given."""
     if key in _CAPACITIES and (blocks := setting.runs[0].number("num_blocks")) is not None:
         return blocks
-    values = {other.values[study.keys.index(key)] for other in study.settings} - {None}
-    value: Any = setting.values[study.keys.index(key)]
-    return float(value) if is_number(value) and all(is_number(other) for other in values) else None
-
-
-def _best(study: Study, groups: Groups, keys: Sequence[str]) -> tuple[Groups, int]:
-    """As many series as a reader can distinguish: the baseline's, and those that lead on average."""
-
-    def is_baseline(values: Key) -> bool:
-        key = study.baseline_key
-        return key is not None and key in keys and values[list(keys).index(key)] == study.baseline
-
-    order = sorted(groups, key=lambda values: _average(study, [setting for _, setting in groups[values]]))
-    kept = order[:MOST_SERIES]
-    if len(order) > MOST_SERIES and not any(map(is_baseline, kept)):
-        kept = [*kept[:-1], *[values for values in order if is_baseline(values)][:1]]
-    return {values: groups[values] for values in kept}, len(groups) - len(kept)
-
-
-def _average(study: Study, settings: Sequence[Setting]) -> float:
-    """Of the ranked metric, the best lowest; 0 where no setting has it."""
-    means = [setting.means[study.metric].value for setting in settings if study.metric in setting.means]
-    return (-1 if study.higher_is_better else 1) * sum(means) / max(1, len(means))
+    value: Any = setting.values[key]
+    numeric = all(is_number(other) for other in {one.values[key] for one in study.settings} - {None})
+    return float(value) if numeric and value is not None else None
 
 
 def _dots(study: Study) -> Plot:
     ranked = [setting for _, setting in study.ranked if study.metric in setting.means][:_MOST_BARS]
-    column = columns.column(study.metric, [setting.means[study.metric].value for setting in ranked])
-    dots = []
-    for setting in ranked:
-        mean = setting.means[study.metric]
-        baseline = bool(study.compared_keys) and study.compared(setting)[0] == study.baseline
-        dots.append(
-            intervals.Row(
-                label=study.label(setting),
-                value=column.scale * mean.value,
-                baseline=baseline,
-                interval=_interval(study, setting, column.scale),
-            )
+    metric = column(study.metric, [setting.means[study.metric].value for setting in ranked])
+    rows = [
+        intervals.Row(
+            label=study.label(setting),
+            value=metric.scale * setting.means[study.metric].value,
+            baseline=bool(study.compared_keys) and setting.compared[0] == study.baseline,
+            interval=_interval(study, setting, metric.scale),
         )
-    bars = f" {_BARS}" if any(dot.interval for dot in dots) else ""
-    note = f"Means over seeds; the square is the baseline.{bars}"
-    figure = intervals.draw(dots, x_label=column.head)
-    return Plot(name="settings", title=f"{title(study.metric)} of each setting", note=note, figure=figure)
+        for setting in ranked
+    ]
+    bars = f" {_BARS}" if any(row.interval for row in rows) else ""
+    return Plot(
+        name="settings",
+        title=f"{title(study.metric)} of each setting",
+        note=f"Means over seeds; the square is the baseline.{bars}",
+        figure=intervals.draw(rows, x_label=metric.head),
+    )
 
 
 def _tradeoff(study: Study) -> Iterator[Plot]:
     """Latency over throughput, a line for each component combination along the load; needs both."""
-    throughput = next((metric for metric in _THROUGHPUTS if metric in study.metrics), None)
-    latency = next((metric for metric in _LATENCIES if metric in study.metrics), None)
-    if throughput is None or latency is None:
-        return
-    points = [s for s in study.settings if throughput in s.means and latency in s.means]
+    throughput = next((metric for metric in _THROUGHPUTS if metric in study.metrics), "")
+    latency = next((metric for metric in _LATENCIES if metric in study.metrics), "")
+    points = [setting for setting in study.settings if {throughput, latency} <= setting.means.keys()]
     if len(points) < 2:
         return
     categorical = [key for key in study.keys if _position(study, points[0], key) is None]
-    groups: dict[Key, list[Setting]] = {}
+    groups: dict[str, list[Setting]] = {}
     for setting in points:
-        groups.setdefault(study.pick(setting, categorical), []).append(setting)
-    order = sorted(groups, key=lambda values: -max(setting.means[throughput].value for setting in groups[values]))
-    xs, ys = (columns.column(key, [s.means[key].value for s in points]) for key in (throughput, latency))
+        groups.setdefault(label({key: setting.values[key] for key in categorical}), []).append(setting)
+    order = sorted(groups, key=lambda name: -max(setting.means[throughput].value for setting in groups[name]))
+    xs, ys = (column(key, [setting.means[key].value for setting in points]) for key in (throughput, latency))
     lines = []
-    for values in sorted(order[:MOST_SERIES], key=lambda values: _average(study, groups[values])):  # the curves' order
-        along = sorted(groups[values], key=lambda setting: setting.means[throughput].value)
-        lines.append(
-            curve.Line(
-                label=study.label_of(categorical, values),
-                x=[xs.scale * setting.means[throughput].value for setting in along],
-                y=[ys.scale * setting.means[latency].value for setting in along],
-            )
-        )
+    for name in sorted(order[:MOST_SERIES], key=lambda name: _average(study, groups[name])):  # the curves' order
+        along = sorted((setting.means[throughput].value, setting.means[latency].value) for setting in groups[name])
+        lines.append(curve.Line(label=name, x=[xs.scale * x for x, _ in along], y=[ys.scale * y for _, y in along]))
     note = "Down and to the right is better. Each point is the mean over the seeds of one setting."
     if len(order) > MOST_SERIES:
         note += f" The fastest {MOST_SERIES}; {len(order) - MOST_SERIES} more are in the table."

@@ -6,19 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from framework.errors import ConfigError
 from framework.registry.signatures import did_you_mean, listing
-from framework.report.evidence import Comparison, Context, Evidence
+from framework.report.evidence import Evidence, Key
 from framework.report.statistics import Mean, mean_of
+from framework.report.trials import Trials
 from framework.results.catalogue import higher_is_better
 from framework.results.metric import is_number
 from framework.results.records import Run
 from framework.results.settings import Value
-
-if TYPE_CHECKING:
-    from framework.report.trials import Trials
 
 SEED = "seed"
 _PREFERRED = (
@@ -31,20 +29,20 @@ _COMPANIONS = (
 )  # fmt: skip
 _DEFAULTS = {"allocator": "prefix_cow", "eviction": "lru", "hash": "sha256", "backend": "torch"}
 
-Key = tuple[Value, ...]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """All runs that differ in their seed alone.
 
     Attributes:
-        values: of the study's `keys`, in their order.
+        values: varied key -> value.
+        compared: of these the values of the compared keys, in their order.
         runs: the good ones, by seed.
         means: metric -> mean over those runs that have it.
     """
 
-    values: Key
+    values: Mapping[str, Value]
+    compared: Key
     runs: tuple[Run, ...]
     means: Mapping[str, Mean]
 
@@ -61,9 +59,13 @@ class Study:
             sampler's runs come in no pairs.
 
     Attributes:
-        keys: settings that varied, the seed excepted.
-        constant: settings that did not.
-        metric: ranked by.
+        good: the rows that ended well.
+        keys: settings that varied, the seed excepted. constant: settings that did not.
+        metrics: that the good runs have. metric: ranked by.
+        higher_is_better: of the metric; None where nobody declared a direction, and then higher ranks first.
+        baseline_key, baseline: what is compared, and with which of its values; None where nothing is.
+        compared_keys: the compared component and those of its options that varied.
+        evidence: of the ranked metric.
 
     Raises:
         ConfigError: a metric or baseline that no run has.
@@ -80,33 +82,40 @@ class Study:
         self.rows, self.trials = list(rows), trials
         self.good = [row for row in rows if row.ok]
         self.keys = varied_keys(self.rows)
-        self.constant = {key: value for key, value in self._first_settings().items() if key not in (*self.keys, SEED)}
+        settings = {key: value for row in reversed(self.rows) for key, value in row.settings.items()}
+        self.constant = {key: value for key, value in settings.items() if key not in (*self.keys, SEED)}
         self.metrics = metrics_of(self.good)
-        self.metric = self._chosen_metric(metric)
-        self.baseline_key, self.baseline = None, None
+        self.metric = _chosen_metric(self.metrics, metric, () if trials is None else (trials.metric,))
+        self.higher_is_better = higher_is_better(self.metric)
+        if trials is not None and self.metric == trials.metric:
+            self.higher_is_better = trials.maximize
+        self.baseline_key: str | None = None
+        self.baseline: Value = None
         if trials is None or baseline is not None:
-            self.baseline_key, self.baseline = self._chosen_baseline(baseline)
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Of the ranked metric; so ranked where neither direction is declared."""
-        return self.direction is not False
+            self.baseline_key, self.baseline = _chosen_baseline(self.good, self.keys, baseline)
+        own = f"{self.baseline_key}."
+        self.compared_keys = [key for key in self.keys if key == self.baseline_key or key.startswith(own)]
+        self.evidence = Evidence(
+            self.good, metric=self.metric, higher_is_better=self.higher_is_better, keys=self.keys,
+            compared=self.compared_keys, baseline=self.baseline,
+        )  # fmt: skip
+        self.comparisons = self.evidence.comparisons()
 
     @cached_property
     def settings(self) -> list[Setting]:
         """In order of the keys' values; those without a good run are left out."""
         groups: dict[Key, list[Run]] = {}
         for row in self.good:
-            groups.setdefault(self.values(row), []).append(row)
+            groups.setdefault(tuple(row.settings.get(key) for key in self.keys), []).append(row)
         made = []
         for values in sorted(groups, key=sortable):
             runs = tuple(sorted(groups[values], key=lambda row: sortable((row.settings.get(SEED), row.name))))
-            means = {
-                metric: mean_of(numbers)
-                for metric in self.metrics
-                if (numbers := [number for run in runs if (number := run.number(metric)) is not None])
-            }
-            made.append(Setting(values=values, runs=runs, means=means))
+            numbers = {metric: [run.number(metric) for run in runs] for metric in self.metrics}
+            known = {metric: [n for n in found if n is not None] for metric, found in numbers.items()}
+            means = {metric: mean_of(found) for metric, found in known.items() if found}
+            named = dict(zip(self.keys, values, strict=True))
+            compared = tuple(named[key] for key in self.compared_keys)
+            made.append(Setting(values=named, compared=compared, runs=runs, means=means))
         return made
 
     @cached_property
@@ -122,14 +131,13 @@ class Study:
         """As `ranked`, with a row for every value."""
         groups: dict[Key, list[Setting]] = {}
         for setting in self.settings:
-            rest = self.pick(setting, [key for key in self.keys if key not in self.compared_keys])
-            groups.setdefault(rest if self.compared_keys else (), []).append(setting)
+            rest = tuple(setting.values[key] for key in self.other_keys) if self.compared_keys else ()
+            groups.setdefault(rest, []).append(setting)
         ranked: list[tuple[int, Setting]] = []
         for rest in sorted(groups, key=sortable):
-            group = groups[rest]
-            group.sort(key=lambda setting: self._order(setting))
+            group = sorted(groups[rest], key=self.order)
             for number, setting in enumerate(group):
-                tied = number > 0 and self._order(setting) == self._order(group[number - 1])
+                tied = number > 0 and self.order(setting) == self.order(group[number - 1])
                 ranked.append((ranked[-1][0] if tied else number + 1, setting))
         return ranked
 
@@ -143,131 +151,36 @@ class Study:
                 chosen.append(metric)
         return chosen[:5]
 
-    @cached_property
-    def evidence(self) -> Evidence:
-        """Of the ranked metric."""
-        return Evidence(self)
-
-    @cached_property
-    def comparisons(self) -> list[Comparison]:
-        """Every other value of the compared key against the baseline's, best first."""
-        return [] if self.baseline_key is None or not self.metric else self.evidence.comparisons()
-
-    @cached_property
-    def best_at(self) -> dict[Key, frozenset[Context]]:
-        """Value of the compared keys -> the contexts in which no other online policy is better."""
-        return self.evidence.best_at()
-
-    @cached_property
-    def ties(self) -> dict[Key, Key]:
-        """Value of the compared keys -> the first with the same results in every context."""
-        return {} if self.baseline_key is None or not self.metric else self.evidence.ties()
-
-    @cached_property
-    def compared_keys(self) -> list[str]:
-        """The compared component and those of its options that varied."""
-        own = [key for key in self.keys if key.startswith(f"{self.baseline_key}.")]
-        return [self.baseline_key, *own] if self.baseline_key in self.keys and self.baseline_key else []
-
     @property
-    def direction(self) -> bool | None:
-        """Whether higher is better; None where nobody declared it."""
-        if self.trials is not None and self.metric == self.trials.metric:
-            return self.trials.maximize
-        return higher_is_better(self.metric)
+    def other_keys(self) -> list[str]:
+        """Those that varied and are not compared."""
+        return [key for key in self.keys if key not in self.compared_keys]
 
-    def compared(self, setting: Setting) -> Key:
-        """A setting's values of the compared keys."""
-        return tuple(setting.values[self.keys.index(key)] for key in self.compared_keys)
-
-    def is_offline(self, value: Key) -> bool:
-        """Whether a policy knows the future: it is compared, and never counted as best."""
-        return value in self._offline
-
-    @cached_property
-    def _offline(self) -> set[Key]:
-        return {
-            tuple(run.settings.get(key) for key in self.compared_keys)
-            for run in self.good
-            if run.result.get("eviction_needs_future")
-        }
-
-    def values(self, row: Run) -> Key:
-        """A run's values of the varied keys."""
-        return tuple(row.settings.get(key) for key in self.keys)
-
-    def label(self, setting: Setting) -> str:
-        """A setting's values in words, the keys named where a value alone does not speak."""
-        return self.label_of(self.keys, setting.values, setting)
-
-    def label_of(self, keys: Sequence[str], values: Sequence[Value], setting: Setting | None = None) -> str:
-        """A choice of values in words; a compared one with those that it ties with."""
-        rest = [(key, value) for key, value in zip(keys, values, strict=True) if key not in self.compared_keys]
-        words = [] if setting is None or not set(keys) & set(self.compared_keys) else [self.tied_names(setting)]
-        if not words:
-            rest = list(zip(keys, values, strict=True))
-        if rest:
-            words.append(label([key for key, _ in rest], [value for _, value in rest]))
-        return ", ".join(word for word in words if word != "all") or "all"
-
-    def name_of(self, value: Key) -> str:
-        """A value of the compared keys in words."""
-        return label(self.compared_keys, value)
-
-    def tied_names(self, setting: Setting) -> str:
-        """A setting's compared value, and all that have the same results in every context."""
-        value = self.compared(setting)
-        tied = [other for other, leader in self.ties.items() if leader == value and other != value]
-        return " = ".join([self.name_of(value), *map(self.name_of, tied)])
+    def order(self, setting: Setting) -> float:
+        """The mean of the ranked metric, so that the best is lowest; infinite where there is none."""
+        mean = setting.means.get(self.metric)
+        return math.inf if mean is None else mean.value if self.higher_is_better is False else -mean.value
 
     def leads_its_tie(self, setting: Setting) -> bool:
         """Whether its compared value is the one that stands for all with the same results."""
-        if not self.compared_keys:
-            return True
-        value = self.compared(setting)
-        return self.ties.get(value, value) == value
+        return self.evidence.ties.get(setting.compared, setting.compared) == setting.compared
 
-    def pick(self, setting: Setting, keys: Sequence[str]) -> Key:
-        """A setting's values of some of the study's keys."""
-        return tuple(setting.values[self.keys.index(key)] for key in keys)
+    def name_of(self, value: Key) -> str:
+        """A value of the compared keys in words."""
+        return label(dict(zip(self.compared_keys, value, strict=True)))
 
-    def _order(self, setting: Setting) -> float:
-        mean = setting.means.get(self.metric)
-        return math.inf if mean is None else -mean.value if self.higher_is_better else mean.value
+    def tied_names(self, setting: Setting) -> str:
+        """A setting's compared value, and all that have the same results in every context."""
+        value = setting.compared
+        tied = [other for other, leader in self.evidence.ties.items() if leader == value and other != value]
+        return " = ".join(map(self.name_of, [value, *tied]))
 
-    def _first_settings(self) -> Mapping[str, Value]:
-        merged: dict[str, Value] = {}
-        for row in reversed(self.rows):
-            merged.update(row.settings)
-        return merged
-
-    def _chosen_metric(self, asked: str | None) -> str:
-        if asked is not None:
-            if asked not in self.metrics:
-                hint = did_you_mean(asked, self.metrics)
-                raise ConfigError(f"no run has the metric {asked!r}; there are {listing(self.metrics)}{hint}")
-            return asked
-        for metric in (*([self.trials.metric] if self.trials is not None else []), *_PREFERRED):
-            if metric in self.metrics:
-                return metric
-        return self.metrics[0] if self.metrics else ""
-
-    def _chosen_baseline(self, asked: str | None) -> tuple[str | None, Value]:
-        if asked is not None:
-            key, _, text = asked.lstrip("+").partition("=")
-            if key not in self.keys:
-                raise ConfigError(f"baseline {asked!r}: {key!r} did not vary; there are {listing(self.keys)}")
-            values = {str(row.settings.get(key)): row.settings.get(key) for row in self.good}
-            if text not in values:
-                raise ConfigError(f"baseline {asked!r}: no good run has it; {key} was {listing(values)}")
-            return key, values[text]
-        for key in (*_DEFAULTS, *(key for key in self.keys if key not in _DEFAULTS)):
-            if key in self.keys:
-                values = {str(row.settings.get(key)): row.settings.get(key) for row in self.good}
-                if values:
-                    default = _DEFAULTS.get(key, "")
-                    return key, values[default] if default in values else values[min(values, key=_sort_text)]
-        return None, None
+    def label(self, setting: Setting, keys: Sequence[str] | None = None) -> str:
+        """A setting's values of these keys, of all by default; the compared value with those that it ties with."""
+        keys = self.keys if keys is None else keys
+        rest = {key: setting.values[key] for key in keys if key not in self.compared_keys}
+        words = [self.tied_names(setting)] if len(rest) < len(keys) else []
+        return ", ".join([*words, label(rest)] if rest else words) or "all"
 
 
 def varied_keys(rows: Sequence[Run]) -> list[str]:
@@ -285,18 +198,13 @@ def varied_keys(rows: Sequence[Run]) -> list[str]:
 
 def metrics_of(rows: Sequence[Run]) -> list[str]:
     """Keys of the results that hold numbers, settings excepted, in order of appearance."""
-    metrics: dict[str, None] = {}
-    for row in rows:
-        for key, value in row.result.items():
-            if is_number(value) and key not in (SEED, "num_blocks", "block_size"):
-                metrics[key] = None
-    return list(metrics)
+    keys = (key for row in rows for key, value in row.result.items() if is_number(value))
+    return [key for key in dict.fromkeys(keys) if key not in (SEED, "num_blocks", "block_size")]
 
 
-def label(keys: Sequence[str], values: Sequence[Value]) -> str:
+def label(values: Mapping[str, Value]) -> str:
     """`lru, 64 blocks`-like words for a choice of values; a path by its last part."""
-    words = [_word(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
-    return ", ".join(words) or "all"
+    return ", ".join(_word(key, value) for key, value in values.items() if value is not None) or "all"
 
 
 def _word(key: str, value: Value) -> str:
@@ -312,8 +220,25 @@ def sortable(values: Sequence[Any]) -> tuple[tuple[int, float, str], ...]:
     return tuple((0, float(v), "") if is_number(v) else (1, 0.0, str(v)) for v in values)
 
 
-def _sort_text(text: str) -> tuple[int, float, str]:
-    try:
-        return (0, float(text), "")
-    except ValueError:
-        return (1, 0.0, text)
+def _chosen_metric(metrics: Sequence[str], asked: str | None, first: Sequence[str]) -> str:
+    if asked is not None and asked not in metrics:
+        raise ConfigError(
+            f"no run has the metric {asked!r}; there are {listing(metrics)}{did_you_mean(asked, metrics)}"
+        )
+    return asked or next((metric for metric in (*first, *_PREFERRED, *metrics) if metric in metrics), "")
+
+
+def _chosen_baseline(good: Sequence[Run], keys: Sequence[str], asked: str | None) -> tuple[str | None, Value]:
+    if asked is None:
+        key = min(keys, key=lambda key: key not in _DEFAULTS, default="")
+        text = _DEFAULTS.get(key, "")
+        if not key or not good:
+            return None, None
+    else:
+        key, _, text = asked.lstrip("+").partition("=")
+        if key not in keys:
+            raise ConfigError(f"baseline {asked!r}: {key!r} did not vary; there are {listing(keys)}")
+    values = {str(row.settings.get(key)): row.settings.get(key) for row in good}
+    if asked is not None and text not in values:
+        raise ConfigError(f"baseline {asked!r}: no good run has it; {key} was {listing(values)}")
+    return key, values[text] if text in values else min(values.values(), key=lambda value: sortable((value,)))

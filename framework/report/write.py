@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from framework.figures.style import FORMATS, as_svg, save
 from framework.files.atomic import require_new, write_json
-from framework.report import misses, tables
-from framework.report.console import lines
+from framework.report.console import lines, print_study
+from framework.report.misses import misses
 from framework.report.plots import Plot, pictures_of, plots_of
-from framework.report.sentences import basis, lead, origin, ties
+from framework.report.sentences import headline, lead, origin
 from framework.report.study import Study
-from framework.report.tables import latex, print_study, runs_csv, settings_csv
+from framework.report.tables import Table, by_setting, comparison, number, ranking, runs_csv, settings_csv, troubles
 from framework.report.trials import read_trials
 from framework.results.catalogue import SECTIONS
+from framework.results.catalogue import title as title_of
 from framework.results.layout import CONFIG, FAILURE, REPORT, RESULT
 from framework.results.records import Run, collect
 
-_MOST_EXPLAINED = 20
 _LONG_TABLE = 40  # rows; then the plots come first
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "±": r"$\pm$",
+}  # fmt: skip
 _CSS = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --page: #ffffff; --soft: #5a5a5a; --line: #d6d6d6; --band: #f4f4f2;
   --mark: #0072b2; }
@@ -41,9 +46,10 @@ p { margin: .4rem 0; max-width: 46rem; }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; min-width: 60%; }
 th { text-align: left; border-bottom: 2px solid var(--line); font-weight: 600; vertical-align: bottom; }
 td { border-bottom: 1px solid var(--line); vertical-align: top; }
-th, td { padding: .35rem .7rem .35rem 0; white-space: nowrap; }
-.right { text-align: right; }
-td.long { white-space: normal; overflow-wrap: anywhere; min-width: 14rem; }
+th, td { padding: .35rem .7rem .35rem 0; }
+td { overflow-wrap: anywhere; min-width: 5rem; }
+.right { text-align: right; white-space: nowrap; min-width: 0; }
+th.right { white-space: normal; }
 tr.first td { font-weight: 600; }
 tr.first td:first-child { border-left: 3px solid var(--mark); padding-left: .4rem; }
 tr:not(.first) td:first-child, th:first-child { padding-left: calc(.4rem + 3px); }
@@ -55,13 +61,11 @@ summary { cursor: pointer; margin: 2.2rem 0 .6rem; font-size: 1.15rem; font-weig
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; font-size: .875rem; margin: 0; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 @media (max-width: 40rem) { body { padding: 1rem .75rem 3rem; } dl { grid-template-columns: 1fr; gap: 0; }
-  dd { margin-bottom: .35rem; } td.long { min-width: 9rem; } }
+  dd { margin-bottom: .35rem; } }
 @media print {
   :root { color-scheme: light; --ink: #000; --page: #fff; --soft: #444; --line: #bbb; --band: #fff; --mark: #000; }
   body { max-width: none; padding: 0; font-size: 10pt; }
   table { font-size: 8pt; } .wide { overflow: visible; }
-  th, td { white-space: normal; overflow-wrap: break-word; padding-right: .5rem; }
-  td.right { white-space: nowrap; }
   details::details-content { content-visibility: visible; block-size: auto; }
   figure svg { max-width: 15cm; min-width: 0; } thead { display: table-header-group; } tr { break-inside: avoid; }
   h2 { break-after: avoid; } @page { margin: 15mm; } }
@@ -75,18 +79,24 @@ def page(study: Study, plots: Sequence[Plot], pictures: Sequence[Plot], *, title
         plots: of the study, open.
         pictures: of single runs, below them.
     """
-    findings = [_ranking(study), _comparison(study), _section("Plots", plots)]
+    alone = study.good[0] if len(study.good) == 1 else None
+    tables = [*(_of_run(alone) if alone is not None else [ranking(study)]), comparison(study), by_setting(study)]
+    findings = ["".join(map(_table, tables)), _section("Plots", plots)]
+    ranks = "" if study.trials is not None else "Ranks count within equal other settings. "
     parts = [
         f"<h1>{_text(title)}</h1>",
         f"<p class=best>{_text(lead(study))}.</p>",
-        f"<p>{_text(tables.headline(study))}.</p>",
-        _origin(study),
+        f"<p>{_text(headline(study))}.</p>",
+        _definitions(origin(study)),
         *(reversed(findings) if len(study.settings) > _LONG_TABLE else findings),
-        _troubles(study),
-        _misses(study),
+        _table(troubles(study)),
+        _table(misses(study)),
         _section("Inside single runs", pictures),
-        _constant(study),
-        _method(study),
+        "<details><summary>The same in all runs</summary>",
+        _definitions((key, number(value)) for key, value in sorted(study.constant.items()) if value is not None),
+        "</details><h2>How to read this</h2>",
+        "<p class=soft>Intervals of means are 95 %, by Student's t over seeds; runs that are copies of each other have "
+        f"none. {ranks}Every number is defined in docs/results.md.</p>",
     ]
     body = "\n".join(part for part in parts if part)
     head = (
@@ -96,71 +106,15 @@ def page(study: Study, plots: Sequence[Plot], pictures: Sequence[Plot], *, title
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n<main>\n{body}\n</main>\n</body></html>\n'
 
 
-def _origin(study: Study) -> str:
-    entries = "".join(f"<dt>{_text(what)}</dt><dd>{_text(text)}</dd>" for what, text in origin(study))
-    return f"<dl>{entries}</dl>" if entries else ""
-
-
-def _ranking(study: Study) -> str:
-    if not study.settings:
-        return ""
-    if len(study.good) == 1:
-        return _result(study.good[0])
-    table = _table(tables.ranking_header(study), tables.ranking(study), first=bool(study.keys), long=_tied(study))
-    return "<h2>Ranking</h2>" + table + (f"<p class=soft>{_text(ties(study))}</p>" if ties(study) else "")
-
-
-def _result(run: Run) -> str:
+def _of_run(run: Run) -> list[Table]:
     """Everything that one run measured, by section, as at its end on the console."""
-    parts = []
-    for section in SECTIONS:
-        rows = [[metric.title, text] for metric, text in lines(run.result, section)]
-        if rows:
-            parts.append(f"<h2>{_text(section[0].upper() + section[1:])}</h2>" + _table(["", ""], rows, long=(1,)))
-    return "".join(parts)
+    found = ((section, [[metric.title, text] for metric, text in lines(run.result, section)]) for section in SECTIONS)
+    return [Table(section[0].upper() + section[1:], ["", ""], rows) for section, rows in found]
 
 
-def _tied(study: Study) -> tuple[int, ...]:
-    return (1,) if study.compared_keys and any(value != leader for value, leader in study.ties.items()) else ()
-
-
-def _comparison(study: Study) -> str:
-    if not study.comparisons:
-        return ""
-    parts = [
-        f"<h2>Against {_text(str(study.baseline))}</h2>",
-        _table(tables.comparison_header(study), tables.comparison(study)),
-        f"<p class=soft>{_text(basis(study))}</p>",
-    ]
-    if rows := tables.by_setting(study):
-        parts += ["<h2>Difference in each setting</h2>", _table(tables.by_setting_header(study), rows)]
-    return "".join(parts)
-
-
-def _troubles(study: Study) -> str:
-    rows = tables.troubles(study)
-    if not rows:
-        return ""
-    return "<h2>Runs that did not end well</h2>" + _table(["run", "status", "reason"], rows, long=(0, 2))
-
-
-def _misses(study: Study) -> str:
-    """What the runs with run.explain=true missed, and why: a row for each, and the sentence of the best."""
-    rows = [(run, misses.counts_of(run.result)) for _, setting in study.ranked for run in setting.runs[:1]]
-    rows = [(run, counts) for run, counts in rows[:_MOST_EXPLAINED] if counts]
-    if not rows:
-        return ""
-    shown = [outcome for outcome in rows[0][1] if any(counts[outcome] for _, counts in rows)]
-    cells = []
-    for run, counts in rows:
-        whole = max(1, sum(counts.values()))
-        cells.append([run.name, *(f"{100 * counts[outcome] / whole:.1f}" for outcome in shown)])
-    said = misses.sentence_of(rows[0][0].path)
-    return (
-        "<h2>Why prompt tokens were missed</h2>"
-        + (f"<p>{_text(rows[0][0].name)}: {_text(said)}.</p>" if said else "")
-        + _table(["% of prompt tokens", *shown], cells, long=(0,))
-    )
+def _definitions(entries: Iterable[tuple[str, str]]) -> str:
+    found = "".join(f"<dt>{_text(what)}</dt><dd>{_text(text)}</dd>" for what, text in entries)
+    return f"<dl>{found}</dl>" if found else ""
 
 
 def _section(heading: str, plots: Sequence[Plot]) -> str:
@@ -175,42 +129,52 @@ def _figure(plot: Plot) -> str:
     return f"<figure>{caption}<div class=wide>{svg}</div></figure>"
 
 
-def _constant(study: Study) -> str:
-    entries = "".join(
-        f"<dt>{_text(key)}</dt><dd>{_text(tables.number(value))}</dd>"
-        for key, value in sorted(study.constant.items())
-        if value is not None
-    )
-    return f"<details><summary>The same in all runs</summary><dl>{entries}</dl></details>" if entries else ""
-
-
-def _method(study: Study) -> str:
-    ranks = "" if study.trials is not None else "Ranks count within equal other settings. "
+def _table(table: Table) -> str:
+    """With its heading and its note; empty without rows."""
+    if not table.rows:
+        return ""
+    kinds = [' class="right"' if table.is_numeric(index) else "" for index in range(len(table.header))]
+    head = "".join(f'<th scope="col"{kind}>{_text(name)}</th>' for kind, name in zip(kinds, table.header, strict=True))
+    rows = []
+    for row in table.rows:
+        mark = ' class="first"' if table.header[0] == "rank" and row[0] == "1" else ""
+        cells = "".join(f"<td{kind}>{_text(cell)}</td>" for kind, cell in zip(kinds, row, strict=True))
+        rows.append(f"<tr{mark}>{cells}</tr>")
+    note = f"<p class=soft>{_text(table.note)}</p>" if table.note else ""
     return (
-        "<h2>How to read this</h2><p class=soft>Intervals of means are 95 %, by Student's t over seeds; runs that are "
-        f"copies of each other have none. {ranks}Every number is defined in docs/results.md.</p>"
+        f"<h2>{_text(table.heading)}</h2>"
+        f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>{note}'
     )
-
-
-def _table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, first: bool = False, long: Sequence[int] = ()
-) -> str:
-    right = [tables.is_numeric_column(rows, index) for index in range(len(header))]
-    head = "".join(f'<th scope="col"{_class(right[i], i in long)}>{_text(name)}</th>' for i, name in enumerate(header))
-    lines = []
-    for row in rows:
-        mark = ' class="first"' if first and row[0] == "1" else ""
-        cells = "".join(f"<td{_class(right[i], i in long)}>{_text(cell)}</td>" for i, cell in enumerate(row))
-        lines.append(f"<tr{mark}>{cells}</tr>")
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
-
-
-def _class(right: bool, long: bool) -> str:
-    return ' class="right"' if right else ' class="long"' if long else ""
 
 
 def _text(text: str) -> str:
     return html.escape(text, quote=True)
+
+
+def latex(study: Study, title: str) -> str:
+    """The ranking, and the comparison where there is one, as tables for `\\usepackage{booktabs}`."""
+    note = "means over seeds, with 95 % intervals where seeds differ"
+    parts = [_tabular(ranking(study), f"{title}: {note}")]
+    if study.comparisons:
+        table = comparison(study)
+        parts.append(_tabular(table, f"{title}: {title_of(study.metric)} against {study.baseline}. {table.note}"))
+    return "% \\usepackage{booktabs}\n" + "\n".join(parts)
+
+
+def escape_latex(text: str) -> str:
+    """Text that LaTeX prints as it stands."""
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def _tabular(table: Table, caption: str) -> str:
+    columns = "".join("r" if table.is_numeric(index) else "l" for index in range(len(table.header)))
+    head, *body = [" & ".join(map(escape_latex, row)) + r" \\" for row in (table.header, *table.rows)]
+    lines = [
+        r"\begin{table}", r"  \centering", rf"  \caption{{{escape_latex(caption)}}}",
+        rf"  \begin{{tabular}}{{{columns}}}", r"    \toprule", f"    {head}", r"    \midrule",
+        *(f"    {line}" for line in body), r"    \bottomrule", r"  \end{tabular}", r"\end{table}", "",
+    ]  # fmt: skip
+    return "\n".join(lines)
 
 
 PAGE, RUNS, SETTINGS, LATEX = "report.html", "runs.csv", "settings.csv", "report.tex"

@@ -93,13 +93,23 @@ def _rate(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _seconds(value: float) -> str:
+def seconds(value: float) -> str:
+    """A time in the unit that suits its size, three digits."""
     size = abs(value)
     if size >= 100 or value == 0:
         return f"{value:,.0f} s"
     if size >= 1:
         return f"{value:.2f} s"
-    return f"{1e3 * value:.3g} ms" if size >= 1e-3 else f"{1e6 * value:.3g} us"
+    unit, scale = next(((unit, scale) for unit, scale in (("ms", 1e3), ("us", 1e6)) if size * scale >= 1), ("ns", 1e9))
+    return f"{scale * value:.3g} {unit}"
+
+
+def decimal(value: float) -> str:
+    """Three digits and a decimal prefix, to stand before a unit: 4.21 T."""
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{_three_digits(value / size)} {prefix}"
+    return f"{_three_digits(value)} "
 
 
 def _bytes(value: float) -> str:
@@ -111,20 +121,13 @@ def _three_digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _decimal(value: float) -> str:
-    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
-        if abs(value) >= size:
-            return f"{_three_digits(value / size)} {prefix}"
-    return f"{_three_digits(value)} "
-
-
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "share": _numeric(_share),
-    "s": _numeric(_seconds),
+    "s": _numeric(seconds),
     "bytes": _numeric(_bytes),
     "tokens/s": _numeric(_rate),
     "requests/s": _numeric(_rate),
-    "bytes/s": _numeric(lambda value: f"{_decimal(value)}B/s"),
+    "bytes/s": _numeric(lambda value: f"{decimal(value)}B/s"),
 }
 
 

@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from results.damage import DAMAGE
 
-from framework.report.console import print_result
-from framework.report.tables import print_study
+from framework.report.console import print_result, print_study
 from framework.report.write import write_report
 from framework.results.catalogue import CATALOGUE
 from report.runs import make_run

@@ -76,7 +76,7 @@ def test_capacities_of_one_trace_are_not_independent(tmp_path: Path) -> None:
     assert made.difference.mean == pytest.approx(0.01)
     study = Study(collect([tmp_path]))
     assert lead(study) == (
-        "arc: +1.00 points of hit rate over lru, best at 8 of 8 sizes. "
+        "arc: +1.00 points of hit rate over lru, best at 8 of 8 settings. "
         "Not shown beyond these runs: 1 trace, no repetition"
     )
 
@@ -147,13 +147,13 @@ def test_policies_with_the_same_results_everywhere_share_a_row_and_the_report_sa
             result = {"hit_rate": rate, "num_evictions": 5}
             make_run(tmp_path / f"{eviction}{num_blocks}", result=result, eviction=eviction, num_blocks=num_blocks)
     study = Study(collect([tmp_path]))
-    rows = [(row[0], row[1], row[2]) for row in ranking(study)]
+    rows = [(row[0], row[1], row[2]) for row in ranking(study).rows]
     assert rows == [
         ("1", "arc", "64"), ("2", "lru = priority = ttl", "64"), ("5", "fifo", "64"),
         ("1", "arc", "128"), ("1", "lru = priority = ttl", "128"), ("5", "fifo", "128"),
     ]  # fmt: skip
     assert ties(study) == "Identical results in every run, at these options: priority, ttl equal lru."
-    verdicts = {row[0]: row[5] for row in comparison(study)}
+    verdicts = {row[0]: row[5] for row in comparison(study).rows}
     assert verdicts == {"arc": "not shown", "priority": "equal", "ttl": "equal", "fifo": "not shown"}
 
 
@@ -163,7 +163,7 @@ def test_a_policy_that_knows_the_future_is_never_best(tmp_path: Path) -> None:
         make_run(tmp_path / eviction, result={"hit_rate": rate, **facts}, eviction=eviction)
     study = Study(collect([tmp_path]))
     assert lead(study).startswith("arc: +10.0 points of hit rate over lru, best at 1 of 1 setting.")
-    assert comparison(study)[0][3] == "knows the future"
+    assert comparison(study).rows[0][3] == "knows the future"
 
 
 def test_nothing_ahead_of_the_baseline_is_said_first(tmp_path: Path) -> None:
@@ -211,10 +211,9 @@ def test_each_of_two_traces_has_its_verdict_and_opposite_ones_are_not_pooled(tmp
         "t0.jsonl": "better on this trace", "t1.jsonl": "worse on this trace",
     }  # fmt: skip
     assert (made.verdict, made.shown) == ("differs by trace", False)
-    assert "Traces contradict each other. By trace: +30." in lead(study), lead(study)
-    assert "on t0.jsonl (better, p " in lead(study)
-    assert [row[1] for row in comparison(study)] == ["all", "t0.jsonl", "t1.jsonl"]
-    assert comparison(study)[0][5] == "-", "nor a p"
+    assert lead(study).endswith("Traces contradict each other"), lead(study)
+    assert [row[1] for row in comparison(study).rows] == ["all", "t0.jsonl", "t1.jsonl"]
+    assert comparison(study).rows[0][5] == "-", "nor a p"
     assert "no verdict over all" in basis(study)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from framework.errors import ConfigError
 from framework.report.__main__ import main
+from framework.report.console import print_study
 from framework.report.study import Study
-from framework.report.tables import print_study
 from framework.report.write import write_report
 from framework.results.records import collect
 from report.runs import make_run

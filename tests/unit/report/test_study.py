@@ -16,13 +16,14 @@ def test_what_varied_is_found_and_seeds_become_means(sweep: Path) -> None:
     study = Study(collect([sweep]))
     assert study.keys == ["eviction", "cache.num_blocks"]
     assert study.constant["cache.block_size"] == 16
-    assert [setting.values for setting in study.settings] == [("fifo", 64), ("fifo", 1024), ("lru", 64), ("lru", 1024)]
+    values = [(setting.values["eviction"], setting.values["cache.num_blocks"]) for setting in study.settings]
+    assert values == [("fifo", 64), ("fifo", 1024), ("lru", 64), ("lru", 1024)]
     for setting in study.settings:
         values = [run.result["hit_rate"] for run in setting.runs]
         mean = setting.means["hit_rate"]
         assert mean.value == pytest.approx(np.mean(values))
         assert mean.half_width == pytest.approx(4.3027 * np.std(values, ddof=1) / np.sqrt(3), rel=1e-4)
-    ranked = [(rank, setting.values) for rank, setting in study.ranked]
+    ranked = [(rank, tuple(setting.values.values())) for rank, setting in study.ranked]
     assert ranked == [(1, ("lru", 64)), (2, ("fifo", 64)), (1, ("lru", 1024)), (2, ("fifo", 1024))]
 
 

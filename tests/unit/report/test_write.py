@@ -13,8 +13,8 @@ import pytest
 
 from framework.errors import ConfigError
 from framework.report.study import Study
-from framework.report.tables import escape_latex, latex, runs_csv, settings_csv
-from framework.report.write import write_report
+from framework.report.tables import runs_csv, settings_csv
+from framework.report.write import escape_latex, latex, write_report
 from framework.results.records import collect
 from report.runs import make_sweep
 
