@@ -128,7 +128,7 @@ serve run, and in the replay of its recording, so that both do the same every ti
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, init=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestInfo:
     """What an allocator and a policy may know of a request. What is unknown is None.
 
@@ -148,59 +148,15 @@ class RequestInfo:
 
     id: RequestId
     max_total_tokens: int
-    namespace: Namespace
-    priority: int
-    tenant: str
-    session: str | None
-    category: str | None
-    hint: Hint | None
-    turn: int | None
-    arrival: PolicyTime | None
-    prompt_tokens: int | None
-
-    # NOTE 1. A frozen dataclass's own __init__ sets each field through object.__setattr__: 1.2 us a request, where a
-    # native allocator needs 7 us for a prompt of 1,024 tokens. Filled as an object of a class that has the same slots
-    # and is not frozen, it costs 0.6 us.
-    def __init__(
-        self,
-        *,
-        id: RequestId,
-        max_total_tokens: int,
-        namespace: Namespace = ROOT_NAMESPACE,
-        priority: int = 0,
-        tenant: str = "",
-        session: str | None = None,
-        category: str | None = None,
-        hint: Hint | None = None,
-        turn: int | None = None,
-        arrival: PolicyTime | None = None,
-        prompt_tokens: int | None = None,
-    ) -> None:
-        if type(self) is not RequestInfo:  # its slots are others
-            values = locals()
-            for name in RequestInfo.__slots__:
-                object.__setattr__(self, name, values[name])
-            return
-        draft: Any = self
-        object.__setattr__(self, "__class__", _RequestDraft)
-        draft.id = id
-        draft.max_total_tokens = max_total_tokens
-        draft.namespace = namespace
-        draft.priority = priority
-        draft.tenant = tenant
-        draft.session = session
-        draft.category = category
-        draft.hint = hint
-        draft.turn = turn
-        draft.arrival = arrival
-        draft.prompt_tokens = prompt_tokens
-        draft.__class__ = RequestInfo
-
-
-class _RequestDraft:
-    """A RequestInfo while its fields are set."""
-
-    __slots__ = RequestInfo.__slots__
+    namespace: Namespace = ROOT_NAMESPACE
+    priority: int = 0
+    tenant: str = ""
+    session: str | None = None
+    category: str | None = None
+    hint: Hint | None = None
+    turn: int | None = None
+    arrival: PolicyTime | None = None
+    prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
