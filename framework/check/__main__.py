@@ -6,124 +6,65 @@ import argparse
 import json
 import unittest
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from framework import registry
-from framework.check.costs import UNITS, Cost
-from framework.check.subject import Subject
+from framework.check.costs import UNITS, Cost, costs
+from framework.check.subject import Subject, resolve
 from framework.check.verdicts import Verdict, verdicts
 from framework.cli.exit import command, exit_with
 from framework.errors import ConfigError, FrameworkError
 
-_STYLES = {"ok": "green", "failed": "bold red", "skipped": "yellow"}
-
-
-class Report:
-    """Prints as it goes; with `quiet`, nothing."""
-
-    def __init__(self, subject: Subject, *, quiet: bool = False) -> None:
-        from rich.console import Console
-
-        self._subject = subject
-        self._console = Console(highlight=False, quiet=quiet)
-        if not self._console.is_terminal:
-            self._console.width = max(self._console.width, 100)
-
-    def verdicts(self, **options: Any) -> list[Verdict]:
-        """Run the kit; a table of verdicts, then every failure in full."""
-        found: list[Verdict] = []
-        with self._console.status("checking") as status:
-            for verdict in verdicts(self._subject, **options):
-                found.append(verdict)
-                status.update(f"checking: {len(found)} done, {verdict.check}")
-        self._table(found)
-        for verdict in found:
-            if verdict.status == "failed":
-                self._failure(verdict)
-        return found
-
-    def _table(self, found: Sequence[Verdict]) -> None:
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("check", ratio=4)
-        table.add_column("verdict", no_wrap=True)
-        table.add_column("s", justify="right", no_wrap=True)
-        for verdict in found:
-            check = Text(verdict.check)
-            if verdict.status == "skipped":
-                check.append(f" ({verdict.text})", style="dim")
-            table.add_row(check, Text(verdict.status, style=_STYLES[verdict.status]), f"{verdict.seconds:.2f}")
-        self._console.print(Text(self._subject.title, style="bold"))
-        self._console.print(table)
-        counts: Counter[str] = Counter(verdict.status for verdict in found)
-        self._line(", ".join(f"{counts[status]} {status}" for status in _STYLES if counts[status]), "bold")
-
-    def _failure(self, verdict: Verdict) -> None:
-        self._line(f"\nFAILED {verdict.check}", "bold red")
-        if verdict.rule:
-            self._line(f"rule: {verdict.rule}")
-        self._line(verdict.text)
-
-    def costs(self, measure: Callable[[], list[Cost]]) -> list[Cost]:
-        """Measure and print; a device that the plugin cannot run on is a line, not an error."""
-        try:
-            with self._console.status("measuring"):
-                found = measure()
-        except unittest.SkipTest as reason:
-            self._line(f"\nno cost measured: {reason}")
-            return []
-        except FrameworkError:
-            raise
-        except Exception as error:
-            self._line(f"\nno cost measured: {type(error).__name__}: {error}")
-            return []
-        self._cost_table(found)
-        return found
-
-    def _cost_table(self, found: Sequence[Cost]) -> None:
-        from rich import box
-        from rich.table import Table
-
-        if not found:
-            return
-        columns = list(dict.fromkeys(column for cost in found for column in cost.numbers))
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("cost", overflow="fold")
-        for column in columns:
-            table.add_column(column, justify="right", no_wrap=True)
-        for cost in found:
-            table.add_row(cost.name, *(_number(cost.numbers[column]) if cost.numbers else "-" for column in columns))
-        self._console.print(table)
-        self._line(UNITS[self._subject.kind], "dim")
-        for cost in found:
-            if cost.error:
-                self._line(f"{cost.name} was not measured: {cost.error}", "red")
-
-    def _line(self, text: str, style: str = "") -> None:
-        from rich.text import Text
-
-        self._console.print(Text(text, style=style), soft_wrap=True)
-
-
-def _number(value: float) -> str:
-    if value and abs(value) < 0.01:
-        return f"{value:.2e}"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 BROKEN = 1
+_STYLES = {"ok": "green", "failed": "bold red", "skipped": "yellow"}
 
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check one plugin and print what was found; see the module's first line for the status."""
     options = _parser().parse_intermixed_args(arguments)
-    return _check(options)
+    subject = resolve(options.what, options.kind, _options(options.options))
+    device = "cpu"
+    if subject.kind == "backend":
+        from framework.engine.executors.checks import default_device
+
+        device = default_device(options.device)
+    console = Console(highlight=False, quiet=options.json)
+    if not console.is_terminal:
+        console.width = max(console.width, 100)
+    found: list[Verdict] = []
+    with console.status("checking") as status:
+        for verdict in verdicts(
+            subject, only=options.only, device=device, cases=options.cases, timeout_s=options.timeout
+        ):
+            found.append(verdict)
+            status.update(f"checking: {len(found)} done, {verdict.check}")
+    if not found:
+        raise ConfigError(f"no check of the {subject.kind} kit has {options.only!r} in its name")
+    _show_verdicts(console, subject, found)
+    spent: list[Cost] = []
+    if not options.no_cost:
+        try:
+            with console.status("measuring"):
+                spent = costs(subject, against=options.against.split(",") if options.against else None, device=device)
+        except FrameworkError:
+            raise
+        except (unittest.SkipTest, Exception) as reason:  # such as a device that the plugin cannot run on
+            _line(console, f"\nno cost measured: {type(reason).__name__}: {reason}")
+    if spent:
+        _show_costs(console, subject, spent)
+    if options.json:
+        facts = {"kind": subject.kind, "subject": subject.title}
+        parts = {"verdicts": [asdict(one) for one in found], "costs": [asdict(one) for one in spent]}
+        print(json.dumps(facts | parts, indent=2))  # noqa: T201
+    return BROKEN if any(one.status == "failed" for one in found) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -146,27 +87,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _check(options: argparse.Namespace) -> int:
-    from framework.check import costs, resolve
-    from framework.check.__main__ import Report
-
-    subject = resolve(options.what, options.kind, _options(options.options))
-    device = _device(options.device) if subject.kind == "backend" else "cpu"
-    report = Report(subject, quiet=options.json)
-    found = report.verdicts(
-        only=options.only, device=device, cases=options.cases, timeout_s=options.timeout
-    )  # fmt: skip
-    if not found:
-        raise ConfigError(f"no check of the {subject.kind} kit has {options.only!r} in its name")
-    against = options.against.split(",") if options.against else None
-    spent = [] if options.no_cost else report.costs(lambda: costs(subject, against=against, device=device))
-    if options.json:
-        facts = {"kind": subject.kind, "subject": subject.title}
-        print(json.dumps({**facts, "verdicts": [asdict(one) for one in found],  # noqa: T201
-                          "costs": [asdict(one) for one in spent]}, indent=2))  # fmt: skip
-    return BROKEN if any(one.status == "failed" for one in found) else 0
-
-
 def _options(words: Sequence[str]) -> dict[str, Any]:
     import yaml
 
@@ -182,10 +102,50 @@ def _options(words: Sequence[str]) -> dict[str, Any]:
     return chosen
 
 
-def _device(asked: str | None) -> str:
-    from framework.engine.executors.checks import default_device
+def _show_verdicts(console: Console, subject: Subject, found: Sequence[Verdict]) -> None:
+    """A table of all verdicts, then every failure in full."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("check", ratio=4)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("s", justify="right", no_wrap=True)
+    for verdict in found:
+        check = Text(verdict.check)
+        if verdict.status == "skipped":
+            check.append(f" ({verdict.text})", style="dim")
+        table.add_row(check, Text(verdict.status, style=_STYLES[verdict.status]), f"{verdict.seconds:.2f}")
+    _line(console, subject.title, "bold")
+    console.print(table)
+    counts: Counter[str] = Counter(verdict.status for verdict in found)
+    _line(console, ", ".join(f"{counts[status]} {status}" for status in _STYLES if counts[status]), "bold")
+    for verdict in found:
+        if verdict.status == "failed":
+            _line(console, f"\nFAILED {verdict.check}", "bold red")
+            _line(console, "\n".join(filter(None, (verdict.rule and f"rule: {verdict.rule}", verdict.text))))
 
-    return default_device(asked)
+
+def _show_costs(console: Console, subject: Subject, found: Sequence[Cost]) -> None:
+    columns = list(dict.fromkeys(column for cost in found for column in cost.numbers))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("cost", overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    for cost in found:
+        table.add_row(cost.name, *(_number(cost.numbers[column]) if cost.numbers else "-" for column in columns))
+    console.print(table)
+    _line(console, UNITS[subject.kind], "dim")
+    for cost in found:
+        if cost.error:
+            _line(console, f"{cost.name} was not measured: {cost.error}", "red")
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(text, style=style), soft_wrap=True)
+
+
+def _number(value: float) -> str:
+    if value and abs(value) < 0.01:
+        return f"{value:.2e}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 if __name__ == "__main__":

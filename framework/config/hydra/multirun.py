@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,10 +21,11 @@ from hydra._internal.callbacks import Callbacks
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.core.utils import configure_log, run_job, setup_globals
+from hydra.errors import HydraException
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -200,7 +202,8 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
     check_below("run.sweep", str(sweep.config.run.sweep))
     jobs = sweeper.split_arguments(merged, None)[0]
     composed = [sweep.checked_words(number, words) for number, words in enumerate(_representatives(jobs))]
-    for sentence in dict.fromkeys(said for config in composed for said in _clashes(config)):
+    choices = [config.hydra.runtime.choices for config in composed]
+    for sentence in dict.fromkeys(said for chosen in choices for said in registry.clashes(chosen)):
         print(sentence, file=sys.stderr)  # noqa: T201
     if not jobs:
         return
@@ -227,39 +230,23 @@ def _require_so_many(overrides: Sequence[Override]) -> None:
         ConfigError: names the override that has most values.
     """
     counts = {override.input_line: num_values(override) for override in overrides if override.is_sweep_override()}
-    total = math.prod(counts.values())
-    if total > MOST_JOBS:
+    if math.prod(counts.values()) > MOST_JOBS:
         widest = max(counts, key=lambda word: counts[word])
-        raise ConfigError(f"{widest}: the sweep has {total:.3g} jobs; at most {MOST_JOBS:,}")
+        raise ConfigError(f"{widest}: the sweep has more than {MOST_JOBS:,} jobs")
 
 
-def num_values(override: Override) -> float:
-    """How many values an override asks for; inf where that cannot be counted.
+def num_values(override: Override) -> int:
+    """How many values an override asks for, counted up to MOST_JOBS + 1.
 
     Raises:
-        ConfigError: an interval, or a range without an end or a step.
+        ConfigError: it is no list of values, such as an interval.
     """
-    swept = override.value()
-    if isinstance(swept, RangeSweep):
-        if swept.start is None or swept.stop is None or not swept.step:
-            raise ConfigError(f"{override.input_line}: a range needs a stop, and a step that is not 0")
-        try:
-            return max(0.0, math.ceil((float(swept.stop) - float(swept.start)) / float(swept.step)))
-        except (OverflowError, ValueError):
-            return math.inf
-    if isinstance(swept, ChoiceSweep):
-        return max(1, len(swept.list))
-    if isinstance(swept, IntervalSweep):
+    try:
+        return sum(1 for _ in islice(override.sweep_iterator(), MOST_JOBS + 1))
+    except (HydraException, ValueError) as error:
         raise ConfigError(
-            f"{override.input_line}: an interval is for `python -m framework.search`; a sweep takes a list of values, "
-            "choice(...), range(...) or glob(...)"
-        )
-    return 1
-
-
-def _clashes(config: DictConfig) -> list[str]:
-    choices = config.hydra.runtime.choices
-    return registry.clashes({kind: choices.get(kind) for kind in registry.groups()})
+            f"{override.input_line}: {error}; a sweep takes a list of values, choice(...), range(...) or glob(...)"
+        ) from error
 
 
 def _representatives(jobs: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
