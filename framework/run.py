@@ -171,9 +171,7 @@ def _prepare(
     else:
         on_begin = partial(begin, overrides=list(hydra.overrides.task), wanted=identity(settings.plain()))
         # The sweep's own progress has the terminal.
-        settings = replace(
-            settings, run=replace(settings.run, progress=False, group=settings.run.group or Path(sweep).name)
-        )
+        settings = replace(settings, run=replace(settings.run, progress=False))
     return replace(settings, run=replace(settings.run, dir=directory)), on_begin
 
 

@@ -248,7 +248,7 @@ def _evaluate(words: Sequence[str], plan: Search) -> tuple[float | None, str]:
         if is_done(directory, wanted):
             result: Mapping[str, Any] = read_result(directory)
         else:
-            where = replace(settings.run, dir=str(directory), group=plan.folder.name, progress=False)
+            where = replace(settings.run, dir=str(directory), progress=False)
             on_begin = partial(begin, overrides=words, wanted=wanted)
             try:
                 result = run(replace(settings, run=where), on_begin=on_begin)

@@ -41,7 +41,7 @@ def timed_row(cell: Timed) -> dict[str, Any]:
                 "engine": {"tensor_parallel_size": 2},
                 "tiering": rule,
                 "tiers": [tier],
-                "run": {"dir": str(Path(folder) / "run"), "progress": False, "requests": False, "log_every": 10**6},
+                "run": {"dir": str(Path(folder) / "run"), "progress": False, "requests": False},
             }
         )
     row = {"rule": rule, "link": "" if rule == "never" else link, "requests": requests}

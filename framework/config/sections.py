@@ -187,7 +187,6 @@ class RunOptions(Section):
     section: ClassVar[str] = "run"
 
     name: str | None = setting(None, "name of the run; null: the components' names")
-    group: str | None = setting(None, "group of the run for trackers; null: the sweep's folder under --multirun")
     dir: str = setting(doc="the run directory")
     sweep: str = setting("", "the folder of a --multirun, below sweeps/")
     overwrite: bool = setting(True, "replace what an earlier run left in dir")
@@ -199,7 +198,6 @@ class RunOptions(Section):
     )
     record: bool = setting(False, "serve: write recording.jsonl, for workload=recording")
     report: bool = setting(True, "a sweep: tables, plots and a page at its end")
-    log_every: int = setting(1, "steps between two lines of metrics.jsonl", at_least=1)
     stall_timeout_s: float | None = setting(
         300.0, "seconds one call into a plugin may take before the run ends and names it; null: no limit",
         above=0, at_most=10**9,

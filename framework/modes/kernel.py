@@ -35,7 +35,7 @@ def kernel(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, A
         session.facts |= {"backend": name, "device": device}
         grid = Grid(_maker(config), name, device, options, cache.layout)
         grid.first_spec  # noqa: B018  an empty grid raises here, before anything is written
-        grid.origin = origin_of(session.begin(device, session.label(f"kernel-{name}")))
+        grid.origin = origin_of(session.begin(device, f"kernel-{name}"))
         result = session.record(lambda: _measure(grid, session), lambda complete: _summary(grid))
     if result["status"] == "unavailable":
         require_backend(_maker(config)(), grid.first_spec, device)

@@ -80,7 +80,7 @@ def full_replay(session: Session) -> dict[str, Any]:
         engine.state.on_end = lambda request: session.run.log_request(
             request_row(request, unit=unit, tiers=tiers, ledger=ledger)
         )
-    log_every, start = session.settings.log_every, time.perf_counter()
+    start = time.perf_counter()
 
     reference: dict[str, float | None] = {}
     bought: dict[str, Any] = {}
@@ -88,10 +88,8 @@ def full_replay(session: Session) -> dict[str, Any]:
     def work() -> None:
         if options.optimum is True:  # first: what it cannot be made for is refused before the work is done
             reference.update(offline_reference(session.config))
-        for number, _ in enumerate(feed(engine, source.items, progress=session.settings.progress), start=1):
-            if number % log_every == 0 and (log_every > 1 or number < 10_000 or number % 100 == 0):
-                row = engine.metrics.step_row(engine.state)
-                session.log(engine.state.step_number, in_steps(row) if unit == "steps" else row)
+        for _ in feed(engine, source.items, progress=session.settings.progress):
+            session.log_step(engine, in_steps if unit == "steps" else dict)
         engine.check()
         num_blocks = engine.allocator.num_blocks
         bought.update(

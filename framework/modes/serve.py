@@ -13,7 +13,6 @@ from typing import Any
 from framework import workload
 from framework.config.config import Choice, Config
 from framework.engine import graphs
-from framework.engine.engine import Engine
 from framework.engine.executors.checks import attention_spec, default_device, require_backend, require_no_foresight
 from framework.engine.kv_scales import require_scales
 from framework.engine.pool import block_bytes
@@ -67,17 +66,11 @@ def serve(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, An
 
 def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest], ledger: Ledger | None) -> dict[str, Any]:
     """Serve `items` and write down what became of them, also of a run that does not come to its end."""
-    log_every = session.settings.log_every
     requests: list[Request] = []
-
-    def on_step(engine: Engine) -> None:
-        step = engine.state.step_number
-        if step % log_every == 0:
-            session.log(step, engine.metrics.step_row(engine.state))
 
     def work() -> None:
         requests.extend(submit_workload(llm, items))
-        llm.drain(progress=session.settings.progress, on_step=on_step)
+        llm.drain(progress=session.settings.progress, on_step=session.log_step)
         llm.engine.check()
         llm.engine.state.tiers.close(drain=True)  # before the result, which says what failed at the end as well
 

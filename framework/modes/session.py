@@ -11,6 +11,7 @@ from typing import Any
 from framework import tracking
 from framework.cli.exit import complain, describe, interrupts
 from framework.config.config import Config
+from framework.engine.engine import Engine
 from framework.engine.sizes import shortened
 from framework.errors import FrameworkError
 from framework.files.secrets import hidden, masked, secrets_of
@@ -54,11 +55,11 @@ class Session:
     """
 
     def __init__(self, config: Config, *, on_begin: OnBegin = lambda path: None, stalls: bool = True) -> None:
-        self.config, self.settings, self._on_begin = config, config.run, on_begin
+        self.config, self.settings = config, config.run
         self.facts: dict[str, Any] = {"mode": config.mode, "seed": config.seed}
         self._secrets = secrets_of(config.plain())
         followers = tracking.build(config.tracker.name, config.tracker.options)
-        self.run = RunDirectory(config.run.dir, overwrite=config.run.overwrite)
+        self.run = RunDirectory(config.run.dir, overwrite=config.run.overwrite, on_begin=on_begin)
         self._trackers = Trackers(self.run, followers)
         self._watchdog = Watchdog(
             stall_s=config.run.stall_timeout_s if stalls else None,
@@ -114,8 +115,11 @@ class Session:
         self._stack.enter_context(closing(self._kv_events))
         return self._kv_events
 
-    def begin(self, device: str, label: RunLabel | None = None) -> dict[str, Any]:
+    def begin(self, device: str, components: str = "") -> dict[str, Any]:
         """All is read and can start: take over the directory, write what made the run, start the trackers.
+
+        Args:
+            components: what trackers call such runs; "": the names of allocator, policy, hash scheme and backend.
 
         Returns:
             the provenance, as `provenance.json` holds it.
@@ -125,14 +129,14 @@ class Session:
         """
         path = self.run.path
         checkout = tracking.checkout_state([path.parent if (path / JOB).exists() else path])  # before its first file
-        self.run.begin(self._on_begin)
+        self.run.begin()
         origin = self._provenance(device, checkout)
         self.facts |= headline(origin)
         self.run.write_provenance(origin)
-        self._trackers.start(
-            hidden(masked(self.config.plain()), self._secrets),
-            label or self.label("-".join(self._components().values())),
-        )
+        components = components or "-".join(names_of(self.config, KINDS).values())
+        group = self.run.path.parent.name if self.shared_folder is not None else ""
+        label = RunLabel(name=self.settings.name or components, group=group, job_type=components)
+        self._trackers.start(hidden(masked(self.config.plain()), self._secrets), label)
         return origin
 
     def say_length(self, asked: int | None, needed: int | None, found: int, advice: str) -> None:
@@ -155,6 +159,12 @@ class Session:
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """A line of `metrics.jsonl`, and live numbers for the trackers."""
         self._trackers.log(step, metrics)
+
+    def log_step(self, engine: Engine, named: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row) -> None:
+        """The engine's last step, its times as `named`; of a long run every 100th from the 10,000th on."""
+        step = engine.state.step_number
+        if step < 10_000 or step % 100 == 0:
+            self.log(step, named(engine.metrics.step_row(engine.state)))
 
     def ledger(self) -> Ledger | None:
         """What finds a cause for each missed prompt token of an engine; None where nobody asks why."""
@@ -246,14 +256,6 @@ class Session:
         )
         found: dict[str, Any] = hidden(collected, self._secrets)
         return found
-
-    def _components(self) -> dict[str, str]:
-        return names_of(self.config, KINDS)
-
-    def label(self, components: str) -> RunLabel:
-        """How trackers call a run of these components."""
-        settings = self.settings
-        return RunLabel(name=settings.name or components, group=settings.group or "", job_type=components)
 
 
 def sentence(error: BaseException) -> str:

@@ -1,8 +1,4 @@
-"""Ends a run in which a plugin does not return, or that takes too long.
-
-A thread looks at the stack of the one that works, about once a second: nothing is paid a call. A call into a plugin
-that is still the same call after `stall_s` is ended, and so is a run that lasts longer than `timeout_s`.
-"""
+"""Ends a run in which a plugin does not return, or that takes too long."""
 
 from __future__ import annotations
 
@@ -15,14 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
 from framework.errors import FrameworkError, Interruption, PluginError, TimedOut
+from framework.registry.kinds import KINDS
 from framework.tiers.worker import THREAD
 
 _SIGNAL = getattr(signal, "SIGURG", None)  # ignored by default, so that a late one harms nobody; interrupts a sleep
-_NOT_PLUGINS = ("framework.", "torch.", "hydra.", "omegaconf.", "transformers.")
+_OURS = ("framework.", "torch.", "hydra.", "omegaconf.", "transformers.")
 _TOOLKIT = ("framework.paged.", "framework.interfaces.")  # base classes: the object may be a third-party plugin's
 
 
@@ -30,18 +28,36 @@ class _Stop(Interruption):
     """Ends the work."""
 
 
+@dataclass(slots=True)
+class _Mark:
+    """When a call was seen first and last; put where a frame keeps its trace function, which is not called.
+
+    So a call is known again without keeping its frame, and with it its arguments, alive.
+    """
+
+    first_s: float
+    last_s: float
+
+    def __call__(self, *_: object) -> None:
+        """Trace nothing."""
+
+
 class Watchdog:
     """`with Watchdog(stall_s=..., timeout_s=...):` around the work of this thread.
 
-    The work is ended by a signal in the main thread, which also ends a sleep, and by an asynchronous exception in
-    others. Where neither arrives for `grace_s`, the plugin is in native code or swallows everything: the stacks are
-    printed, `on_abandon` is called and the process exits with status 1.
+    A thread looks about once a second which calls into plugins are under way, so that a call costs nothing more. The
+    work is ended by a signal in the main thread, which also ends a sleep, and by an asynchronous exception in others.
+    Where neither arrives for `grace_s`, the plugin is in native code or swallows everything: the stacks are printed,
+    `on_abandon` is called and the process exits with status 1.
 
     Args:
         stall_s: seconds one call into a plugin may take; None: any.
         timeout_s: seconds all may take; None: any.
         grace_s: seconds to end in.
         on_abandon: given the reason just before the process exits.
+
+    Attributes:
+        error: why the work was ended, once it was; what an exception passing through it stands for.
 
     Raises:
         PluginError: from the `with` block: a call did not return; names plugin, hook, file and line.
@@ -59,119 +75,83 @@ class Watchdog:
         self._stall_s, self._timeout_s, self._grace_s, self._on_abandon = stall_s, timeout_s, grace_s, on_abandon
         limits = [limit for limit in (stall_s, timeout_s) if limit is not None]
         self._interval = min([1.0, *(limit / 8 for limit in limits)])
-        self._thread: threading.Thread | None = None if not limits else threading.Thread(
-            target=self._watch, name="watchdog", daemon=True
-        )  # fmt: skip
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True) if limits else None
         self._ended = threading.Event()
-        self._error: FrameworkError | None = None
-        self._held: list[FrameType] = []
-        """Calls that may have stalled; what an interrupt is meant for, empty when it is for whatever runs."""
-
-    @property
-    def error(self) -> FrameworkError | None:
-        """Why the work was ended, once it was; what an exception passing through it stands for."""
-        return self._error
+        self.error: FrameworkError | None = None
 
     def __enter__(self) -> Watchdog:
-        self._watched, self._older = threading.get_ident(), _others()
+        self._watched, self._older = threading.get_ident(), _store_threads()
         self._by_signal = _SIGNAL is not None and threading.current_thread() is threading.main_thread()
         if self._thread is not None:
             if self._by_signal:
                 self._previous = signal.signal(_SIGNAL, self._on_signal)  # type: ignore[arg-type]
             self._thread.start()
-            if self._timeout_s is not None:
-                # Native code that keeps the interpreter's lock stops every thread but this one, which needs no lock.
-                with suppress(OSError, ValueError, RuntimeError, OverflowError):  # none: further off than clocks go
-                    faulthandler.dump_traceback_later(
-                        self._timeout_s + 2 * self._grace_s, exit=True, file=sys.__stderr__ or sys.stderr
-                    )
+        if self._timeout_s is not None:
+            # Native code that keeps the interpreter's lock stops every thread but this one, which needs no lock.
+            with suppress(OSError, ValueError, RuntimeError, OverflowError):  # none: further off than clocks go
+                faulthandler.dump_traceback_later(
+                    self._timeout_s + 2 * self._grace_s, exit=True, file=sys.__stderr__ or sys.stderr
+                )
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
+        if self._timeout_s is not None:
+            faulthandler.cancel_dump_traceback_later()
         if self._thread is not None:
             self._thread.join()
-            if self._timeout_s is not None:
-                faulthandler.cancel_dump_traceback_later()
             if self._by_signal:
                 signal.signal(_SIGNAL, self._previous)  # type: ignore[arg-type]
-        self._held.clear()
-        if self._error is not None and (error is None or isinstance(error, _Stop)):
-            raise self._error from None
+        if self.error is not None and (error is None or isinstance(error, _Stop)):
+            raise self.error from None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        late = self._error is None or self._ended.is_set()
-        if not late and (not self._held or any(held in self._held for held in _outward(frame))):
+        if self.error is not None and not self._ended.is_set():
             raise _Stop
 
     def _watch(self) -> None:
-        elapsed, last, waited = 0.0, time.monotonic(), dict[int, float]()
-        while not self._ended.wait(self._interval):
+        elapsed, before = 0.0, time.monotonic()
+        while not self._ended.wait(self._interval) and self.error is None:
             now = time.monotonic()
             # A stopped process does not age: SIGSTOP is no plugin's fault.
-            passed, last = min(now - last, 2 * self._interval), now
-            elapsed += passed
-            calls = [call for thread in self._threads() for call in _plugin_calls(thread)]
-            if self._timeout_s is not None and elapsed >= self._timeout_s:
-                self._held = []  # wherever it is by then
-                where = f"; it was in {self._described(calls[-1])}" if calls else ""
-                self._end(
-                    TimedOut(f"the run was ended after run.timeout_s={self._timeout_s:g} seconds{where}"), calls[-1:]
-                )
-                return
-            if self._stall_s is not None:
-                waited = {id(call): waited.get(id(call), -passed) + passed for call in calls}
-                if self._stalled(calls, waited):
-                    return
-            del calls
+            passed, before = min(now - before, 2 * self._interval), now
+            last, elapsed = elapsed, elapsed + passed
+            self._look(last, elapsed)
 
-    def _stalled(self, calls: list[FrameType], waited: dict[int, float]) -> bool:
-        """Whether a call was ended. `waited`: by id of a call's frame, seconds.
+    def _look(self, last_s: float, now_s: float) -> None:
+        """Mark the calls under way, and end the work for the innermost one that is too long, or for its own length."""
+        stalled: tuple[str, _Mark] | None = None
+        latest: tuple[str, _Mark | None] = "", None
+        for thread in (self._watched, *(one for one in _store_threads() if one not in self._older)):
+            for call, described in _plugin_calls(thread):
+                mark = call.f_trace
+                if mark is not None and not isinstance(mark, _Mark):
+                    continue  # somebody is debugging
+                if mark is None or mark.last_s < last_s:  # a generator may have yielded since
+                    mark = call.f_trace = _Mark(now_s, now_s)
+                mark.last_s, latest = now_s, (described, mark)
+                if self._stall_s is not None and now_s - mark.first_s >= self._stall_s:
+                    stalled = described, mark
+        if self._timeout_s is not None and now_s >= self._timeout_s:
+            where = f"; it was in {latest[0]}" if latest[0] else ""
+            self._end(TimedOut(f"the run was ended after run.timeout_s={self._timeout_s:g} seconds{where}"), latest[1])
+        elif stalled is not None:
+            rule = f"has not returned for {self._stall_s:g} seconds (run.stall_timeout_s; null lets it take any time)"
+            self._end(PluginError(f"{stalled[0]}: {rule}"), stalled[1])
 
-        A frame's id is used again once it is gone; so one seen for half the time is held on to for the other half.
-        Not held from the first, since it keeps its arguments alive.
-        """
-        assert self._stall_s is not None
-        self._held = [held for held in self._held if held in calls]
-        long = [call for call in calls if waited[id(call)] >= self._stall_s and call in self._held]
-        if not long:
-            self._held += [call for call in calls if waited[id(call)] >= self._stall_s / 2 and call not in self._held]
-            return False
-        call = long[-1]
-        if any(frame.f_trace is not None for frame in _outward(call)):
-            return False  # somebody is debugging
-        # A call in another thread cannot be interrupted: the work that waits for it is, wherever it is.
-        self._held = [call] if call in _outward(sys._current_frames().get(self._watched)) else []
-        self._end(
-            PluginError(
-                f"{self._described(call)}: has not returned for {self._stall_s:g} seconds "
-                "(run.stall_timeout_s; null lets it take any time)"
-            ),
-            [call],
-        )
-        return True
-
-    def _described(self, call: FrameType) -> str:
-        frames = sys._current_frames()
-        thread = next((one for one in self._threads() if call in _outward(frames.get(one))), self._watched)
-        return _describe(call, thread)
-
-    def _threads(self) -> list[int]:
-        """The watched one, and those that call plugins for it; none that an earlier run left hanging."""
-        return [self._watched, *(thread for thread in _others() if thread not in self._older)]
-
-    def _end(self, error: FrameworkError, calls: list[FrameType]) -> None:
-        """Interrupt the work until it ends: again and again while one of these calls goes on regardless."""
-        self._error = error
+    def _end(self, error: FrameworkError, mark: _Mark | None) -> None:
+        """Interrupt the work, again and again while the call that has this mark goes on regardless."""
+        self.error = error
+        in_work = self._goes_on(mark)
         self._interrupt()
         for _ in range(10):
             if self._ended.wait(self._grace_s / 10):
                 return
-            if any(call in calls for call in _plugin_calls(self._watched)):
+            if self._goes_on(mark):
                 self._interrupt()
-            elif self._held:
+            elif in_work:
                 return  # the call is over, and what follows it may take its time
         reason = f"{type(error).__name__}: {error}; it could not be interrupted"
         print(reason, file=sys.stderr, flush=True)  # noqa: T201
@@ -179,8 +159,10 @@ class Watchdog:
             faulthandler.dump_traceback(all_threads=True)
             self._on_abandon(reason)
         finally:
-            _kill_children()
             os._exit(1)
+
+    def _goes_on(self, mark: _Mark | None) -> bool:
+        return mark is not None and any(call.f_trace is mark for call, _ in _plugin_calls(self._watched))
 
     def _interrupt(self) -> None:
         if self._by_signal:
@@ -189,62 +171,39 @@ class Watchdog:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._watched), ctypes.py_object(_Stop))
 
 
-def _others() -> list[int]:
+def _store_threads() -> list[int]:
     """The threads beside the watched one that call plugins: those that copy blocks between tiers."""
     return [thread.ident for thread in threading.enumerate() if thread.name == THREAD and thread.ident is not None]
 
 
-def _kill_children() -> None:
-    """Ranks of a model, say: one that hangs as well would not notice that this process has gone."""
-    import multiprocessing
+def _plugin_calls(thread: int) -> Iterator[tuple[FrameType, str]]:
+    """The frames by which a thread's stack enters a plugin, outermost first, and each in words.
 
-    for child in multiprocessing.active_children():
-        child.kill()
-
-
-def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+    As `eviction Forever.victim (forever.py:12)`, with the line where the thread is.
+    """
+    frames, frame = [], sys._current_frames().get(thread)
     while frame is not None:
-        yield frame
+        frames.append(frame)
         frame = frame.f_back
-
-
-def _plugin_calls(thread: int) -> list[FrameType]:
-    """The frames by which a thread's stack enters a plugin, outermost first."""
-    frames = list(_outward(sys._current_frames().get(thread)))[::-1]
-    interfaces = tuple(_interfaces().values())
-    calls, before = [], None
-    for frame in frames:
-        owner = _owner(frame, interfaces)
+    before = None
+    for frame in reversed(frames):
+        owner = _owner(frame)
         if owner is not None and owner is not before:
-            calls.append(frame)
+            place = f"{os.path.basename(frames[0].f_code.co_filename)}:{frames[0].f_lineno}"
+            yield frame, f"{_kind_of(owner)} {type(owner).__name__}.{frame.f_code.co_name} ({place})"
         before = owner
-    return calls
 
 
-def _owner(frame: FrameType, interfaces: tuple[type, ...]) -> Any:
+def _owner(frame: FrameType) -> Any:
     """The plugin whose method runs in this frame; None when it is none."""
     module = str(frame.f_globals.get("__name__", "")) + "."
-    code = frame.f_code
-    if not code.co_argcount or (module.startswith(_NOT_PLUGINS) and not module.startswith(_TOOLKIT)):
+    if not frame.f_code.co_argcount or (module.startswith(_OURS) and not module.startswith(_TOOLKIT)):
         return None
-    first = frame.f_locals.get(code.co_varnames[0])
-    return first if isinstance(first, interfaces) else None
+    first = frame.f_locals.get(frame.f_code.co_varnames[0])
+    return first if _kind_of(first) else None
 
 
-def _interfaces() -> dict[str, type]:
-    """Kind -> its base class, of those that were imported: no other has an object."""
-    from framework.registry import KINDS
-
-    places = {kind.name: kind.base.split(":") for kind in KINDS.values()}
-    found = {kind: getattr(sys.modules.get(module), name, None) for kind, (module, name) in places.items()}
-    return {kind: cls for kind, cls in found.items() if cls is not None}
-
-
-def _describe(call: FrameType, thread: int) -> str:
-    """`eviction Forever.victim (forever.py:12)`: the innermost line is where it is."""
-    interfaces = _interfaces()
-    owner = _owner(call, tuple(interfaces.values()))
-    kind = next((kind for kind, cls in interfaces.items() if isinstance(owner, cls)), "plugin")
-    inner = sys._current_frames().get(thread) or call
-    place = f"{os.path.basename(inner.f_code.co_filename)}:{inner.f_lineno}"
-    return f"{kind} {type(owner).__name__}.{call.f_code.co_name} ({place})"
+def _kind_of(value: object) -> str:
+    """The kind of plugin that an object is, "" for none."""
+    bases = {f"{cls.__module__}:{cls.__qualname__}" for cls in type(value).__mro__}
+    return next((kind.name for kind in KINDS.values() if kind.base in bases), "")

@@ -139,6 +139,8 @@ class RunDirectory:
     Args:
         path: created with its parents. It must be empty, or have been a run's directory before.
         overwrite: also replace a finished run, one that has a `result.json`.
+        on_begin: called with the directory when it becomes this run's, before anything is removed; if it raises,
+            nothing is.
 
     Attributes:
         path: the directory, absolute.
@@ -151,8 +153,14 @@ class RunDirectory:
         RunDirectoryError: cannot be created or written, or holds a finished run and `overwrite` is False.
     """
 
-    def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
-        self.path = _own_folder(path)
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        overwrite: bool = False,
+        on_begin: Callable[[Path], object] = lambda path: None,
+    ) -> None:
+        self.path, self._on_begin = _own_folder(path), on_begin
         self.begun = False
         self._writers: dict[str, JsonLinesWriter] = {}
         self._made = missing_folders(self.path)
@@ -173,11 +181,8 @@ class RunDirectory:
         """Whether there is a `result.json`, an earlier run's until `begin`."""
         return (self.path / RESULT).exists()
 
-    def begin(self, on_begin: Callable[[Path], object] = lambda path: None) -> None:
+    def begin(self) -> None:
         """Make the directory this run's: mark it, and remove what an earlier run left. Idempotent.
-
-        Args:
-            on_begin: called before anything is removed; if it raises, nothing is.
 
         Raises:
             RunDirectoryError: nothing can be written here; nothing was removed.
@@ -186,7 +191,7 @@ class RunDirectory:
             return
         with _as_run_directory_error(self.path):
             write_json(self.path / MARK, {"format": "kvcache-framework run directory", "version": 1})
-            on_begin(self.path)
+            self._on_begin(self.path)
             for name in _OF_A_RUN:
                 (self.path / name).unlink(missing_ok=True)
         self.begun = True

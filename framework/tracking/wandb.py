@@ -37,7 +37,8 @@ class WandbTracker(Tracker):
         mode: `auto` is online where an API key is at hand and offline elsewhere; `online`, `offline` or `disabled`
             as named. The environment variable WANDB_MODE wins. Without a key, `online` warns and is `offline`:
             nothing ever asks for one.
-        tags: added to the label's, whose name is `run.name` and whose group `run.group`.
+        tags: added to the label's, whose name is `run.name` and whose group the sweep's folder; without one,
+            WANDB_RUN_GROUP names it.
         artifacts: whether the run's files (configuration, provenance, result, requests, events) are kept as an
             artifact of the run.
 

@@ -71,7 +71,7 @@ SERVE: list[tuple[str, ...]] = [
     ("engine.max_batch_tokens=0",), ("kernel.batch=[0]",), ("kernel.batch=many",),
     ("engine.tensor_parallel_size=1024",), ("engine.tensor_parallel_size=0",), ("engine.cuda_graphs=true",),
     ("run.stall_timeout_s=nan",), (f"run.timeout_s={LONG}",),
-    ("run.timeout_s=0",), ("run.log_every=0",), ("run.check_requests=-1",), ("device=quantum",), ("device=cuda:99",),
+    ("run.timeout_s=0",), ("run.check_requests=-1",), ("device=quantum",), ("device=cuda:99",),
     ("device=meta",), ("device=",), ("model=random", "model.shape=qwen4"), ("model=random", "model.dtype=int8"),
     ("model=checkpoint", "model.path=."), ("model=checkpoint", "model.path=good.jsonl"), ("model=a/b/c/d",),
     ("model=",), ("model.dtype=float33",), ("eviction=belady",), ("eviction=optimum",), ("eviction=module.py:Nobody",),

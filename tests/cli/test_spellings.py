@@ -88,15 +88,12 @@ def test_files_can_be_swept_as_models(command: Any, runs: list[Any]) -> None:
     assert [run["model"]["path"] for run in runs] == ["/a/one", "/a/two"]
 
 
-def test_each_job_of_a_sweep_has_its_own_directory_and_the_sweeps_group(
-    command: Any, runs: list[Any], elsewhere: Path
-) -> None:
+def test_each_job_of_a_sweep_has_its_own_directory(command: Any, runs: list[Any], elsewhere: Path) -> None:
     command("-m", "run.progress=false", "seed=0,1", "run.sweep=mine", *QUICK)
     folders = [Path(run["run"]["dir"]) for run in runs]
     assert {folder.parent for folder in folders} == {elsewhere / "sweeps" / "mine"}
     assert len(set(folders)) == 2, folders
     assert ["seed=0" in folders[0].name, "seed=1" in folders[1].name] == [True, True], folders
-    assert {run["run"]["group"] for run in runs} == {"mine"}
 
 
 def test_a_run_directory_can_be_chosen(command: Any, runs: list[Any], tmp_path: Path) -> None:

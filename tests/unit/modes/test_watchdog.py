@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,32 +175,3 @@ def test_native_code_that_keeps_the_interpreter_s_lock_outlives_no_timeout() -> 
     assert (done.returncode, done.stdout) == (1, ""), done
     assert "Timeout" in done.stderr
     assert "in score" in done.stderr, "no stack was printed"
-
-
-STUBBORN = """
-import multiprocessing, os, signal, time
-from framework.modes.watchdog import Watchdog
-if __name__ == "__main__":
-    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
-    child.start()
-    os.kill(child.pid, signal.SIGSTOP)
-    print(child.pid, flush=True)
-    with Watchdog(timeout_s=0.2, grace_s=0.3):
-        while True:
-            try:
-                time.sleep(60)
-            except BaseException:
-                pass
-"""
-
-
-def test_a_process_that_has_to_exit_leaves_no_hanging_child(tmp_path: Path) -> None:
-    script = tmp_path / "stubborn.py"
-    script.write_text(STUBBORN)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1, done.stderr
-    child = Path(f"/proc/{done.stdout.strip()}")
-    deadline = time.monotonic() + 5
-    while child.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not child.exists(), "the child outlived its parent"
