@@ -11,6 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from framework.errors import (
@@ -39,17 +40,22 @@ Key = tuple[Namespace, tuple[int, ...]]
 
 @dataclass
 class Truth:
-    """Slots by (block, offset); a slot that is absent is poison: handed out and not written since."""
+    """Slots by (block, offset); a slot that is absent is poison: handed out and not written since.
+
+    `promised`: what the step at hand will write, before any row of it attends and after all copies.
+    """
 
     block_size: int
     epoch: int = 0
     slots: dict[tuple[int, int], Meaning] = field(default_factory=dict)
+    promised: dict[tuple[int, int], Meaning] = field(default_factory=dict)
     published: dict[Key, int] = field(default_factory=dict)
     """The block that first published each full block's content, while it and all its ancestors last."""
 
     def read(self, table: list[int], position: int) -> Meaning | None:
         """What the token at `position` would find."""
-        return self.slots.get((table[position // self.block_size], position % self.block_size))
+        slot = table[position // self.block_size], position % self.block_size
+        return self.slots.get(slot) or self.promised.get(slot)
 
     def next_meaning(self, table: list[int], namespace: Namespace, tokens: list[int], position: int) -> Meaning:
         """What writing token `position` makes of its slot, given what its predecessor's slot holds."""
@@ -60,6 +66,7 @@ class Truth:
     def write(self, block: int, offset: int, meaning: Meaning) -> None:
         """The forward pass stored one token."""
         self.slots[block, offset] = meaning
+        self.promised.pop((block, offset), None)
 
     def copy(self, copies: Iterable[BlockCopy]) -> None:
         """The pool did these copies, in order."""
@@ -76,6 +83,7 @@ class Truth:
             self.unpublish(block)
             for offset in range(self.block_size):
                 self.slots.pop((block, offset), None)
+                self.promised.pop((block, offset), None)
 
     def unpublish(self, block: int) -> None:
         """The block's content need not be found any more, nor what follows it."""
@@ -92,6 +100,8 @@ class Truth:
             parent = (namespace, tuple(tokens[: index * self.block_size]))
             if meaning is None or meaning.epoch < self.epoch or (index and parent not in self.published):
                 return
+            if meaning in self.promised.values():
+                return  # whoever promised it publishes it
             self.published.setdefault((namespace, tuple(tokens[:end])), table[index])
 
     def must_hit(self, namespace: Namespace, tokens: list[int]) -> int:
@@ -125,6 +135,7 @@ class Traits:
         exact: a table is as long as its tokens need, and no longer.
         capacity: tokens that one request may hold in an empty pool.
         kept: blocks that an admission leaves to running requests.
+        promises: content that was promised is found at once.
         strict: every published prefix must be found: it shares, and the hash scheme does not collide.
     """
 
@@ -132,6 +143,7 @@ class Traits:
     exact: bool
     capacity: int
     kept: int
+    promises: bool
     strict: bool
 
 
@@ -144,6 +156,7 @@ class Live:
         must_extend: its blocks may be shared since the last extend.
         old: it was running when the weights changed; what it publishes later may be left out of the cache.
         num_null: leading blocks that no layer reads any more and that the allocator has unreferenced.
+        planned: tokens whose KV is written once the step at hand is computed, as it was promised; 0 for no promise.
     """
 
     info: RequestInfo
@@ -154,6 +167,7 @@ class Live:
     must_extend: bool
     old: bool = False
     num_null: int = 0
+    planned: int = 0
 
 
 class Judge:
@@ -173,6 +187,8 @@ class Judge:
         self.events: list[CacheEvent] = []
         self.findable: dict[int, bytes] = {}
         self.prompts: dict[tuple[Namespace, tuple[int, ...]], TokenArray] = {}
+        self.hits: list[tuple[list[int], Namespace, Hit]] = []
+        self.pending: dict[int, int] = {}  # promised blocks, and who computes each
         self.totals: Counter[str] = Counter()
         self.next_id, self.now = 1, 0.0
         self.tolerates: type[FrameworkError] | None = None
@@ -331,14 +347,14 @@ class Driver(Judge):
 
     def do_lookup(self, tokens: list[int], namespace: Namespace) -> Hit:
         """Ask twice; the answer must be true, as long as can be, and change nothing."""
-        self.history.append(f"lookup({tokens}, {namespace.salt!r})")
         prompt = as_tokens(tokens)
         before = replace(self.allocator.stats(), collisions=0)
-        hit: Hit = self._quietly("lookup", lambda: self.allocator.lookup(prompt, namespace))
-        again = self._quietly("lookup", lambda: self.allocator.lookup(prompt, namespace, hit))
-        after = replace(self.allocator.stats(), collisions=0)
+        hit: Hit = self.call(f"lookup({tokens}, {namespace.salt!r})", lambda: self.allocator.lookup(prompt, namespace))
         self.history[-1] += f" -> {hit.num_tokens} tokens in {list(hit.blocks)}"
-        self.need((hit.num_tokens, hit.blocks) == (again.num_tokens, again.blocks), "two lookups differ", again)
+        again = self.call("lookup as before", lambda: self.allocator.lookup(prompt, namespace, hit))
+        after = replace(self.allocator.stats(), collisions=0)
+        same = (hit.num_tokens, hit.blocks) == (again.num_tokens, again.blocks)
+        self.need(same or not self.repeats, "two lookups differ", again)
         if before != after:
             raise self.fail("lookup changed the counts", f"{before} {after}")
         self.need(prompt.tolist() == tokens, "lookup wrote to the caller's tokens", prompt)
@@ -356,15 +372,9 @@ class Driver(Judge):
             longest = self.truth.must_hit(namespace, tokens)
             self.need(hit.num_tokens >= longest, "a published prefix is not found",
                       f"{hit.num_tokens} tokens hit, {longest} are published")  # fmt: skip
+        if hit.num_tokens:
+            self.hits.append((tokens, namespace, hit))
         return hit
-
-    def _quietly(self, name: str, method: Callable[[], Any]) -> Any:
-        try:
-            return method()
-        except FrameworkError as error:
-            raise self.fail(f"{name} raised {error!r}") from error
-        except Exception as error:
-            raise self.fail(f"{name} raised {error!r}") from error
 
     def do_admit(self, tokens: list[int], namespace: Namespace, more: int = 0, hit: Hit | None = None) -> int | None:
         """Look up, ask, allocate. Returns the request's id, or None when it was refused."""
@@ -374,7 +384,7 @@ class Driver(Judge):
         self.next_id += 1
         info = RequestInfo(id=number, max_total_tokens=len(tokens) + more, namespace=namespace)
         prompt, stats = as_tokens(tokens), self.allocator.stats()
-        fits = not stale and self._quietly("fits", lambda: self.allocator.fits(info, prompt, hit))
+        fits = not stale and self.call("fits", lambda: self.allocator.fits(info, prompt, hit))
         text = f"allocate(request {number}, {tokens}, {namespace.salt!r}, hit of {hit.num_tokens})"
         allowed: tuple[type[FrameworkError], ...] = (OutOfBlocks, StaleHit) if stale else (OutOfBlocks,)
         if not tokens:
@@ -408,6 +418,12 @@ class Driver(Judge):
         self.after()
         return number
 
+    def do_admit_late(self, pick: int) -> None:
+        """Allocate with a hit of before: it is refused, or still true."""
+        if self.hits:
+            tokens, namespace, hit = self.hits[-1 - pick % len(self.hits)]
+            self.do_admit(tokens, namespace, hit=hit)
+
     def _few_evictions(self, before: int, needed: int) -> None:
         evicted = self.allocator.stats().evictions - before
         if self.traits.exact:
@@ -424,7 +440,8 @@ class Driver(Judge):
             if self.traits.exact:
                 slack = self.allocator.num_blocks - self.traits.capacity // self.size
                 have = stats.free_blocks + stats.cached_blocks - slack
-                self.need(grow + row.must_extend > have, "refused although the blocks are there", f"{grow} of {have}")
+                need = grow + (self._num_shared(request) if row.must_extend else 0)
+                self.need(need > have, "refused although the blocks are there", f"{need} of {have}")
             self.after()
             return False
         self._accept(request, change)
@@ -436,14 +453,19 @@ class Driver(Judge):
         self.need(same, "extend is not idempotent", f"{again}, was {self.tables[request]}, is {self._table(request)}")
         return True
 
+    def _num_shared(self, request: int) -> int:
+        """Blocks from the committed length on that others can see."""
+        others = {block for other, table in self.tables.items() if other != request for block in table}
+        return len({*self.tables[request][self.live[request].committed // self.size :]} & (others | {*self.findable}))
+
     def do_compute(self, pick: int, count: int, extend: bool, commit: bool) -> None:
         """One step of a request: room, the writes of up to `count` tokens, and, if wished or a block filled, commit."""
         request = self.pick(pick)
         if request is None:
             return
         row = self.live[request]
-        end = min(len(row.tokens), row.written + max(1, count))
-        if end == row.written:
+        end = row.planned or min(len(row.tokens), row.written + max(1, count))
+        if end <= row.written:
             return
         short = end > len(self.tables[request]) * self.size
         if (extend or row.must_extend or short) and not self.extend(request, end):
@@ -451,15 +473,17 @@ class Driver(Judge):
         for position in range(row.written, end):
             self._write(request, position)
         self.history.append(f"write tokens {row.written} to {end - 1} of request {request}")
-        row.written = end
+        row.written, row.planned = end, 0
         if commit or end // self.size > row.committed // self.size:
             self._commit(request)
+        self.need(request not in self.pending.values(), "what was promised was not written in place", self.pending)
 
     def _write(self, request: int, position: int) -> None:
         row, table = self.live[request], self.tables[request]
         block, offset = table[position // self.size], position % self.size
         meaning = self.truth.next_meaning(table, row.info.namespace, row.tokens, position)
-        if self.truth.slots.get((block, offset)) == meaning:
+        if self.truth.read(table, position) == meaning:
+            self.truth.write(block, offset, meaning)
             return
         users = [other for other, theirs in self.tables.items() if block in theirs and other != request]
         where = f"token {position} of request {request} in block {block}"
@@ -483,11 +507,87 @@ class Driver(Judge):
         self.need(change.start == min([*starts, len(new)]), "TableChange.start is not the first entry that differs",
                   f"{change}, was {old}, is {new}")  # fmt: skip
         self.tables[request], row.committed = new, row.written
+        self._keep(new[: row.written // self.size])
         self._tables_are_true()
         if not row.old:
             self.truth.publish(new, row.info.namespace, row.tokens, first, last)
         self.prompts[row.info.namespace, (*tokens, 0)] = as_tokens([*tokens, 0])
         self.after()
+
+    def do_promise(self, pick: int, count: int) -> None:
+        """The step at hand will compute up to `count` tokens of a request: lookups may find what they fill."""
+        request = self.pick(pick)
+        if request is None:
+            return
+        row = self.live[request]
+        end = min(len(row.tokens), row.written + max(1, count))
+        if row.planned or end == row.written or not self.extend(request, end):
+            return
+        table, tokens, namespace = self.tables[request], row.tokens[:end], row.info.namespace
+        self.call(f"promise(request {request}, {tokens})",
+                  lambda: self.allocator.promise(RequestId(request), as_tokens(tokens)))  # fmt: skip
+        row.planned = end
+        filled = table[row.written // self.size : end // self.size]
+        self.pending.update({block: request for block in filled if block in self.findable})
+        for position in range(row.written, end):
+            block, offset = table[position // self.size], position % self.size
+            if block in self.pending:
+                meaning = self.truth.next_meaning(table, namespace, tokens, position)
+                self.truth.slots.pop((block, offset), None)
+                self.truth.promised[block, offset] = meaning
+        self.after()
+
+    def _keep(self, blocks: list[int]) -> None:
+        """A commit names these blocks: who promised them has computed them, in the same step."""
+        for block in blocks:
+            owner = self.pending.pop(block, None)
+            if owner is not None and owner in self.live:
+                row, table = self.live[owner], self.tables[owner]
+                first, last = row.committed // self.size, table.index(block) + 1
+                for position in range(row.written, last * self.size):
+                    self._write(owner, position)
+                row.written = row.committed = max(row.committed, last * self.size)
+                row.planned *= row.planned > row.written
+                if not row.old:
+                    self.truth.publish(table, row.info.namespace, row.tokens, first, last)
+
+    def do_withdraw(self, pick: int) -> None:
+        """The step does not compute what a request promised: who relied on it is named, and ends."""
+        owners = sorted(set(self.pending.values()))
+        if owners:
+            self._withdraw(owners[pick % len(owners)])
+
+    def _withdraw(self, request: int) -> None:
+        relying, found = set[int](), {request}
+        while found:
+            relying |= found
+            gone = {slot for slot in self.truth.promised if self.pending[slot[0]] in relying}
+            found = {other for other in self.live if other not in relying and self._reads(other, gone)}
+        broken = self.call(f"withdraw(request {request})", lambda: self.allocator.withdraw(RequestId(request)))
+        self.need({*broken} == relying - {request}, "withdraw must name who relies on the promise",
+                  f"{[*broken]}, {sorted(relying - {request})} do")  # fmt: skip
+        self.pending = {block: owner for block, owner in self.pending.items() if owner not in relying}
+        for slot in gone:
+            del self.truth.promised[slot]
+        self.live[request].planned = 0
+        for other in broken:
+            tokens, child = as_tokens(self.live[other].tokens[: self.live[other].committed]), self._info(10**6 + 1)
+            for name, wrong in (("commit", partial(self.allocator.commit, other, tokens)),
+                                ("fork", partial(self.allocator.fork, other, child, 1))):  # fmt: skip
+                error = self.call(f"{name} of request {other}", wrong, InvalidArgument)
+                self.need(
+                    isinstance(error, InvalidArgument), "its blocks are computed by nobody, and it was taken", name
+                )
+            self._free(other)
+        self.after()
+        row = self.live[request]
+        self.do_lookup([*row.tokens, 0], row.info.namespace)
+
+    def _reads(self, request: int, slots: set[tuple[int, int]]) -> bool:
+        """Whether one of these slots holds KV that a request counts as written."""
+        row, table = self.live[request], self.tables[request]
+        read = range(row.num_null * self.size, row.written)
+        return any((table[position // self.size], position % self.size) in slots for position in read)
 
     def do_append(self, pick: int, tokens: list[int]) -> None:
         """The model or a draft produced more tokens; they are not written yet."""
@@ -504,6 +604,8 @@ class Driver(Judge):
         row, child = self.live[request], RequestId(self.next_id)
         self.next_id += 1
         at = max(0, row.written - back, (row.num_null + 1) * self.size if row.num_null else 0)
+        if self.pending.keys() & {*self.tables[request][: at // self.size]}:
+            return None  # a fork is of what was computed
         info = RequestInfo(id=child, max_total_tokens=row.info.max_total_tokens, namespace=row.info.namespace)
         change = self.call(f"fork(request {request}, child {child}, {at})",
                            lambda: self.allocator.fork(RequestId(request), info, at), OutOfBlocks)  # fmt: skip
@@ -543,9 +645,14 @@ class Driver(Judge):
         """End a request, at whatever point it is."""
         request = self.pick(pick)
         if request is not None:
-            self.call(f"free(request {request})", lambda: self.allocator.free(RequestId(request)))
-            del self.live[request], self.tables[request]
+            if request in self.pending.values():
+                self._withdraw(request)
+            self._free(request)
             self.after()
+
+    def _free(self, request: int) -> None:
+        self.call(f"free(request {request})", lambda: self.allocator.free(RequestId(request)))
+        del self.live[request], self.tables[request]
 
     def do_preempt(self, pick: int) -> None:
         """Free a request and admit it again with all its tokens."""
@@ -557,6 +664,8 @@ class Driver(Judge):
 
     def do_reset(self) -> None:
         """The weights changed. A policy that fails is named, but what was cached is forgotten all the same."""
+        while self.pending:
+            self.do_withdraw(0)
         try:
             self.call("reset()", self.allocator.reset)
         finally:
@@ -597,6 +706,18 @@ class Driver(Judge):
             if row.committed:
                 less = as_tokens(row.tokens[: row.committed - 1])
                 calls["commit less"] = (lambda: self.allocator.commit(RequestId(request), less), InvalidArgument)
+            if pick < row.committed:
+                other = as_tokens([*row.tokens[:pick], 1 - row.tokens[pick], *row.tokens[pick + 1 : row.written]])
+                if self.traits.shares:  # else an allocator need not know the tokens
+                    calls["commit other tokens"] = (
+                        lambda: self.allocator.commit(RequestId(request), other),
+                        InvalidArgument,
+                    )
+                if self.traits.promises:
+                    calls["promise other tokens"] = (
+                        lambda: self.allocator.promise(RequestId(request), other),
+                        InvalidArgument,
+                    )
         if kind in calls:
             method, right = calls[kind]
             error = self.call(f"wrong call: {kind} (request {gone if kind in calls and 'gone' in kind else request})",

@@ -23,13 +23,16 @@ NAMESPACES = (Namespace(), Namespace(salt="x"))
 
 WRONG_CALLS = (
     "free", "extend", "commit", "table", "fork", "duplicate", "fork onto itself", "commit too far",
-    "fork too far", "extend below 0", "commit less",
+    "fork too far", "extend below 0", "commit less", "commit other tokens", "promise other tokens",
 )  # fmt: skip
 
 WEIGHTS = {
     "admit": 8, "compute": 10, "finish": 5, "append": 5, "free": 2, "fork": 2, "branch": 3, "preempt": 1,
-    "remember": 1, "use remembered": 1, "wrong": 2, "advance": 1, "reset": 0.3,
+    "admit_late": 2, "wrong": 2, "advance": 1, "reset": 0.6,
 }  # fmt: skip
+
+PROMISING = {**WEIGHTS, "promise": 3, "follow": 3, "withdraw": 2}
+"""Of an engine whose rows share blocks within a step."""
 
 WINDOWED = {**WEIGHTS, "unref_leading": 8, "append": 9}
 """Of a model whose layers all have a sliding window: rows grow, and let go of what the windows have passed."""
@@ -48,19 +51,19 @@ def random_history(draw: Random, num_steps: int, longest: int, weights: Mapping[
 
     def step(name: str) -> Step:
         pick, few = draw.randint(0, 3), draw.randint(0, 4)
-        if name in ("admit", "remember"):
+        if name == "admit":
             return (name, prompt(draw, longest), int(draw.random() < 0.2))
         if name == "compute":
             return (name, pick, draw.choice((1, 2, 3, longest)), draw.random() < 0.7, draw.random() < 0.7)
         if name == "append":
             return (name, pick, [draw.randint(0, 1) for _ in range(draw.randint(1, 4))])
-        if name == "branch":
+        if name in ("branch", "follow"):
             return (name, pick, few, draw.random() < 0.5)
-        if name in ("fork", "unref_leading"):
+        if name in ("fork", "unref_leading", "promise"):
             return (name, pick, few)
         if name == "wrong":
             return (name, draw.choice(WRONG_CALLS), pick)
-        return (name, pick) if name in ("finish", "free", "preempt") else (name,)
+        return (name, pick) if name in ("finish", "free", "preempt", "withdraw", "admit_late") else (name,)
 
     names = draw.choices(list(weights), list(weights.values()), k=num_steps)
     return [step(name) for name in names]
@@ -68,13 +71,12 @@ def random_history(draw: Random, num_steps: int, longest: int, weights: Mapping[
 
 def play(driver: Driver, history: list[Step]) -> None:
     """Do the steps one by one; the driver checks after each, and goes on after an error that it tolerates."""
-    remembered: dict[str, Any] = {}
     for step in history:
         with suppress(Contained):
-            _do(driver, step, remembered)
+            _do(driver, step)
 
 
-def _do(driver: Driver, step: Step, remembered: dict[str, Any]) -> None:
+def _do(driver: Driver, step: Step) -> None:
     name, *given = step
     if name == "admit":
         driver.do_admit(list(given[0]), NAMESPACES[given[1]])
@@ -83,17 +85,12 @@ def _do(driver: Driver, step: Step, remembered: dict[str, Any]) -> None:
         driver.do_free(given[0])
     elif name == "branch":
         branch(driver, *given)
+    elif name == "follow":
+        follow(driver, *given)
     elif name == "append":
         driver.do_append(given[0], list(given[1]))
     elif name == "wrong":
         driver.do_wrong(*given)
-    elif name == "remember":
-        tokens, namespace = list(given[0]), NAMESPACES[given[1]]
-        hit = driver.do_lookup(tokens, namespace)
-        remembered.update(tokens=tokens, namespace=namespace, hit=hit)
-    elif name == "use remembered":
-        if remembered:
-            driver.do_admit(**remembered)
     else:
         getattr(driver, f"do_{name}")(*given)
 
@@ -112,6 +109,17 @@ def branch(driver: Driver, pick: int, back: int, end_parent: bool) -> None:
             place = sorted(driver.live).index(request)
             driver.do_append(place, [token])
             driver.do_compute(place, 99, extend=True, commit=True)
+
+
+def follow(driver: Driver, pick: int, count: int, kept: bool) -> None:
+    """Promise what a step computes, admit another request with the same tokens, and perhaps withdraw the promise."""
+    owner = driver.pick(pick)
+    if owner is not None:
+        row = driver.live[owner]
+        driver.do_promise(pick, 1 + 2 * count)
+        driver.do_admit([*row.tokens, 0], row.info.namespace)
+        if not kept:
+            driver.do_withdraw(0)
 
 
 def fail_shortest(run: Callable[[list[T]], None], history: list[T]) -> None:

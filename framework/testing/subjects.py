@@ -35,13 +35,22 @@ def _traits(make: Make, collides: bool, num_blocks: int, block_size: int) -> Tra
     exact = len(allocator.table(RequestId(1))) == 1
     allocator.free(RequestId(1))
     allocator.allocate(info(2, 5), prompt, allocator.lookup(prompt, PLAIN))
+    allocator.promise(RequestId(2), prompt)
+    promises = allocator.lookup(prompt, PLAIN).num_tokens > 0
     allocator.commit(RequestId(2), prompt)
     shares = allocator.lookup(prompt, PLAIN).num_tokens > 0
     idle = fresh(make, num_blocks, block_size)
     capacity = _most_blocks(idle)
     idle.allocate(info(1, 1), prompt[:1], idle.lookup(prompt[:1], PLAIN))
     kept = num_blocks - 1 - _most_blocks(idle) if exact else 0
-    return Traits(shares=shares, exact=exact, capacity=capacity * block_size, kept=kept, strict=shares and not collides)
+    return Traits(
+        shares=shares,
+        exact=exact,
+        capacity=capacity * block_size,
+        kept=kept,
+        promises=promises,
+        strict=shares and not collides,
+    )
 
 
 def _most_blocks(allocator: Allocator) -> int:

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from framework.errors import (
     DuplicateRequest,
     InvalidArgument,
-    InvariantViolation,
     NoCandidate,
     OutOfBlocks,
     PluginError,
@@ -393,24 +392,7 @@ class SlowAllocator(SlowPool, Allocator):
         )
 
     def check(self) -> None:
-        broken = []
-        counted = Counter(block for row in self.rows.values() for block in row.table[row.num_null :])
-        if counted != +self.references:
-            broken.append(f"S1: reference counts {dict(+self.references)}, tables say {dict(counted)}")
-        stats = self.stats()
-        if stats.free_blocks + stats.cached_blocks + stats.used_blocks != self.num_blocks:
-            broken.append(f"S1: counts do not sum: {stats}")
-        if (
-            set(self.free_blocks) & (set(counted) | set(self.content))
-            or len(set(self.free_blocks)) != stats.free_blocks
-        ):
-            broken.append(f"S1: the free list holds a block twice, or one that is used or cached: {self.free_blocks}")
-        if {block: self.holder_of.get(block_hash) for block, block_hash in self.hash_of.items()} != {
-            b: b for b in self.content
-        }:
-            broken.append("S1: map from hashes and map from blocks differ")
-        if broken:
-            raise InvariantViolation("SlowAllocator: " + "; ".join(broken))
+        """Nothing: the kits must see each fault from outside."""
 
     def advance(self, now: float) -> None:
         self.now = now
