@@ -174,11 +174,14 @@ class Promises:
         self.require_sound(table)
         size = self._cache.pool.block_size
         for block in table.blocks[: num_tokens // size]:
-            request = self.owner.pop(block, None)
+            request = self.owner.get(block)
             if request is None:
                 continue
             made, owner = self._made[request], self._tables[request]
-            del made[block]
+            for kept in list(made):  # in order: what is above a kept block was computed too
+                del made[kept], self.owner[kept]
+                if kept == block:
+                    break
             owner.committed = max(owner.committed, (owner.published - len(made)) * size)
             if not made:
                 del self._made[request]

@@ -540,10 +540,11 @@ class Driver(Judge):
     def _keep(self, blocks: list[int]) -> None:
         """A commit names these blocks: who promised them has computed them, in the same step."""
         for block in blocks:
-            owner = self.pending.pop(block, None)
-            if owner is not None and owner in self.live:
+            owner = self.pending.get(block)
+            if owner is not None:
                 row, table = self.live[owner], self.tables[owner]
                 first, last = row.committed // self.size, table.index(block) + 1
+                self.pending = {other: of for other, of in self.pending.items() if other not in table[:last]}
                 for position in range(row.written, last * self.size):
                     self._write(owner, position)
                 row.written = row.committed = max(row.committed, last * self.size)
