@@ -316,7 +316,7 @@ class BlockCache:
             self.pool.set_free(freed)
             idle = [block for block in idle if hash_of[block] is not None]
         try:
-            kept = self.host.kept(idle, self._decline, self._stays if self.leaf_only else None)
+            kept = self.host.kept(idle, self.give_up, self._stays if self.leaf_only else None)
         except PluginError:
             self._free_refused([block for block in idle if hash_of[block] is not None])
             raise
@@ -325,7 +325,8 @@ class BlockCache:
     def _stays(self, block: int) -> bool:
         return not self.is_leaf(block)
 
-    def _decline(self, block: int) -> None:
+    def give_up(self, block: int) -> None:
+        """Make a block free whose content the policy knows to be gone."""
         self.detached.discard(block)
         self._evict((block,))
         self.pool.set_free([block])

@@ -137,26 +137,18 @@ def wrong(name, check, base=SlowLru, **methods):
 
 
 MUTANTS = [
-    (bad.NamesPinned, kit.check_a_pinned_block_is_no_victim),
-    (bad.NamesNull, kit.check_an_evicted_block_may_return),
-    (bad.NamesUnknown, kit.check_an_evicted_block_may_return),
-    (bad.NamesNegative, kit.check_an_evicted_block_may_return),
-    (bad.NamesFloat, kit.check_an_evicted_block_may_return),
-    (bad.NamesBool, kit.check_an_evicted_block_may_return),
-    (bad.NamesNone, kit.check_an_evicted_block_may_return),
-    (bad.NamesNobody, kit.check_an_evicted_block_may_return),
-    (bad.RaisesOnVictim, kit.check_an_evicted_block_may_return),
+    *((type(policy), RANDOM) for policy in bad.bad_victims()),
     *((partial(bad.RaisesInHook, hook), RANDOM) for hook in ("admit", "hit", "pin", "release", "evicted")),
     (partial(bad.RaisesInHook, "release", 3), RANDOM),
     (KeepsLists, RANDOM),
-    (RemembersOldTenancy, kit.check_an_evicted_block_may_return),
+    (RemembersOldTenancy, RANDOM),
     (ForgetsTheOrderOfHits, kit.check_contents_decide_and_not_ids),
     (ForgetsWhenAsked, kit.check_facts_are_plain_and_change_nothing),
     (SlowLru, kit.check_work_does_not_grow_with_the_pool),
     (ListLru, kit.check_work_does_not_grow_with_the_pool),
-    wrong("ForgetsPin", kit.check_a_pinned_block_is_no_victim, pin=lambda self, blocks, now: None),
+    wrong("ForgetsPin", RANDOM, pin=lambda self, blocks, now: None),
     wrong("ForgetsRelease", RANDOM, release=lambda self, blocks, now: SlowLru.release(self, blocks[:-1], now)),
-    wrong("ForgetsEvicted", kit.check_an_evicted_block_may_return, evicted=lambda self, block, now: None),
+    wrong("ForgetsEvicted", RANDOM, evicted=lambda self, block, now: None),
     wrong("VictimRemoves", RANDOM, victim=lambda self, now:
           (block := SlowLru.victim(self, now), self.candidates.discard(block))[0]),
     wrong("Wavers", RANDOM, asked=0, victim=lambda self, now: (SlowLru.victim(self, now), setattr(
@@ -165,13 +157,13 @@ MUTANTS = [
           self.__dict__.setdefault("ranks", {}).setdefault(block, os.urandom(8))),
     wrong("MutatesLists", RANDOM, release=lambda self, blocks, now:
           (SlowLru.release(self, blocks, now), blocks.clear())),
-    wrong("EmptyNone", kit.check_an_empty_policy_says_so,
+    wrong("EmptyNone", RANDOM,
           victim=lambda self, now: SlowLru.victim(self, now) if self.candidates else None),
     wrong("WritesFacts", RANDOM, victim=lambda self, now:
           (block := SlowLru.victim(self, now), self.blocks.last_access.__setitem__(block, 0))[0]),
-    wrong("CandidateWhenAdmitted", kit.check_an_empty_policy_says_so,
+    wrong("CandidateWhenAdmitted", RANDOM,
           admit=lambda self, blocks, now: self.candidates.update(blocks)),
-    wrong("KeepsDroppedBlocks", kit.check_dropped_blocks_are_forgotten,
+    wrong("KeepsDroppedBlocks", RANDOM,
           evicted=lambda self, block, now: self.candidates.symmetric_difference_update([block])),
     wrong("SharesStateBetweenInstances", kit.check_two_instances_evict_alike, attach=lambda self, blocks:
           (SlowLru.attach(self, blocks), setattr(self, "candidates", SHARED_STATE))),

@@ -27,15 +27,15 @@ def test_many_victims_are_those_of_single_calls(point) -> None:
         for cache in (first, second):
             cache.play(random_steps(seed, 50))
         count = len(first.candidates)
-        bulk = first.policy.victims(count // 2, first.now)
-        bulk += first.policy.victims(count - count // 2, first.now)
+        bulk = first.policy.victims(count // 2, first.host.now)
+        bulk += first.policy.victims(count - count // 2, first.host.now)
         single = []
         for _ in range(count):
-            single.append(second.policy.victim(second.now))
-            second.policy.evicted(single[-1], second.now)
+            single.append(second.policy.victim(second.host.now))
+            second.policy.evicted(single[-1], second.host.now)
         assert bulk == single, (seed, bulk, single)
         with pytest.raises(NoCandidate):
-            first.policy.victims(1, first.now)
+            first.policy.victims(1, first.host.now)
 
 
 def test_a_replay_in_bulk_evicts_what_one_by_one_does() -> None:
