@@ -89,7 +89,7 @@ def test_a_good_plugin_gets_a_line_for_each_promise_and_its_cost_beside_the_base
 
 
 def test_options_of_the_plugin_may_stand_before_or_after_the_command_s_own(capsys: Any) -> None:
-    words = ("--no-cost", "--only", "pinned")
+    words = ("--no-cost", "--only", "alike")
     for line in (("depth_aware", "weight=2", *words), ("depth_aware", *words, "weight=2")):
         assert check(capsys, *line)[0] == 0, line
 
@@ -97,7 +97,7 @@ def test_options_of_the_plugin_may_stand_before_or_after_the_command_s_own(capsy
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("Pinned", "a victim is no candidate"),
+        ("Pinned", "must name a candidate"),
         ("Mutates", "release changed the list it was handed"),
         ("Hangs", "it took more than 0.3 s and was stopped"),
         ("Exits", "raised SystemExit"),
@@ -106,11 +106,11 @@ def test_options_of_the_plugin_may_stand_before_or_after_the_command_s_own(capsy
 def test_of_a_bad_plugin_it_is_said_which_promise_it_breaks_and_where(
     name: str, says: str, bad: str, capsys: Any
 ) -> None:
-    words = ["--no-cost", "--timeout", "0.3", "--only", "pinned"]
+    words = ["--no-cost", "--timeout", "0.3", "--only", "large"]
     status, out, err = check(capsys, f"{bad}:{name}", *words)
     assert (status, err) == (1, ""), out + err
     assert says in out, out
-    assert "FAILED a pinned block is no victim" in out
+    assert "FAILED a large pool" in out
     if name in ("Hangs", "Exits"):
         assert f"raised at {bad}:" in out, out
         assert "in victim" in out, out
@@ -129,7 +129,7 @@ def test_work_that_grows_with_the_pool_is_counted(bad: str, capsys: Any) -> None
 
 
 def test_costs_are_shown_though_the_kit_failed_and_the_subject_raises(bad: str, capsys: Any) -> None:
-    status, out, _ = check(capsys, f"{bad}:Mutates", "--only", "empty")
+    status, out, _ = check(capsys, f"{bad}:Mutates", "--only", "alike")
     assert status == 1, out
     assert "\n lru " in out, out
     found = costs(resolve(f"{bad}:Mutates"), against=["lru"], rounds=1)
@@ -154,7 +154,7 @@ def test_each_kind_has_costs_above_zero(kind: str, name: str, columns: set[str])
 
 
 ONE_CHECK = {
-    "allocator": ("naive", "second_free"), "eviction": ("fifo", "empty"), "hash": ("blake2b", "chain"),
+    "allocator": ("naive", "max_request"), "eviction": ("fifo", "alike"), "hash": ("blake2b", "pure"),
     "backend": ("gather", "zero"), "workload": ("rag", "anew"), "trace": ("vidur", "damage"),
     "tiering": ("on_second_hit", "conserved"), "store": ("host", "removed"), "tracker": ("none", "stay_apart"),
 }  # fmt: skip
@@ -168,7 +168,7 @@ def test_every_kind_is_checked_by_name(kind: str) -> None:
 
 
 def test_json_holds_verdicts_and_costs(bad: str, capsys: Any) -> None:
-    status, out, err = check(capsys, f"{bad}:Pinned", "--json", "--only", "pinned", "--against", "mru")
+    status, out, err = check(capsys, f"{bad}:Pinned", "--json", "--only", "alike", "--against", "mru")
     assert (status, err) == (1, "")
     found = json.loads(out)
     assert (found["kind"], found["verdicts"][0]["status"]) == ("eviction", "failed")
