@@ -165,14 +165,11 @@ def _spans(mask: Tensor | None, rows: int, queries: int, keys: int, window: int 
 
 
 def _span(row: int, visible: Any, window: int | None) -> _Span | None:
-    keys = np.arange(visible.shape[1])
-    seeing = np.flatnonzero(visible.any(axis=1))
-    if not seeing.size:
+    if not visible.any():
         return None
-    ends = np.where(visible.any(axis=1), visible.shape[1] - visible[:, ::-1].argmax(axis=1), 0)
-    first, end = int(seeing[0]), int(ends.max())
-    last = int(np.flatnonzero(ends == end)[0]) + 1
-    begin = int(visible[first].argmax())
+    keys, seen = np.arange(visible.shape[1]), np.flatnonzero(visible.any(axis=0))
+    begin, end = int(seen[0]), int(seen[-1]) + 1
+    first, last = int(visible.any(axis=1).argmax()), int(visible[:, end - 1].argmax()) + 1
     positions = np.arange(end - (last - first), end)[:, None]
     expected = (keys <= positions) & (keys >= begin)
     if window is not None:
