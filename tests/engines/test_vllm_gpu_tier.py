@@ -15,7 +15,6 @@ from experiments.fidelity.streams import Outcome, Talk, grown, of_trace, sampled
 from experiments.live.server import policy_config
 from experiments.shared import CONVERSATION, MissingTrace, trace_path
 from framework import registry
-from framework.errors import ConfigError
 from framework.export import vllm_connector
 from framework.interfaces.eviction import ScoredPolicy
 
@@ -197,11 +196,6 @@ def test_another_version_with_the_same_hooks_is_led_and_named(
     logging.getLogger("vllm.framework.export").addHandler(caplog.handler)
     vllm_side.scheduler_of(num_blocks=100, transfer=transfer("lru"))
     assert "over 100 blocks of 16 tokens; tested with 0.32.0 and 0.33.0, this is 0.34.1" in caplog.text
-
-
-def test_an_unknown_option_is_refused() -> None:
-    with pytest.raises(ConfigError, match="found policy"):
-        vllm_side.scheduler_of(num_blocks=100, transfer=transfer("lru", policy="lru"))
 
 
 def test_what_the_workers_get_can_be_pickled() -> None:

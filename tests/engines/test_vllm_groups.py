@@ -138,15 +138,7 @@ def test_the_groups_are_those_of_vllm_s_configuration() -> None:
         assert all(group.block_bytes == 4 * group.block_tokens for group in found if group.kind != "state"), found
 
 
-def test_what_is_not_led_is_refused() -> None:
+def test_an_explanation_of_several_groups_is_refused() -> None:
     groups = LAYOUTS["full, window"]
     with pytest.raises(Unsupported, match="2 KV cache groups; leave it out"):
         vllm_side.scheduler_of(num_blocks=50, groups=groups, transfer=transfer("lru", explain="somewhere"))
-    manager = vllm_side.scheduler_of(num_blocks=50, groups=groups).kv_cache_manager
-    manager.coordinator.single_type_managers[1].block_pool = None
-    with pytest.raises(Unsupported, match="group 1 is of SlidingWindowSpec with blocks in a pool of its own"):
-        lead(manager)
-    manager = vllm_side.scheduler_of(num_blocks=50, groups=groups).kv_cache_manager
-    manager.coordinator.kv_cache_config.kv_cache_groups[0].kv_cache_spec = object()
-    with pytest.raises(Unsupported, match="group 0 is of object; PolicyConnector leads full"):
-        lead(manager)

@@ -65,6 +65,13 @@ def in_replay(talks: list[Talk], eviction: str = "lru", **limits: Any) -> tuple[
     return ledger.account(), ledger
 
 
+def conversation(count: int) -> list[Talk]:
+    try:
+        return of_trace(trace_path(CONVERSATION), count)
+    except MissingTrace as error:
+        pytest.skip(str(error))
+
+
 @pytest.mark.parametrize(
     "limits",
     [
@@ -99,10 +106,7 @@ def test_made_up_conversations_miss_alike_cause_by_cause(tmp_path: Path, limits:
 def test_recorded_events_and_a_request_log_give_the_misses_that_vllm_has(
     tmp_path: Path, count: int, limits: dict[str, int]
 ) -> None:
-    try:
-        talks = of_trace(trace_path(CONVERSATION), count) if count else grown(120)
-    except MissingTrace as error:
-        pytest.skip(str(error))
+    talks = conversation(count) if count else grown(120)
     theirs = in_vllm(talks, tmp_path / "run", None, tmp_path / "events", **limits)
     log = [
         WorkloadRequest(prompt=talk.prompt, output=None if count else talk.output, output_tokens=len(talk.output))
@@ -144,11 +148,7 @@ def test_what_another_cache_salt_would_have_hit_is_no_new_content(
 def test_the_first_1500_conversation_requests_miss_alike_cause_by_cause(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        talks = of_trace(trace_path(CONVERSATION), 1500)
-    except MissingTrace as error:
-        pytest.skip(str(error))
-    limits = {"num_blocks": 2000, "block_size": 512, "max_batch_tokens": 65536}
+    talks, limits = conversation(1500), {"num_blocks": 2000, "block_size": 512, "max_batch_tokens": 65536}
     theirs, (ours, ledger) = in_vllm(talks, tmp_path, **limits), in_replay(talks, **limits)
     assert theirs.totals("tokens") == ours.totals("tokens")
     assert theirs.totals("blocks") == ours.totals("blocks")

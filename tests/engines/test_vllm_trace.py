@@ -10,8 +10,6 @@ import pytest
 from experiments.fidelity import our_side, vllm_side
 from experiments.fidelity.streams import Talk, grown
 from experiments.live.server import connector_config
-from framework.errors import ConfigError
-from framework.export import vllm_trace
 from framework.replay.description import describe
 from framework.replay.items import trace_items
 from framework.workload.traces import open_trace
@@ -56,28 +54,3 @@ def test_a_trace_of_requests_in_flight_together_is_in_order_of_arrival_and_priva
     sharing = describe(open_trace(path))[0].sharing
     assert sharing is not None
     assert sharing.hit_rate_full_blocks > 0.5
-
-
-def test_a_file_that_is_there_and_an_unknown_option_are_refused_as_vllm_starts(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("precious")
-    with pytest.raises(ConfigError, match="is there already"):
-        vllm_side.scheduler_of(num_blocks=20, transfer=transfer(tmp_path / "mine"))
-    assert (tmp_path / "mine").read_text() == "precious"
-    with pytest.raises(ConfigError, match="has path and steps, found salt"):
-        vllm_side.scheduler_of(num_blocks=20, transfer=transfer(tmp_path / "new", salt="x"))
-    with pytest.raises(ConfigError, match="name a new file"):
-        vllm_trace.paths_of({})
-
-
-def test_a_full_disk_ends_the_recording_and_not_vllm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    talks, path = grown(30), tmp_path / "trace.jsonl"
-    scheduler = vllm_side.scheduler_of(num_blocks=200, transfer=transfer(path))
-
-    def full(record: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    scheduler.connector.trace._put = full
-    outcome = vllm_side.run(talks, scheduler)
-    scheduler.shutdown()
-    assert len(outcome.hits) == 30
-    assert scheduler.connector.trace is None
