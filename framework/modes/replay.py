@@ -34,9 +34,9 @@ from framework.replay.items import Foresight, feed, trace_items
 from framework.replay.roofline import Roofline
 from framework.types import TokenArray
 from framework.workload import requests_of
-from framework.workload.recording import RecordedWorkload, Recording
 from framework.workload.to_trace import with_blocks
 from framework.workload.trace_file import TraceFile
+from framework.workload.traces.recording import RecordedWorkload, Recording
 
 _DEFAULT_LEN = 262_144
 _TIMED_IN_STEPS = {"wall_s": "wall_steps", "time_s": "time_steps", "load_wait_s": "load_wait_steps"} | {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import asdict, replace
 from math import inf
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import OUTPUT_BASE
@@ -22,7 +22,7 @@ from framework.replay.paths import RequestPaths, build_paths
 from framework.sampling import Sampling
 from framework.types import TokenArray
 from framework.workload.traces.own_format import name_blocks
-from framework.workload.traces.recorded import FORMAT, VERSION
+from framework.workload.traces.recording import FORMAT, VERSION
 
 
 def feed(engine: Engine, items: Iterable[WorkloadRequest], *, progress: bool = False) -> Iterator[None]:
@@ -207,13 +207,13 @@ def write_recording(
 ) -> None:
     """Write down a serve run's requests, so that a replay without its model makes the same decisions.
 
-    Of a drained engine; refused ones and those that never arrived are left out. `framework.workload.recording`
+    Of a drained engine; refused ones and those that never arrived are left out. `framework.workload.traces.recording`
     describes the file and reads it.
 
     Args:
         candidates: of the beam searches, see `Engine.candidates`.
     """
-    with path.open("w", encoding="utf-8") as file:
+    with path.open("wb") as file:
         header = {
             "format": FORMAT,
             "version": VERSION,
@@ -221,10 +221,11 @@ def write_recording(
             "max_model_len": max_model_len,
             "window": window,
         }
-        file.write(json.dumps(header) + "\n")
+        file.write(orjson.dumps(header, option=orjson.OPT_APPEND_NEWLINE))
         for request in sorted(requests, key=lambda request: request.number):
             if request.arrival_step is not None:
-                file.write(json.dumps(_row(request, candidates.get(request.number, []))) + "\n")
+                row = _row(request, candidates.get(request.number, []))
+                file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def _row(request: Request, tops: list[Candidates]) -> dict[str, Any]:

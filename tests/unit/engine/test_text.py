@@ -19,7 +19,7 @@ from framework.model.tokenizer import ByteTokenizer
 from framework.registry.components import build_allocator
 from framework.replay.items import feed, write_recording
 from framework.sampling import Sampling
-from framework.workload.recording import read_recording
+from framework.workload.traces.recording import read_recording
 
 PIECES = ["a", "b", "ab", "ba", "é", "\n", "aab", "🙂", "🙂a"]
 BYTES = ByteTokenizer()

@@ -122,7 +122,9 @@ def test_our_own_format_gives_back_what_was_written(tmp_path: Path, suffix: str)
     assert again.read_bytes() == path.read_bytes()
 
 
-RECORDED_HEADER = {"format": "kvlab-recording", "version": 2, "eos_token_ids": [0], "max_model_len": 64}
+RECORDED_HEADER = {
+    "format": "kvlab-recording", "version": 2, "eos_token_ids": [0], "max_model_len": 64, "window": None,
+}  # fmt: skip
 RECORDED = {
     "number": 0, "arrival_step": 3, "prompt": [5, 6, 7, 8, 9], "sampling": {"max_tokens": 8, "n": 1, "beam_width": 1},
     "seed": 1, "priority": 0, "tenant": "t", "namespace": {"model": "m", "adapter": "", "salt": ""},

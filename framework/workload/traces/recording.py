@@ -1,0 +1,234 @@
+"""A recorded serve run: read as a workload, whose replay makes the same decisions without the model, and as a trace.
+
+File: one JSON header line `{"format": "kvlab-recording", "version": 2, "eos_token_ids": [...], "max_model_len": ...,
+"window": ...}`, then one object a request, in order of submission: `number`, `arrival_step`, `prompt` (token ids),
+`sampling` (fields of Sampling), `seed`, `priority`, `tenant`, `namespace`, `outputs` (token ids of each sample), `tops`
+(for beam search: the ids and log-probabilities, null for -inf, of the candidates at each of its steps), and `key`,
+`session`, `turn`, `category` and `hint` where they are known. A reader refuses a version it does not know.
+`framework.replay.items` writes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from framework.errors import FrameworkError, WorkloadError
+from framework.files.lines import read_lines
+from framework.interfaces.trace import (
+    FieldError,
+    JsonLinesReader,
+    Line,
+    Namespace,
+    Record,
+    Sampling,
+    WorkloadRequest,
+    hint,
+    integer,
+    integers,
+    json_object,
+    number,
+    text,
+)
+from framework.interfaces.workload import Workload
+from framework.types import TokenArray
+from framework.workload.traces.block_ids import first_object
+from framework.workload.traces.own_format import DEFAULT_BLOCK_TOKENS, answer, check_header, name_blocks
+
+FORMAT, VERSION = "kvlab-recording", 2
+Candidates = tuple[list[list[int]], list[list[float]]]
+
+
+class RecordedRun(JsonLinesReader):
+    """A serve run with `run.record=true`: its prompts and the answers. Arrivals are steps.
+
+    Of several samples only the first's tokens are kept, of beams none: a trace holds one output a request.
+    """
+
+    block_tokens = DEFAULT_BLOCK_TOKENS
+    sizes_vary = True
+
+    example: ClassVar[Mapping[str, str]] = {
+        "recording.jsonl": '{"format": "kvlab-recording", "version": 2, "eos_token_ids": [0], "max_model_len": 64, '
+        '"window": null}\n'
+        '{"number": 0, "arrival_step": 3, "prompt": [5, 6, 7], "sampling": {"max_tokens": 8, "n": 1, "beam_width": 1}, '
+        '"seed": 1, "priority": 0, "tenant": "t", "namespace": {"model": "m"}, "outputs": [[1, 2, 0]], "tops": []}\n'
+    }
+
+    @classmethod
+    def recognises(cls, head: Sequence[Line], path: Path) -> bool:
+        """By the header."""
+        return first_object(head).get("format") == FORMAT
+
+    def in_steps(self, head: Sequence[Line]) -> bool:
+        """Always."""
+        return True
+
+    def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
+        """See TraceReader; the first line is the header."""
+        next(lines, None)
+        return super().read(lines, path)
+
+    def block_size(self, head: Sequence[Line], asked: int | None) -> int:
+        """What is asked, since prompts are tokens."""
+        check_header(first_object(head), FORMAT, VERSION)
+        return super().block_size(head, asked)
+
+    def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:
+        """One request line."""
+        request, outputs = _request(record), _outputs(record)
+        asked = request.sampling
+        length = len(outputs[0]) if outputs else asked.max_tokens
+        assert request.tokens is not None
+        return replace(
+            request,
+            output=outputs[0] if outputs else None,
+            output_tokens=length,
+            block_ids=name_blocks(request.tokens, self.block_tokens),
+            block_tokens=self.block_tokens,
+            sampling=answer(length, asked.n, asked.beam_width),
+            key="",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """All requests of a file, in order of submission.
+
+    Attributes:
+        eos_token_ids: ended their sequences.
+        max_model_len: longest sequence the engine took, tokens: what allocators that reserve reserve.
+        window: of all layers of the model, tokens; None where a layer has none.
+        requests: arrivals are step numbers, and `sampling.seed` is the one that was drawn.
+        outputs: (place in `requests`, sample) -> the tokens it generated. A replay numbers requests by their places;
+            the run numbered those too that it refused, which are not in the file.
+        tops: (place in `requests`, call) -> candidates of its beam search.
+    """
+
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    window: int | None
+    requests: list[WorkloadRequest] = field(default_factory=list)
+    outputs: dict[tuple[int, int], TokenArray] = field(default_factory=dict)
+    tops: dict[tuple[int, int], Candidates] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class RecordedWorkload(Workload):
+    """A serve run recorded with run.record=true, replayed without its model: mode=replay workload=recording.
+
+    Args:
+        path: recording.jsonl of the run's directory.
+    """
+
+    path: Path
+
+    def recording(self) -> Recording:
+        """The file, read whole."""
+        return read_recording(self.path)
+
+    def requests(self) -> Iterator[WorkloadRequest]:
+        """See Workload; a step counts as a second."""
+        return iter(self.recording().requests)
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a recorded run.
+
+    Raises:
+        WorkloadError: no such file, another format or version, no request, or a broken line; names line and field.
+    """
+    if not path.is_file():
+        raise WorkloadError(f"{path}: no such file; a serve run with run.record=true writes one")
+    found: Recording | None = None
+    for line_number, line in read_lines(path):
+        try:
+            record = json_object(line)
+            if found is None:
+                found = _begun(record)
+                continue
+            place = len(found.requests)
+            found.requests.append(_request(record))
+            found.outputs.update({(place, sample): tokens for sample, tokens in enumerate(_outputs(record))})
+            found.tops.update({(place, call): one for call, one in enumerate(_tops(record))})
+        except FieldError as error:
+            raise WorkloadError(f"{path}:{line_number}: {error}") from error
+    if found is None or not found.requests:
+        raise WorkloadError(f"{path} holds 0 requests; there is nothing to replay")
+    return found
+
+
+def _begun(header: Mapping[str, Any]) -> Recording:
+    check_header(header, FORMAT, VERSION)
+    return Recording(
+        eos_token_ids=tuple(integers(header, "eos_token_ids").tolist()),
+        max_model_len=integer(header, "max_model_len", 1),
+        window=None if header.get("window") is None else integer(header, "window", 1),
+    )
+
+
+def _request(record: Mapping[str, Any]) -> WorkloadRequest:
+    """What was asked, without the answers."""
+    tokens = _tokens(record, "prompt")
+    if not len(tokens):
+        raise FieldError("prompt", "a prompt has at least one token")
+    return WorkloadRequest(
+        prompt=tokens,
+        sampling=_sampling(record),
+        arrival_s=number(record, "arrival_step"),
+        namespace=_namespace(record),
+        priority=integer(record, "priority", -(2**62), 2**62) if "priority" in record else 0,
+        tenant=text(record, "tenant") or "",
+        session=text(record, "session"),
+        turn=integer(record, "turn", 0) if record.get("turn") is not None else None,
+        category=text(record, "category"),
+        hint=hint(record),
+        key=text(record, "key") or "",
+    )
+
+
+def _tokens(record: Mapping[str, Any], name: str) -> TokenArray:
+    tokens: TokenArray = integers(record, name, limit=2**31 - 1).astype("int32")
+    return tokens
+
+
+def _outputs(record: Mapping[str, Any]) -> list[TokenArray]:
+    return [_tokens({"outputs": tokens}, "outputs") for tokens in _list(record, "outputs")]
+
+
+def _tops(record: Mapping[str, Any]) -> list[Candidates]:
+    try:
+        return [
+            (ids, [[-math.inf if value is None else value for value in row] for row in values])
+            for ids, values in _list(record, "tops")
+        ]
+    except (TypeError, ValueError):
+        raise FieldError("tops", "expected pairs of ids and log-probabilities") from None
+
+
+def _list(record: Mapping[str, Any], name: str) -> list[Any]:
+    value = record.get(name)
+    if not isinstance(value, list):
+        raise FieldError(name, "expected a list")
+    return value
+
+
+def _sampling(record: Mapping[str, Any]) -> Sampling:
+    fields = record.get("sampling")
+    if not isinstance(fields, dict):
+        raise FieldError("sampling", "expected an object")
+    try:
+        return replace(Sampling(**fields), seed=record.get("seed"))
+    except (FrameworkError, TypeError) as error:
+        raise FieldError("sampling", str(error)) from None
+
+
+def _namespace(record: Mapping[str, Any]) -> Namespace:
+    namespace = record.get("namespace") or {}
+    if not isinstance(namespace, dict):
+        raise FieldError("namespace", "expected an object")
+    fields = {f"namespace.{name}": namespace.get(name) for name in ("model", "adapter", "salt")}
+    return Namespace(*(text(fields, name) or "" for name in fields))
