@@ -85,7 +85,7 @@ def main() -> int:
     origin = {**properties(), **({"note": _NOTES[options.backend]} if options.backend in _NOTES else {})}
     statuses = set()
     for words in stages(options.dry_run):
-        grid = Grid(make, options.backend, device, for_device(KernelOptions(**words), device, 16), "NHD", origin)
+        grid = Grid(make, options.backend, device, for_device(KernelOptions(**words), device, 16), "NHD", origin=origin)
         for row in grid.run():
             statuses.add(row["status"])
             print(json.dumps({**row, **smi()}), flush=True)

@@ -110,7 +110,9 @@ class ReplayOptions(Section):
     )
     slo_ttft_s: float = setting(2.0, "goodput: most seconds to the first token", above=0)
     slo_tpot_s: float = setting(0.1, "goodput: most seconds for each later token", above=0)
-    device: str = setting("h200", "executor=roofline: h200 | h100 | a100 | l40s")
+    device: str = setting(
+        "h200", "chip of modelled times, of executor=roofline and mode=kernel: h200 | h100 | a100 | l40s"
+    )
     shape: str = setting("llama-3.1-8b", "executor=roofline and capacity: a name in framework.replay.roofline")
     efficiency: float = setting(
         0.8, "executor=roofline: share of the device's ceilings that is reached", above=0, at_most=1
@@ -177,7 +179,6 @@ class KernelOptions(Section):
         (None,), "dtypes of the pool, as [null,float8_e4m3fn]; null: that of the queries"
     )
     budget_s: float = setting(1.0, "seconds, about, to time one cell", above=0, at_most=10**9)
-    target: str = setting("h200", "chip of the modelled floor: h200 | h100 | a100 | l40s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

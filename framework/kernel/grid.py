@@ -18,6 +18,7 @@ from framework.kernel import bench as benches
 from framework.kernel.bench import Bench, Call, Times, time_on_cpu, time_on_cuda
 from framework.kernel.cells import Cell, cells
 from framework.kernel.floors import Work, arch_of, floor_s, work_of
+from framework.replay.roofline import DEVICES
 from framework.testing.attention_cases import Case, build_problem, torch_dtype
 from framework.testing.attention_runs import Make, Verdict, judge, prepared, run_attention
 
@@ -151,13 +152,14 @@ class Grid:
     Args:
         make: gives a fresh backend.
         options: without nulls.
+        chip: of the modelled floor, see `replay.device`.
         origin: facts that every row carries: device, versions, date.
 
     Attributes:
         rows: one a cell, in order; `status` ok, modelled, failed, unavailable or skipped.
         reasons: why cells failed or cannot run, each once.
         ceilings: of the device, measured before the first time was taken.
-        screened: what the kernels take on the target chip, where the backend can say.
+        screened: what the kernels take on the chip, where the backend can say.
     """
 
     def __init__(
@@ -167,9 +169,13 @@ class Grid:
         device: str,
         options: KernelOptions,
         layout: str,
+        chip: str = "h200",
         origin: Mapping[str, Any] | None = None,
     ) -> None:
+        if chip not in DEVICES:
+            raise ConfigError(f"replay.device {chip!r} is unknown; known: {', '.join(DEVICES)}")
         self.make, self.name, self.device, self.options, self.layout = make, name, device, options, layout
+        self.chip = chip
         self.origin = dict(origin or {})
         self.rows: list[Row] = []
         self.reasons: list[str] = []
@@ -261,12 +267,12 @@ class Grid:
         return {"status": status, "kind": None, "reasons": list(reasons)}
 
     def _modelled(self, backend: AttentionBackend, cell: Cell) -> Row:
-        """No time: what the target chip would need at best, and what the kernels take there."""
-        target = self.options.target
-        for found in GuardedBackend(backend).screen(cell.spec, arch_of(target)) or ():
+        """No time: what the chip would need at best, and what the kernels take there."""
+        for found in GuardedBackend(backend).screen(cell.spec, arch_of(self.chip)) or ():
             if found not in self.screened:
                 self.screened.append(found)
-        return {"status": "modelled", "kind": "modelled", "target": target, "floor_s": floor_s(work_of(cell), target)}
+        floor = floor_s(work_of(cell), self.chip)
+        return {"status": "modelled", "kind": "modelled", "target": self.chip, "floor_s": floor}
 
     def _measured(self, backend: AttentionBackend, cell: Cell) -> Row:
         needed, limit = benches.bytes_needed(cell, self._cache_bytes), benches.most_bytes(self.device)

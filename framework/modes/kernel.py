@@ -33,7 +33,7 @@ def kernel(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, A
     # A backend's first call compiles and tunes, which may take any time.
     with Session(config, on_begin=on_begin, stalls=False) as session:
         session.facts |= {"backend": name, "device": device}
-        grid = Grid(_maker(config), name, device, options, cache.layout)
+        grid = Grid(_maker(config), name, device, options, cache.layout, config.replay.device)
         grid.first_spec  # noqa: B018  an empty grid raises here, before anything is written
         grid.origin = origin_of(session.begin(device, f"kernel-{name}"))
         result = session.record(lambda: _measure(grid, session), lambda complete: _summary(grid))

@@ -115,7 +115,7 @@ KERNELS: list[tuple[str, ...]] = [
     ("kernel.context=many",), ("kernel.heads=[8]",), ("kernel.heads=[0/0/0]",), ("kernel.heads=[7/2/64]",),
     (f"kernel.heads=[{HUGE}/1/64]",), ("kernel.heads=[a/b/c]",), ("kernel.heads=[]",), ("kernel.dtype=[int1]",),
     ("kernel.dtype=[]",), ("kernel.kv_dtype=[int1]",), ("kernel.block_size=[0]",), ("kernel.budget_s=0",),
-    ("kernel.budget_s=nan",), ("kernel.target=z80",), ("kernel.lengths=[odd]",),
+    ("kernel.budget_s=nan",), ("replay.device=z80",), ("kernel.lengths=[odd]",),
     ("kernel.prefill=[0]",),
     ("backend=nothing",), ("device=quantum",), ("kernel=null",),
 ]  # fmt: skip
