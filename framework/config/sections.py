@@ -111,7 +111,7 @@ class ReplayOptions(Section):
     slo_ttft_s: float = setting(2.0, "goodput: most seconds to the first token", above=0)
     slo_tpot_s: float = setting(0.1, "goodput: most seconds for each later token", above=0)
     device: str = setting(
-        "h200", "chip of modelled times, of executor=roofline and mode=kernel: h200 | h100 | a100 | l40s"
+        "h200", "executor=roofline and mode=kernel, chip of modelled times: h200 | h100 | a100 | l40s"
     )
     shape: str = setting("llama-3.1-8b", "executor=roofline and capacity: a name in framework.replay.roofline")
     efficiency: float = setting(

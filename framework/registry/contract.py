@@ -8,15 +8,16 @@ declares anyway: the lowest `kvcache-framework` it asks for. Nothing is written 
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
-from packaging.version import Version
+from typing import TYPE_CHECKING
 
 from framework import __version__
+
+if TYPE_CHECKING:  # an environment with torch alone may lack it
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import Version
 
 DISTRIBUTION = "kvcache-framework"
 
@@ -26,7 +27,7 @@ SINCE: Mapping[int, str] = MappingProxyType({1: "0.1.0"})
 
 def reason_against(distribution: str) -> str:
     """Why an installed distribution's plugins cannot be used with this framework; empty when they can."""
-    if canonicalize_name(distribution) == DISTRIBUTION:
+    if canonical(distribution) == DISTRIBUTION:
         return ""
     try:
         return judge(importlib.metadata.requires(distribution) or ())
@@ -40,6 +41,8 @@ def judge(declared: Iterable[str], *, version: str = __version__, since: Mapping
     Refused: a dependency on kvcache-framework that excludes `version`; one without an upper bound whose lowest version
     belongs to another contract. A distribution that declares no such dependency is let in.
     """
+    from packaging.version import Version
+
     specifier = _specifier_on_us(declared)
     if specifier is None:
         return ""
@@ -59,18 +62,27 @@ def judge(declared: Iterable[str], *, version: str = __version__, since: Mapping
 
 
 def _contract_at(version: Version, since: Mapping[int, str]) -> int:
+    from packaging.version import Version
+
     release = Version(version.base_version)  # a candidate of 1.0 has the contract of 1.0
     begun = [number for number, first in since.items() if Version(first) <= release]
     return max(begun, default=min(since))
 
 
+def canonical(distribution: str) -> str:
+    """A distribution's name as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
 def _specifier_on_us(declared: Iterable[str]) -> SpecifierSet | None:
+    from packaging.requirements import InvalidRequirement, Requirement
+
     for line in declared:
         try:
             requirement = Requirement(line)
         except InvalidRequirement:
             continue
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if canonicalize_name(requirement.name) == DISTRIBUTION and applies:
+        if canonical(requirement.name) == DISTRIBUTION and applies:
             return requirement.specifier
     return None

@@ -10,9 +10,7 @@ import importlib.metadata
 import sys
 from dataclasses import dataclass
 
-from packaging.utils import canonicalize_name
-
-from framework.registry.contract import DISTRIBUTION
+from framework.registry.contract import DISTRIBUTION, canonical
 from framework.registry.kinds import check_kind
 
 
@@ -38,7 +36,7 @@ class Plugin:
 
     def is_of(self, distribution: str) -> bool:
         """Whether a distribution of this name, however it is spelt, offers it."""
-        return canonicalize_name(self.distribution) == canonicalize_name(distribution)
+        return canonical(self.distribution) == canonical(distribution)
 
 
 def entries(kind: str) -> list[Plugin]:
