@@ -13,7 +13,7 @@ from framework.config.sections import SECTIONS, GroupOptions, TierOptions
 from framework.errors import ConfigError
 from framework.model.options import model_options
 from framework.registry.signatures import did_you_mean, listing, shown
-from framework.results.metrics.cache import MOST_TIERS
+from framework.results.metrics import MOST_TIERS
 
 COMPOSITIONS = ("experiment", "sweep")
 """Groups of the command line that leave nothing of their own in a configuration."""

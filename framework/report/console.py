@@ -183,7 +183,7 @@ def _is_long(metric: Metric, text: str) -> bool:
 
 def _is_shown(metric: Metric, result: Result) -> bool:
     value = result[metric.key]
-    if value is None or metric.key in _IN_HEADLINE or (metric.hide_zero and value == 0):
+    if value is None or metric.key in _IN_HEADLINE or (metric.hide_zero and not value):
         return False
     return metric.when is None or metric.when(result)
 

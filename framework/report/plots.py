@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +108,9 @@ def _differences(study: Study) -> Iterator[Plot]:
         title=f"{title(study.metric)} against {study.baseline}",
         note="Open circles: the difference in each setting. Filled: over all settings, with its 95 % interval where "
         "something independent repeats.",
-        figure=intervals.draw(rows, x_label=f"{shown.head} minus {study.baseline}'s", zero=True),
+        figure=intervals.draw(
+            rows, x_label=replace(shown, title=f"{shown.title} minus {study.baseline}'s").head, zero=True
+        ),
     )
 
 

@@ -93,7 +93,7 @@ def ties(study: Study) -> str:
 
 def origin(study: Study) -> Iterator[tuple[str, str]]:
     """(what, text) of where the runs come from: traces with checksum, commands, dates, machines, code."""
-    traces = {(run.trace_name, entry.sha256) for run in study.rows for entry in run.origin.inputs}
+    traces = {(run.trace_name, sha256) for run in study.rows for sha256 in run.origin.inputs}
     named = {run.trace_name for run in study.rows if run.trace_name and not run.origin.inputs}
     for name, sha256 in sorted(traces):
         yield "trace", f"{name}, SHA-256 {sha256 or 'unknown'}"

@@ -1,6 +1,6 @@
 """Every key of `result.json`, declared once: unit, better direction, section, title and definition.
 
-To add a result, add one line to a file of `framework.results.metrics`; the table a run ends with, reports, W&B and
+To add a result, add one line to `framework.results.metrics`; the table a run ends with, reports, W&B and
 docs/results.md show it, and a test fails on a key that is not declared. A plugin's own facts need no line: they carry
 its kind as a prefix, see `FAMILIES`.
 """

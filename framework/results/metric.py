@@ -30,7 +30,7 @@ class Metric:
         of: key of the whole that this is a part of; printed as `part of whole` where both are there.
         row: key of the metric on whose line of the table this one stands.
         when: whether the table of a run with this result shows the metric at all; None for always.
-        hide_zero: whether the table of a run leaves out a 0.
+        hide_zero: whether the table of a run leaves out a 0, a no and an empty list.
         wall: whether two runs of one command differ in it, because it measures wall time.
     """
 
@@ -150,26 +150,6 @@ def on_cuda(result: Mapping[str, Any]) -> bool:
     return str(result.get("device", "")).startswith("cuda")
 
 
-def with_graphs(result: Mapping[str, Any]) -> bool:
-    """Whether decode steps were replayed as CUDA graphs."""
-    return bool(result.get("cuda_graphs"))
-
-
 def never(result: Mapping[str, Any]) -> bool:
     """For facts of every result that the table of a run leaves to `provenance.json` and reports."""
     return False
-
-
-def several_ranks(result: Mapping[str, Any]) -> bool:
-    """Whether the model was spread over more than one process."""
-    return result.get("tensor_parallel_size") not in (None, 1)
-
-
-def dense_checked(result: Mapping[str, Any]) -> bool:
-    """Whether tokens were compared with a dense model."""
-    return bool(result.get("dense_checked"))
-
-
-def lossy(result: Mapping[str, Any]) -> bool:
-    """Whether K and V were kept in a precision below the model's, so that fidelity is measured."""
-    return result.get("attention_error") is not None

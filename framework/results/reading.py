@@ -17,7 +17,18 @@ def read_result(directory: str | Path) -> dict[str, Any]:
     Raises:
         RunDirectoryError: none there (the run did not finish), or not readable.
     """
-    path = Path(directory) / RESULT
+    return _read_object(Path(directory) / RESULT)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file, or None where there is none that can be read."""
+    try:
+        return _read_object(path)
+    except RunDirectoryError:
+        return None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as fault:
@@ -27,15 +38,6 @@ def read_result(directory: str | Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RunDirectoryError(f"{path} holds {type(value).__name__}, not an object")
     return value
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a file, or None where there is none that can be read."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def what_went_wrong(result: Mapping[str, Any]) -> str:

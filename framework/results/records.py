@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from framework.errors import ConfigError, RunDirectoryError, Unsupported
 from framework.files.jsonl import JsonObject, read_jsonl
@@ -21,80 +20,36 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
-    """A file that the run read.
-
-    Attributes:
-        name: its last path component.
-        sha256: of its bytes, hexadecimal; empty when `provenance.json` does not say.
-    """
-
-    name: str
-    sha256: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """What `provenance.json` says; empty strings for what it does not.
 
     Attributes:
-        command: as typed, without the interpreter's path.
+        command: as typed.
         date: when the run began, UTC, to the second.
         machine: processor or accelerator, and the platform.
         revision: of the code; `+` at its end where files had changed.
-        inputs: files that the run read.
+        inputs: SHA-256, hexadecimal, of each file that the run read; empty where it does not say.
     """
 
     command: str = ""
     date: str = ""
     machine: str = ""
     revision: str = ""
-    inputs: tuple[Input, ...] = ()
+    inputs: tuple[str, ...] = ()
 
 
-def origin_of(provenance: Any) -> Origin:
-    """An `Origin` from what the file holds, whatever it holds."""
-    found = _mapping(provenance)
-    package, device, cpu = (_mapping(found.get(key)) for key in ("package", "device", "cpu"))
-    parts = [device.get("model"), cpu.get("model"), found.get("platform")]
-    revision = _text(package.get("git_revision") or package.get("version"))[:40]
+def origin_of(provenance: Mapping[str, Any]) -> Origin:
+    """What a `provenance.json` says of a run's origin, whatever parts it has."""
+    package, device, cpu = (provenance.get(key) or {} for key in ("package", "device", "cpu"))
+    revision = str(package.get("git_revision") or package.get("version") or "")[:12]
+    parts = [device.get("model"), cpu.get("model"), provenance.get("platform")]
     return Origin(
-        command=_command(found.get("argv")),
-        date=_text(found.get("started_at"))[:19].replace("T", " "),
-        machine=", ".join(text for part in parts if (text := _text(part))),
+        command=str(provenance.get("command") or ""),
+        date=str(provenance.get("started_at") or "")[:19].replace("T", " "),
+        machine=", ".join(str(part) for part in parts if part),
         revision=revision + ("+" if revision and package.get("git_dirty") is True else ""),
-        inputs=tuple(_inputs(found.get("inputs"))),
+        inputs=tuple(str(entry.get("sha256") or "") for entry in provenance.get("inputs") or ()),
     )
-
-
-def _inputs(value: Any) -> Sequence[Input]:
-    entries = value if isinstance(value, list) else []
-    return [
-        Input(name=PurePath(_text(entry.get("name"))).name, sha256=_text(entry.get("sha256"))[:64])
-        for entry in entries
-        if isinstance(entry, Mapping) and _text(entry.get("name"))
-    ]
-
-
-def _command(argv: Any) -> str:
-    if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
-        return ""
-    first, *rest = argv
-    path = PurePath(first)
-    if path.suffix == ".py":
-        module = path.parent.name if path.stem == "__main__" else path.stem
-        words = ["python", "-m", f"framework.{module}"] if "framework" in path.parts else ["python", path.name]
-    else:
-        words = [path.name]
-    return " ".join([*words, *map(shlex.quote, rest)])
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _text(value: Any) -> str:
-    return str(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ""
 
 
 _NEVER_A_RUN = frozenset({"wandb", ".hydra", "artifacts"})
@@ -130,8 +85,9 @@ class Run:
     @property
     def trace(self) -> str:
         """What tells its workload's content from another's: the file's checksum, else its path, else the name."""
-        checksums = [entry.sha256 for entry in self.origin.inputs if entry.sha256]
-        return "+".join(checksums) or str(self.settings.get("workload.path") or self.settings.get("workload") or "")
+        return "+".join(filter(None, self.origin.inputs)) or str(
+            self.settings.get("workload.path") or self.settings.get("workload") or ""
+        )
 
     @property
     def trace_name(self) -> str:
@@ -205,7 +161,7 @@ def _read_whole(path: Path, name: str) -> Run:
         reason=_printable(reason)[:_LONGEST_REASON],
         settings=settings_of(path, overrides if isinstance(overrides, list) else ()),
         result=result,
-        origin=origin_of(read_json(path / PROVENANCE)),
+        origin=origin_of(read_json(path / PROVENANCE) or {}),
     )
 
 
@@ -217,36 +173,20 @@ def _printable(text: str) -> str:
 _LINES = {"metrics": METRICS, "requests": REQUESTS, "events": EVENTS, "kernel": KERNEL}
 
 
-class Results(Sequence[Run]):
+class Results(tuple[Run, ...]):
     """The runs of one directory or of a sweep, in order of folder name.
 
     Settings keep their dotted names (`cache.num_blocks`, a component under its kind: `eviction`), results their keys
     in `result.json`; docs/results.md defines each.
     """
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self._runs = tuple(runs)
-
-    @overload
-    def __getitem__(self, index: int) -> Run: ...
-    @overload
-    def __getitem__(self, index: slice) -> Results: ...
-    def __getitem__(self, index: int | slice) -> Run | Results:
-        return Results(self._runs[index]) if isinstance(index, slice) else self._runs[index]
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    def __iter__(self) -> Iterator[Run]:
-        return iter(self._runs)
-
     def __repr__(self) -> str:
-        return f"<Results: {len(self._runs)} runs, {sum(run.ok for run in self._runs)} ok>"
+        return f"<Results: {len(self)} runs, {len(self.ok)} ok>"
 
     @property
     def ok(self) -> Results:
         """Those that ended well."""
-        return Results([run for run in self._runs if run.ok])
+        return Results(run for run in self if run.ok)
 
     def records(self) -> list[dict[str, Any]]:
         """One flat dict a run: `run`, `status`, `reason`, its settings, then its results.
@@ -255,7 +195,7 @@ class Results(Sequence[Run]):
         """
         return [
             {"run": run.name, "status": "", "reason": run.reason, **run.settings, **run.result} | {"status": run.status}
-            for run in self._runs
+            for run in self
         ]
 
     def lines(self, kind: str) -> list[JsonObject]:
@@ -271,7 +211,7 @@ class Results(Sequence[Run]):
         """
         if kind not in _LINES:
             raise Unsupported(f"no lines of kind {kind!r}; there are {', '.join(_LINES)}")
-        paths = [(run, run.path / _LINES[kind]) for run in self._runs]
+        paths = [(run, run.path / _LINES[kind]) for run in self]
         return [{"run": run.name, **line} for run, path in paths if path.is_file() for line in read_jsonl(path)]
 
     def to_pandas(self, kind: str = "runs") -> pandas.DataFrame:

@@ -14,7 +14,7 @@ Value = str | int | float | bool | None
 KINDS = ("allocator", "eviction", "hash", "backend", "model", "workload", "tiering")
 
 _NOT_SETTINGS = re.compile(r"^(run|tracker|sweep|experiment|hydra)(\.|$)")
-_MOST, _DEEPEST, _LONGEST = 2000, 12, 500
+_LONGEST = 500
 _REPLAY_CLOCK = ("step_s", "costs", "slo_ttft_s", "slo_tpot_s")
 _ROOFLINE = ("device", "efficiency")
 _TIERS = ("tiering", "tiers")
@@ -31,7 +31,7 @@ def settings_of(folder: Path, overrides: Sequence[Any]) -> dict[str, Value]:
         overrides: words of the command line, for a run that left no readable `config.yaml`.
 
     Raises:
-        ValueError: a configuration that is nested or repeated beyond reading.
+        RecursionError: a configuration that holds itself.
     """
     import yaml
 
@@ -48,8 +48,7 @@ def settings_of(folder: Path, overrides: Sequence[Any]) -> dict[str, Value]:
 
 def _unread(config: Mapping[Any, Any]) -> re.Pattern[str]:
     """What the run's mode never reads, as a pattern of dotted keys."""
-    mode, executor = config.get("mode", "serve"), config.get("executor") or "none"
-    replay = config.get("replay") if isinstance(config.get("replay"), Mapping) else {}
+    mode, executor, tiers = config.get("mode", "serve"), config.get("executor") or "none", config.get("tiers")
     if mode == "serve":
         words = ["replay", "kernel", "executor", *_TIERS]
     elif mode == "kernel":
@@ -60,36 +59,26 @@ def _unread(config: Mapping[Any, Any]) -> re.Pattern[str]:
                  "faults.poison"]  # fmt: skip
         if executor == "cache_only":
             words += ["engine", "faults", "hash", *(f"replay.{key}" for key in _REPLAY_CLOCK)]
-            words += [] if config.get("tiers") else [*_TIERS]
+            words += [] if tiers else [*_TIERS]
         else:
             words += [*_TIERS, "replay.leaf_first", "replay.full_blocks_only"]
         if executor != "roofline":
             words += [f"replay.{key}" for key in _ROOFLINE]
-            if not config.get("tiers") and (
-                not replay or replay.get("capacity") is None
-            ):  # then nothing asks for the bytes of a block
-                words.append("replay.shape")
+            if not tiers and (config.get("replay") or {}).get("capacity") is None:
+                words.append("replay.shape")  # nothing asks for the bytes of a block
     return re.compile("|".join(rf"{re.escape(word)}(\.|$)" for word in words))
 
 
-def _flat(node: Mapping[Any, Any]) -> Iterator[tuple[str, Value]]:
-    """Depth first; refuses what a loop of YAML references or a repetition of them makes endless."""
-    count = 0
-    stack: list[tuple[str, Any, int]] = [(str(key), value, 1) for key, value in reversed(list(node.items()))]
-    while stack:
-        dotted, value, depth = stack.pop()
+def _flat(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Value]]:
+    for key, value in node.items():
+        dotted = f"{prefix}{key}"
+        owner, _, last = dotted.rpartition(".")
         if _NOT_SETTINGS.match(dotted):
             continue
-        count += 1
-        if count > _MOST or depth > _DEEPEST:
-            raise ValueError(f"{CONFIG} is nested or repeats itself beyond reading, at {dotted[:60]!r}")
-        owner, _, last = dotted.rpartition(".")
+        if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            value = dict(enumerate(value, start=1))
         if isinstance(value, Mapping):
-            stack += [(f"{dotted}.{key}", item, depth + 1) for key, item in reversed(list(value.items()))]
-        elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
-            stack += [
-                (f"{dotted}.{number}", item, depth + 1) for number, item in reversed([*enumerate(value, start=1)])
-            ]
+            yield from _flat(value, f"{dotted}.")
         elif last == "name" and (owner in KINDS or owner.startswith("tiers.")):
             yield owner, _scalar(value)
         else:

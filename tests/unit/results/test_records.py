@@ -70,7 +70,7 @@ def test_records_hold_settings_and_results(tmp_path: Path) -> None:
 def test_origin_carries_command_date_machine_and_checksum(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", **REPLAY)
     provenance = {
-        "argv": ["/venv/framework/run.py", "eviction=lru,s3fifo", "workload.path=a b.jsonl"],
+        "command": "python -m framework.run eviction=lru,s3fifo 'workload.path=a b.jsonl'",
         "started_at": "2026-11-22T08:39:23.249+00:00",
         "cpu": {"model": "EPYC"},
         "platform": "Linux",

@@ -1,0 +1,430 @@
+"""The declarations of all result keys, in the order of docs/results.md and of the table a run ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from framework.misses.account import OUTCOMES, key_of
+from framework.results.metric import Metric, never, on_cuda, section, text
+
+run, cache, tiers, optimum = section("run"), section("prefix cache"), section("tiers"), section("optimum")
+requests, measured, counted = section("requests"), section("speed", wall=True), section("speed")
+memory, scheduling, execution = section("memory"), section("scheduling"), section("execution")
+latency, event, kernel = section("latency"), section("KV events"), section("kernel")
+
+MOST_TIERS = 4
+"""Tiers below the pool that results have keys for; a configuration lists no more."""
+
+
+def tier(number: int) -> Iterator[Metric]:
+    """What a run with tiers says of one of them; 0 is the pool, of which it says its hits alone."""
+    name, key = "the pool" if not number else f"tier {number}", f"tier{number}"
+    yield tiers(f"{key}_hit_blocks", "blocks", "higher", f"hits in {name}",
+                f"Blocks of requests' cached prefixes that lay in {name}.", of="prompt_blocks")  # fmt: skip
+    yield tiers(f"{key}_hit_tokens", "tokens", "higher", f"tokens hit in {name}", "Their tokens.", when=never)
+    if not number:
+        return
+    yield tiers(f"{key}_num_blocks", "blocks", "", f"capacity of {name}", f"Blocks that {name} holds at most.",
+                when=never)  # fmt: skip
+    yield tiers(f"{key}_bytes_in", "bytes", "lower", f"written to {name}",
+                f"Whole blocks stored in {name}, in bytes of K and V.")  # fmt: skip
+    yield tiers(f"{key}_bytes_out", "bytes", "", f"read from {name}",
+                f"Whole blocks read from {name}, for requests and for the tier below.")  # fmt: skip
+    yield tiers(f"{key}_evictions", "blocks", "lower", f"evictions from {name}",
+                f"Blocks that the eviction policy of {name} gave up.")  # fmt: skip
+    yield tiers(f"{key}_unread_blocks", "blocks", "lower", f"stored unread in {name}",
+                f"Blocks stored in {name} that were never a hit there before they left it or the run "
+                "ended.")  # fmt: skip
+    yield tiers(f"{key}_refused_blocks", "blocks", "lower", f"no room in {name}",
+                f"Stores dropped because every block of {name} was in use.", hide_zero=True)  # fmt: skip
+    yield tiers(f"{key}_peak_blocks", "blocks", "", f"peak of {name}", f"Most blocks that {name} held at once.",
+                when=never)  # fmt: skip
+    yield tiers(f"{key}_failed_loads", "blocks", "lower", f"failed loads from {name}",
+                f"Blocks whose bytes {name} did not have when a request was to get them: recomputed.",
+                hide_zero=True)  # fmt: skip
+    yield tiers(f"{key}_failed_stores", "blocks", "lower", f"failed stores in {name}",
+                f"Blocks whose bytes {name} could not keep.", hide_zero=True)  # fmt: skip
+    for kind in ("window", "state"):
+        yield tiers(f"{key}_{kind}_hit_blocks", "blocks", "", f"{kind}s loaded from {name}",
+                    f"Blocks of {kind}s in {name} that requests went on from, of a model that mixes them with full "
+                    "attention.", hide_zero=True)  # fmt: skip
+
+
+def best_over_tiers(number: int) -> Iterator[Metric]:
+    """What a cache-only replay says of the optimum's hits in one tier."""
+    name = "the pool" if not number else f"tier {number}"
+    yield optimum(f"tier{number}_optimum_hit_blocks", "blocks", "", f"best hits in {name}",
+                  f"Blocks hit in {name} by the offline optimum over tiers, which hits most in the pool and in all "
+                  "tiers down to each one at once; it may decline content.", of="prompt_blocks")  # fmt: skip
+    yield optimum(f"tier{number}_pinned_optimum_hit_blocks", "blocks", "", f"best pinned hits in {name}",
+                  "The same when the request at hand holds its blocks in the pool.", of="prompt_blocks")  # fmt: skip
+
+
+_CAUSES = {
+    "new": "content that was never in the cache",
+    "evicted": "content that a policy evicted for want of room",
+    "unreachable": "content that is there behind a block of its prefix that is not",
+    "declined": "content that the policy would not keep, or that there was no room to keep",
+    "in flight": "content that another request was computing and did not share yet",
+    "end of prompt": "the last token, and a last block that is not full",
+    "other namespace": "content that is there under another salt, adapter or tenant",
+    "tier": "content that lay below the pool, and was dropped there or not loaded",
+}
+
+
+def causes() -> Iterator[Metric]:
+    """What a run with run.explain=true says of the prompt tokens that it missed."""
+    for outcome in OUTCOMES[1:]:
+        for unit in ("tokens", "blocks"):
+            yield cache(key_of(outcome, unit), unit, "lower", f"missed, {outcome}" + (", blocks" * (unit == "blocks")),
+                        f"Prompt {unit} that were no hit: {_CAUSES[outcome]}.", of=f"prompt_{unit}", hide_zero=True,
+                        when=None if unit == "tokens" else never)  # fmt: skip
+    yield cache("missed_preempted_tokens", "tokens", "lower", "computed again after preemption",
+                "Tokens computed once more because their request was preempted, beside the prompt tokens.",
+                hide_zero=True)  # fmt: skip
+    yield cache("missed_forgotten_contents", "blocks", "", "contents forgotten",
+                "Lost contents forgotten for want of room (4,194,304 are remembered): a miss of one counts as new.",
+                hide_zero=True)  # fmt: skip
+
+
+def by_kind() -> Iterator[Metric]:
+    """Of each kind of group."""
+    for kind, name in (("full", "full attention"), ("window", "windows"), ("chunk", "chunks"), ("state", "states")):
+        yield cache(f"{kind}_hit_tokens", "tokens", "", f"hit of {name} alone",
+                    f"Prompt tokens that the groups of {name} could have given, whatever the others have.",
+                    of="prompt_tokens")  # fmt: skip
+        yield cache(f"{kind}_lost_tokens", "tokens", "lower", f"lost to {name}",
+                    f"Prompt tokens by which {name} shortened hits, full attention first, then the others by turns: "
+                    "with the hits, these sum to all that could be hit.", of="prompt_tokens")  # fmt: skip
+
+
+def served() -> Iterator[Metric]:
+    """Of each group of KV that a served model has."""
+    for kind, name in (("full", "full attention"), ("window", "windows"), ("state", "states")):
+        yield cache(f"{kind}_bytes", "bytes", "", f"{name}: capacity", f"Usable blocks of {name}.")
+        yield cache(f"{kind}_peak_used_bytes", "bytes", "lower", f"{name}: peak in use",
+                    f"Most of the blocks of {name} that requests held at once.", of=f"{kind}_bytes")  # fmt: skip
+        yield cache(f"{kind}_cached_bytes", "bytes", "", f"{name}: cached",
+                    f"Blocks of {name} that are findable and unused at the end.", of=f"{kind}_bytes")  # fmt: skip
+        yield cache(f"{kind}_evictions", "blocks", "", f"{name}: evicted", f"Blocks of {name} that were evicted.")
+
+
+def latencies(unit: str, clock: str) -> Iterator[Metric]:
+    """The 50th, 95th and 99th percentile of each latency, `ttft_s_p50` and so on, three on a line of a run's table.
+
+    Args:
+        unit: `s`, or `steps` in a replayed recording, whose clock counts them.
+    """
+    between = "Time" if unit == "s" else "Steps"
+    for name, title, definition, note in (
+        ("ttft", "first token", "From arrival to the first generated token", f"{clock}, from arrival" if clock else ""),
+        (
+            "tpot",
+            "each next token",
+            f"{between} between the first and last token over the tokens after the first",
+            clock,
+        ),
+        ("latency", "whole request", "From arrival to the last token", clock),
+    ):
+        if unit == "steps":
+            title, definition = f"{title}, steps", f"{definition}, in steps"
+        for percent in (50, 95, 99):
+            first = percent == 50
+            yield latency(f"{name}_{unit}_p{percent}", unit, "lower", title if first else f"{title}, p{percent}",
+                          f"{definition}, {percent}th percentile over finished requests.", note=note,
+                          row="" if first else f"{name}_{unit}_p50", wall=unit == "s")  # fmt: skip
+
+
+SHARES = (
+    memory("utilisation", "share", "higher", "utilisation",
+           "Slots holding live K and V over slots reserved, weighted by time.", note="live / reserved slots"),
+    memory("waste_internal", "share", "lower", "internal waste",
+           "Slots past the end in a last written block, over slots reserved.", note="tails of blocks"),
+    memory("waste_reserved", "share", "lower", "reserved waste",
+           "Slots promised and not yet written, over slots reserved.", note="not yet written"),
+    memory("waste_external", "share", "lower", "external waste",
+           "Slots free but in no run that a request could get, over the pool.", note="free but unusable"),
+    memory("cached_idle", "share", "", "cached, idle",
+           "Slots findable and used by nobody, over the pool: not waste, but a cache.", note="of the pool"),
+    memory("pool_used", "share", "", "pool in use", "Slots reserved over the pool."),
+)  # fmt: skip
+
+
+def by_step(share: Metric) -> Metric:
+    """The same share weighted by steps instead of time: equal to the last digit in every run of one command."""
+    definition = f"`{share.key}` with each step counted once: the same in every run of one command."
+    return replace(
+        share, key=f"{share.key}_by_step", title=f"{share.title}, by step", definition=definition, when=never
+    )
+
+
+DECLARED: tuple[Metric, ...] = (
+    text("run", "status", "status", "`ok`, `failed`, `unavailable` or `interrupted`."),
+    text("run", "mode", "mode", "`serve`, `replay` or `kernel`."),
+    text("run", "executor", "executor", "What stood behind the scheduler in a replay: see docs/traces.md."),
+    text("run", "clock", "clock", "What times are counted on: `wall`, `virtual`, or the length of a step."),
+    text("run", "model", "model", "Name of the model."),
+    text("run", "workload", "workload", "Name of the workload."),
+    text("run", "allocator", "allocator", "Name of the allocator."),
+    text("run", "eviction", "eviction", "Name of the eviction policy."),
+    text("run", "hash", "hash", "Name of the hash scheme."),
+    text("run", "backend", "backend", "Name of the attention backend."),
+    text("run", "device", "device", "Where the model or kernel ran, as torch names it."),
+    text("run", "dtype", "dtype", "Data type of the weights and of what is computed."),
+    text("run", "command", "command", "The command line of the process, as a shell takes it.", when=never),
+    text("run", "started_at", "started", "When the run began, UTC.", when=never, wall=True),
+    text("run", "machine", "machine", "The accelerator, or the processor and the cores that the run may use.",
+         when=never),
+    text("run", "version", "version", "Version of this package.", when=never),
+    text("run", "git_revision", "revision", "Revision of the checkout that the package ran from.", when=never),
+    text("run", "trace", "trace", "Path of the trace or recording that was replayed.", when=never),
+    text("run", "trace_sha256", "trace's SHA-256", "SHA-256 of that file.", when=never),
+    run("trace_bytes", "bytes", "", "trace's size",
+        "Size of that file.", when=never),
+    text("run", "not_measured", "not measured", "Why a run that did not end well could not say what it measured."),
+    run("seed", "number", "", "seed", "The run's seed."),
+    run("num_blocks", "blocks", "", "blocks", "Blocks in the pool, the null block excepted."),
+    run("block_size", "tokens", "", "block size", "Tokens in a block."),
+    run("tensor_parallel_size", "ranks", "", "ranks", "Ranks that the model is divided over."),
+    text("run", "first_failure", "first failure", "Why the first failed request failed."),
+    run("reasons", "list", "", "reasons", "Why the run failed."),
+    cache("hit_rate", "share", "higher", "hit rate",
+          "Prompt tokens served from the cache over prompt tokens, over the whole run; each request counted once, at "
+          "its first admission; no warm-up left out.", note="of prompt tokens"),
+    cache("hit_rate_blocks", "share", "higher", "hit rate by blocks", "Prompt blocks hit over prompt blocks."),
+    cache("hit_rate_request_mean", "share", "higher", "hit rate by request",
+          "Mean over requests of each one's hit tokens over prompt tokens."),
+    cache("hit_tokens", "tokens", "higher", "prompt tokens hit", "Prompt tokens served from the cache.",
+          of="prompt_tokens"),
+    cache("prompt_tokens", "tokens", "", "prompt tokens", "Prompt tokens of all admitted requests."),
+    cache("hit_blocks", "blocks", "higher", "prompt blocks hit", "Prompt blocks served from the cache.",
+          of="prompt_blocks"),
+    cache("prompt_blocks", "blocks", "", "prompt blocks",
+          "Blocks of all admitted prompts, a partial last one included: the block references of a replay."),
+    cache("num_evictions", "blocks", "lower", "evictions", "Cached blocks whose content was given up."),
+    cache("admitted_blocks", "blocks", "", "blocks admitted", "Blocks whose content entered the cache."),
+    cache("num_collisions", "blocks", "lower", "hash collisions",
+          "Hits refused because a block of equal hash held other tokens.", hide_zero=True),
+    *causes(),
+    text("tiers", "tiering", "tiering", "Name of the rule that moved blocks between tiers."),
+    *(metric for number in range(MOST_TIERS + 1) for metric in tier(number)),
+    tiers("num_loads", "requests", "", "loads", "Times a request waited for blocks from tiers below the pool."),
+    tiers("loaded_blocks", "blocks", "", "blocks loaded", "That came into the pool so.", when=never),
+    tiers("load_wait_s", "s", "lower", "waiting for loads",
+          "Time from the begin of each load until its request could go on, summed."),
+    tiers("load_wait_steps", "steps", "lower", "steps waiting for loads",
+          "The same in steps, of a replayed recording, whose clock counts steps."),
+    text("tiers", "store_failure", "a store failed",
+         "What a tier's store raised first; the run counts as failed."),
+    text("tiers", "tier_failure", "first block lost",
+         "Why the first block that a tier lost could not be stored or loaded; it was recomputed."),
+    text("tiers", "tiers_off", "tiers turned off",
+         "The tiering rule or a tier's policy broke its contract: what it did, and the run went on without tiers."),
+    optimum("gap_to_optimum", "share", "lower", "gap to the optimum by blocks",
+            "(The policy's misses - the optimum's) / the optimum's misses, in blocks; 0 is optimal.",
+            note="more missed blocks"),
+    optimum("optimum_hit_blocks", "blocks", "", "hits of the optimum",
+            "Prompt blocks that the offline optimum of this capacity hits.", of="prompt_blocks"),
+    optimum("gap_to_pinned_optimum", "share", "lower", "gap to the pinned optimum by blocks",
+            "The same against the optimum whose request at hand holds its blocks, as an engine's does.",
+            note="more missed blocks"),
+    optimum("pinned_optimum_hit_blocks", "blocks", "", "hits of the pinned optimum",
+            "Prompt blocks that the offline optimum hits when the request at hand holds its blocks.",
+            of="prompt_blocks"),
+    *(metric for number in range(MOST_TIERS + 1) for metric in best_over_tiers(number)),
+    optimum("tier_value_share_min", "share", "higher", "least share of the best value",
+            "Value of all hits over the most that any rule's are worth (pinned optimum over tiers), when a hit in a "
+            "lower tier is worth no more than one above it: at the weights for which that is least."),
+    optimum("tier_value_share_max", "share", "", "greatest share of the best value",
+            "The same at the weights for which it is greatest; at any others it lies between the two."),
+    optimum("offline_next_use_hit_rate", "share", "", "offline next use hits",
+            "Hit rate of the same engine and trace when what is requested again last goes first: a reference, "
+            "neither optimum nor bound where requests overlap."),
+    optimum("gap_to_offline_next_use", "share", "lower", "gap to offline next use",
+            "(The policy's missed prompt tokens - that replay's) / that replay's.", note="more misses"),
+    text("optimum", "optimum_rules", "optimum's rules", "Rules that the optimum was bound by."),
+    optimum("optimum_hit_rate", "share", "", "hit rate of the optimum",
+            "Prompt tokens that the offline optimum of this capacity hits over prompt tokens."),
+    optimum("optimum_hit_rate_blocks", "share", "", "the same by blocks", "Prompt blocks that it hits over prompt "
+            "blocks."),
+    optimum("infinite_hit_rate", "share", "", "hit rate without evictions",
+            "Prompt tokens that a cache that never evicts hits over prompt tokens."),
+    optimum("infinite_hit_blocks", "blocks", "", "hits without evictions",
+            "Prompt blocks that a cache that never evicts hits.", of="prompt_blocks"),
+    optimum("unique_blocks", "blocks", "", "distinct blocks", "Distinct blocks of the trace: its working set."),
+    *by_kind(),
+    cache("junction_tokens", "tokens", "lower", "shared, not resumable",
+          "Prompt tokens beyond the hit that full attention still had: computed again for want of a window or state.",
+          of="prompt_tokens"),
+    *served(),
+    text("prefix cache", "kv_groups_off", "one table because", "Of a served model that mixes full attention and "
+         "sliding windows: why all layers share one block table and keep all tokens."),
+    cache("resident_bytes", "bytes", "", "resident", "Contents that can be found, mean over places of the trace."),
+    cache("stranded_bytes", "bytes", "lower", "stranded", "Of these, what no hit could use: another group lacks what "
+          "goes with it.", of="resident_bytes"),
+    cache("checkpoint_bytes", "bytes", "", "states", "Of these, recurrent states.", of="resident_bytes"),
+    cache("num_checkpoints", "blocks", "", "states kept", "Recurrent states that were published."),
+    cache("bound_hit_tokens", "tokens", "", "bound of hits",
+          "Prompt tokens that no sharing, rule or order could exceed with as many bytes; see framework.groups.optimum.",
+          of="prompt_tokens"),
+    cache("refused_requests", "requests", "lower", "refused", "Requests that needed more blocks than the memory has."),
+    requests("num_finished", "requests", "higher", "finished",
+             "Requests that ended with all their tokens.", of="num_requests"),
+    requests("num_requests", "requests", "", "requests", "Requests submitted."),
+    requests("num_rejected", "requests", "lower", "rejected", "Requests that could never be served.", hide_zero=True),
+    requests("max_model_len", "tokens", "", "longest sequence",
+             "Longest sequence that the engine takes, tokens of prompt and answer: the least of "
+             "engine.max_model_len, the model's positions and the pool; longer requests are rejected.",
+             of="max_model_len_asked", when=lambda result: "max_model_len_asked" in result),
+    requests("max_model_len_asked", "tokens", "", "longest sequence asked",
+             "What engine.max_model_len asked for, where that is more than the model or the pool can hold."),
+    requests("num_cancelled", "requests", "lower", "cancelled", "Requests cancelled by their owner.", hide_zero=True),
+    requests("num_failed", "requests", "lower", "failed",
+             "Requests that ended with an error; any makes the run a failure.", hide_zero=True),
+    requests("num_skipped_lines", "requests", "lower", "lines skipped",
+             "Lines of the trace left out by `on_error=skip`.", hide_zero=True),
+    requests("dense_mismatches", "requests", "lower", "differ from dense",
+             "Checked requests whose tokens differ from the plain dense model's; any makes the run a failure. Null "
+             "where tokens may differ: for a backend that declares a loss, and where K and V are of another dtype than "
+             "the model's.", of="dense_checked",
+             when=lambda result: bool(result.get("dense_checked"))),
+    requests("loss_exceeded", "requests", "lower", "lost more than declared",
+             "Checked requests whose attention lost more than the backend declares, or is not finite; any makes the "
+             "run a failure. Null where no loss was declared and all is finite.", of="dense_checked"),
+    requests("dense_checked", "requests", "", "checked", "Greedy requests decoded again without a cache."),
+    requests("dense_mismatched_requests", "list", "", "which differ",
+             "Numbers of the checked requests that differ, or lost more than declared; `requests.jsonl` "
+             "says from which token on.", hide_zero=True),
+    requests("dense_agreement", "share", "higher", "agrees with dense",
+             "Served tokens that are the plain dense model's likeliest, over all tokens of the checked "
+             "requests; for a backend that declares a loss, or K and V of another dtype than the model's."),
+    requests("dense_logit_error", "logits", "lower", "largest logit error",
+             "Largest difference of a logit from the dense model's, the same tokens given."),
+    requests("dense_kl_divergence", "nats", "lower", "KL divergence",
+             "KL(dense || served) of the next token's distribution, mean over tokens."),
+    requests("attention_error", "share", "lower", "attention error",
+             "Largest difference of an attention output from the exact one over the same K and V, before a "
+             "narrower pool rounds them, as a share of the largest |V|. More than the backend declares makes the run a "
+             "failure."),
+    requests("attention_error_declared", "share", "", "declared",
+             "What the backend declares to lose: `Capabilities.lossy.max_error`."),
+    requests("dense_ties", "tokens", "", "dense ties",
+             "Tokens whose two likeliest logits are too close for a verdict.", hide_zero=True),
+    measured("wall_s", "s", "lower", "time", "From the first arrival to the last end, on the run's clock.",
+             note="{clock}, arrival to end"),
+    counted("wall_steps", "steps", "", "time, in steps",
+            "From the first arrival to the last end of a replayed recording, whose clock counts steps.",
+            note="arrival to end"),
+    measured("output_tokens_per_s", "tokens/s", "higher", "output tokens/s", "Generated tokens over `wall_s`."),
+    measured("total_tokens_per_s", "tokens/s", "higher", "all tokens/s",
+             "Computed and generated tokens over `wall_s`."),
+    measured("requests_per_s", "requests/s", "higher", "requests/s", "Finished requests over `wall_s`."),
+    measured("goodput_requests_per_s", "requests/s", "higher", "goodput, requests/s",
+             "Finished requests that met both objectives (replay.slo_ttft_s, replay.slo_tpot_s) over `wall_s`."),
+    measured("engine_overhead", "share", "lower", "engine overhead", "Step time outside the model over step time.",
+             note="of step time"),
+    measured("schedule_s", "s", "lower", "scheduling", "Time in the scheduler, summed over steps."),
+    measured("forward_s", "s", "lower", "model", "Time in the model, summed over steps."),
+    measured("sample_s", "s", "lower", "sampling", "Time in sampling and bookkeeping, summed over steps."),
+    counted("num_steps", "steps", "", "steps", "Engine steps."),
+    measured("replay_s", "s", "lower", "replayed in", "Wall time of the whole replay, reading the trace included."),
+    measured("count_s", "s", "lower", "counted in", "Wall time of counting hits, reading the trace excepted."),
+    text("speed", "replay_core", "replay core", "Which core counted: see docs/traces.md."),
+    *(metric for unit, clock in (("s", "{clock}"), ("steps", "")) for metric in latencies(unit, clock)),
+    *SHARES,
+    *map(by_step, SHARES),
+    memory("peak_used_blocks", "blocks", "lower", "peak blocks in use", "Most blocks in use after any step.",
+           of="num_blocks"),
+    text("memory", "kv_dtype", "KV dtype",
+         "Data type of K and V in the pool; of a replay, what cache.kv_dtype names."),
+    memory("kv_bytes", "bytes", "", "K and V", "The pool's tensors, the null block included, over all ranks; with "
+           "fewer kv heads than ranks the sum holds copies.", note="the pool's tensors"),
+    memory("equal_bytes_num_blocks", "blocks", "", "blocks in the model's dtype",
+           "Blocks that the bytes of this pool's blocks would hold with K and V of the model's dtype (of a replay, of "
+           "bfloat16); where cache.kv_dtype is another.", note="in as many bytes"),
+    memory("equal_bytes_hit_rate", "share", "", "hit rate of those",
+           "Hit rate of the same requests, replayed over those blocks: what the narrower pool buys is the difference "
+           "to `hit_rate`. Requests that no longer fit are left out; null where there is no block.",
+           note="of prompt tokens"),
+    memory("kv_bytes_per_rank", "bytes", "", "K and V on each rank", "The pool's tensors on one rank.",
+           when=lambda result: result.get("tensor_parallel_size") not in (None, 1)),
+    scheduling("output_tokens", "tokens", "", "output tokens", "Generated tokens."),
+    scheduling("scheduled_tokens", "tokens", "", "scheduled tokens", "Tokens computed, of prefill and decode.",
+               note="prefill and decode"),
+    scheduling("num_forks", "sequences", "", "forks", "Sequences forked, of samples and beams.", hide_zero=True),
+    scheduling("num_copied_blocks", "blocks", "lower", "block copies", "Blocks copied before a write to shared ones.",
+               hide_zero=True),
+    scheduling("num_preemptions", "requests", "lower", "preemptions", "Times a running request lost its blocks."),
+    scheduling("recomputed_tokens", "tokens", "lower", "tokens recomputed", "Tokens computed again after preemption.",
+               hide_zero=True, note="after preemption"),
+    scheduling("spared_tokens", "tokens", "", "tokens spared", "Tokens of preempted requests that others had cached "
+               "meanwhile; no merit of the cache, so no hits.", hide_zero=True, note="cached by others meanwhile"),
+    scheduling("peak_running", "sequences", "", "most at once", "Most sequences in one step.", note="sequences"),
+    execution("cuda_graphs", "flag", "", "CUDA graphs", "Whether decode steps were replayed from CUDA graphs.",
+              when=on_cuda),
+    text("execution", "cuda_graphs_off", "no graphs because", "Why CUDA graphs were off.", when=on_cuda),
+    execution("graph_batch_sizes", "list", "", "batch sizes captured", "Batch sizes of the captured graphs.",
+              hide_zero=True),
+    execution("graph_steps", "steps", "", "steps from a graph", "Decode steps replayed from a graph.", hide_zero=True),
+    execution("graph_padded_rows", "sequences", "lower", "padded rows", "Rows that filled graphs up.", hide_zero=True),
+    execution("graph_capture_s", "s", "lower", "capture", "Time to capture the graphs.", wall=True),
+    execution("warm_up_s", "s", "lower", "warm-up", "Steps of every kind, computed before the first request.",
+              wall=True),
+    execution("eager_steps", "steps", "", "eager steps", "Steps run without a graph.", when=on_cuda),
+    event("kv_event_batches", "batches", "", "batches",
+          "Batches of KV events passed on: steps in which the cache changed."),
+    event("kv_event_stored_blocks", "blocks", "", "blocks stored",
+          "Blocks in BlockStored events, those reported as hits included where kv_events.report_hits asks for them."),
+    event("kv_event_removed_blocks", "blocks", "", "blocks removed", "Blocks in BlockRemoved events."),
+    event("kv_event_clears", "events", "", "clears", "AllBlocksCleared events.", hide_zero=True),
+    event("kv_event_dropped_batches", "batches", "lower", "batches lost",
+          "Batches that were not sent because 100,000 others waited; subscribers see the gap.", hide_zero=True),
+    event("kv_event_failed_batches", "batches", "lower", "batches failed", "Batches or replies that could not be sent.",
+          hide_zero=True),
+    event("recorded_hit_rate", "share", "higher", "recorded hit rate",
+          "`recorded_hit_blocks` / `recorded_prompt_blocks`.", note="in the engine"),
+    event("recorded_hit_blocks", "blocks", "higher", "recorded blocks hit",
+          "Full blocks of prompts, as far as the events show them, that were there when their request began.",
+          of="recorded_prompt_blocks"),
+    event("recorded_prompt_blocks", "blocks", "", "recorded prompt blocks",
+          "Full blocks of prompts that the events show."),
+    event("recorded_requests", "requests", "", "recorded requests", "Requests that the events show."),
+    event("recorded_stored_blocks", "blocks", "", "recorded blocks stored",
+          "Blocks stored, reports of hits not counted."),
+    event("recorded_lost_blocks", "blocks", "lower", "recorded blocks lost",
+          "Blocks stored that had been there and were removed: computed again.", of="recorded_stored_blocks"),
+    event("recorded_duplicate_blocks", "blocks", "lower", "recorded blocks duplicated",
+          "Blocks stored whose content another block held already.", of="recorded_stored_blocks"),
+    event("recorded_removed_blocks", "blocks", "", "recorded blocks removed", "Blocks removed; clears not counted."),
+    event("recorded_clears", "events", "", "recorded clears", "AllBlocksCleared events in the stream.",
+          hide_zero=True),
+    event("recorded_peak_blocks", "blocks", "", "recorded peak",
+          "Most contents that were there at the end of a batch."),
+    event("recorded_final_blocks", "blocks", "", "recorded blocks at the end",
+          "Contents that were there at the end of the stream.", when=never),
+    event("recorded_stored_by_medium", "table", "", "recorded stores by medium", "Blocks stored in each medium.",
+          when=never),
+    event("recorded_gaps", "gaps", "lower", "recorded gaps", "Gaps in the numbers of batches.", hide_zero=True),
+    event("recorded_missing_batches", "batches", "lower", "recorded batches missing",
+          "Batches in those gaps; after one, the pool is rebuilt from what comes.", hide_zero=True),
+    text("KV events", "kv_event_endpoint", "sent from", "Address that KV events were sent from."),
+    text("KV events", "kv_event_error", "first failure", "Why the first batch or reply could not be sent."),
+    kernel("num_cells", "cells", "", "cells", "Points of the grid: shape, batch, context and kind of work."),
+    kernel("cells", "table", "", "cells by status", "How many cells ended how."),
+    kernel("ceilings", "table", "", "ceilings", "Bytes/s and FLOP/s of this device, measured in this run."),
+    kernel("share_of_ceiling_max", "share", "higher", "best share of its ceiling", "Of all cells, the largest "
+           "achieved share of what the ceilings allow.", wall=True),
+    kernel("share_of_ceiling_min", "share", "higher", "worst share of its ceiling", "Of all cells, the smallest.",
+           wall=True),
+    kernel("time_s", "s", "lower", "time", "Geometric mean over cells of the median time of one call.", wall=True),
+    kernel("bandwidth_bytes_per_s", "bytes/s", "higher", "bandwidth", "Geometric mean over cells of the least bytes "
+           "needed over the time.", wall=True),
+    kernel("screen", "table", "", "compiled ahead of time", "Registers, spills and instructions of each compiled "
+           "kernel."),
+    text("kernel", "device_model", "device model", "The accelerator or processor."),
+    kernel("num_threads", "threads", "", "threads", "Threads of torch."),
+    text("kernel", "torch", "torch", "Version of torch."),
+    text("kernel", "triton", "triton", "Version of triton."),
+    text("kernel", "date", "date", "When the run began, UTC."),
+)  # fmt: skip
