@@ -30,7 +30,7 @@ from framework.results.layout import JOURNAL, LOCK
 from framework.results.reading import read_result, what_went_wrong
 from framework.sweep.identity import config_hash, digest_of, identity, inputs
 from framework.sweep.job import JobDone, begin, fail, folder_name, is_done, require_sweep_folder
-from framework.tracking import lock
+from framework.tracking.lock import Lock
 
 _CHECKED = ("allocator", "eviction", "hash", "backend")
 _LOST = "lost"  # a trial that a killed process had begun
@@ -122,8 +122,7 @@ def search(plan: Search, say: Callable[[str], None] = lambda line: None) -> Best
 
 def _locked(optuna: Any, plan: Search, say: Callable[[str], None]) -> Best:
     plan.folder.mkdir(parents=True, exist_ok=True)
-    guard = plan.folder / LOCK
-    lock.acquire(guard)
+    lock = Lock(plan.folder / LOCK)
     try:
         study = _study(optuna, plan, say)
         _give_up_lost(optuna, study)
@@ -136,7 +135,7 @@ def _locked(optuna: Any, plan: Search, say: Callable[[str], None]) -> Best:
         write_trials(plan.folder, _trials(study, plan))
         return _best(optuna, study, plan)
     finally:
-        lock.release(guard)
+        lock.release()
 
 
 def axes_of(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[Axis, ...]]:

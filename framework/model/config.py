@@ -13,7 +13,6 @@ FAMILIES = (
 )  # fmt: skip
 ACTIVATIONS = ("silu", "gelu_tanh")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 LARGEST = {
     "vocab_size": 2**24, "hidden_size": 2**20, "num_layers": 2**12, "num_heads": 2**12, "num_kv_heads": 2**12,
@@ -220,31 +219,3 @@ class ModelConfig:
     def window_of_all_layers(self) -> int | None:
         """Tokens that a token reads in any layer, itself included, where every layer has a window; else None."""
         return self.sliding_window if all(map(self.slides, range(self.num_layers))) else None
-
-    @property
-    def num_parameters(self) -> int:
-        """All weights, embeddings included; a tied embedding counts once."""
-        heads, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        attention = self.hidden_size * (2 * heads + 2 * kv)
-        attention += heads * self.hidden_size * self.output_gate
-        attention += (
-            heads * (1 + self.output_gate) + 2 * kv
-        ) * self.attention_bias + self.hidden_size * self.output_bias
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        mlp += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
-        if self.experts is not None:
-            own = self.experts
-            each = 3 * self.hidden_size * own.intermediate_size
-            each += (2 * own.intermediate_size + self.hidden_size + 1) * own.bias
-            mlp = own.count * (each + self.hidden_size)
-        attention += self.num_heads * self.sinks
-        norms = (2 + 2 * self.sandwich_norms) * self.hidden_size
-        attention += 2 * self.head_dim * self.qk_norm
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        count = self.num_layers * (mlp + norms) + len(self.attention_layers) * attention
-        if (states := self.recurrent) is not None:
-            values = states.num_value_heads * states.value_dim
-            each = self.hidden_size * (states.num_channels + 2 * values + 2 * states.num_value_heads)
-            each += states.num_channels * states.kernel + 2 * states.num_value_heads + states.value_dim
-            count += sum(states.layers) * each
-        return count + embeddings + self.hidden_size

@@ -4,26 +4,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from framework.errors import ModelError
-from framework.model.config import (
-    FAMILIES,
-    LARGEST,
-    ROPE_TYPES,
-    ExpertsConfig,
-    ModelConfig,
-    RecurrentConfig,
-    RopeScaling,
-)
+from framework.model.config import FAMILIES, LARGEST, ExpertsConfig, ModelConfig, RecurrentConfig, RopeScaling
+
+T = TypeVar("T", int, float, bool, dict[str, Any])
 
 _LARGEST_INTEGER = 2**31 - 1
-_GEMMA = ("gemma2", "gemma3_text")
-_HEAD_DIMS = {"qwen3": 128, "gemma2": 256, "gemma3_text": 256, "gpt_oss": 64, "qwen3_5_text": 256}
-"""By family, where config.json may leave it out; elsewhere hidden_size / heads."""
-_WHOLE_BIAS = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "qwen3_5_text", *_GEMMA)
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_GEMMA = {"activation": "gelu_tanh", "norms_plus_one": True, "sandwich_norms": True, "scaled_embeddings": True}
+
+_DECODERS: dict[str, dict[str, Any]] = {
+    "qwen2": {"attention_bias": True},
+    "qwen3": {"qk_norm": True},
+    "qwen3_moe": {"qk_norm": True},
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA | {"qk_norm": True},
+    "gpt_oss": {"sinks": True},
+    "qwen3_5_text": {"qk_norm": True, "norms_plus_one": True, "output_gate": True},
+}
+"""What the decoder of a family has, whatever config.json says."""
+
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"rope_theta": 1e6},
+    "qwen3": {"head_dim": 128},
+    "gemma2": {"head_dim": 256, "tie_word_embeddings": True, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+               "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gemma3_text": {"head_dim": 256, "tie_word_embeddings": True, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+                    "rope_theta": 1e6},
+    "gpt_oss": {"head_dim": 64, "attention_bias": True, "rope_theta": 150_000.0, "sliding_window": 128},
+    "qwen3_5_text": {"head_dim": 256},
+}  # fmt: skip
+"""What transformers assumes where a family's config.json leaves a key out."""
+
+_NULL_IS_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+"""Keys whose null says that there is none; elsewhere null leaves a key out."""
+
+_WHOLE_BIAS = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "qwen3_5_text", "gemma2", "gemma3_text")
 """`attention_bias` means the output projection too."""
-_THETAS = {"gemma3_text": 1e6, "gpt_oss": 150_000.0, "mixtral": 1e6}
 
 
 def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
@@ -34,53 +53,51 @@ def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
             each by name.
     """
     if config.get("model_type") == "qwen3_5":  # with a vision tower, whose text alone is read
-        config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **_object(config, "text_config")}
+        text = _value(config, "text_config", dict, {})
+        config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **text}
     family = config.get("model_type")
     if family not in FAMILIES:
         raise ModelError(f"model family {_short(family)} is not supported; supported: {', '.join(FAMILIES)}")
+    given = {key: value for key, value in config.items() if value is not None or key in _NULL_IS_NONE}
+    config = {**_DEFAULTS.get(family, {}), **given}
     _refuse_unknown_features(config)
-    hidden, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
+    hidden, heads = _value(config, "hidden_size", int), _value(config, "num_attention_heads", int)
     theta, scaling = _rope(config)
-    llama_bias = _flag(config, "attention_bias") or (family == "gpt_oss" and config.get("attention_bias") is None)
-    gemma, experts = family in _GEMMA, _experts(config)
+    bias = _value(config, "attention_bias", bool, False) and family in _WHOLE_BIAS
+    experts = _experts(config)
     window, sliding = _sliding_window(config)
-    return ModelConfig(
-        family=family,
-        vocab_size=_integer(config, "vocab_size"),
-        hidden_size=hidden,
-        num_layers=_num_layers(config),
-        num_heads=heads,
-        num_kv_heads=_integer(config, "num_key_value_heads", heads),
-        head_dim=_integer(config, "head_dim", _HEAD_DIMS.get(family, max(1, hidden // heads))),
-        intermediate_size=_integer(config, "intermediate_size") if experts is None else experts.intermediate_size,
-        rope_theta=theta,
-        rope_scaling=scaling,
-        rms_norm_eps=_number(config, "rms_norm_eps", 1e-6),
-        tie_word_embeddings=_flag(config, "tie_word_embeddings", gemma),
-        attention_bias=family == "qwen2" or (llama_bias and family in _WHOLE_BIAS),
-        output_bias=llama_bias and family in _WHOLE_BIAS,
-        mlp_bias=_flag(config, "mlp_bias") and family == "llama",
-        qk_norm=family in ("qwen3", "qwen3_moe", "gemma3_text", "qwen3_5_text"),
-        max_position_embeddings=_integer(config, "max_position_embeddings", 2048),
-        sliding_window=window,
-        sliding_layers=sliding,
-        local_rope_theta=_local_theta(config),
-        attention_scale=_number(config, "query_pre_attn_scalar", 256) ** -0.5 if gemma else None,
-        soft_cap=_cap(config, "attn_logit_softcapping", 50.0),
-        logit_cap=_cap(config, "final_logit_softcapping", 30.0),
-        activation="gelu_tanh" if gemma else "silu",
-        norms_plus_one=gemma or family == "qwen3_5_text",
-        sandwich_norms=gemma,
-        scaled_embeddings=gemma,
-        sinks=family == "gpt_oss",
-        experts=experts,
-        recurrent=_recurrent(config),
-        rotary_dim=_rotary_dim(config),
-        output_gate=family == "qwen3_5_text",
-        bos_token_id=next(iter(token_ids(config, "bos_token_id")), None),
-        eos_token_ids=token_ids(config, "eos_token_id"),
-        dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")[:60],
-    )
+    facts: dict[str, Any] = {
+        "family": family,
+        "vocab_size": _value(config, "vocab_size", int),
+        "hidden_size": hidden,
+        "num_layers": _num_layers(config),
+        "num_heads": heads,
+        "num_kv_heads": _value(config, "num_key_value_heads", int, heads),
+        "head_dim": _value(config, "head_dim", int, max(1, hidden // heads)),
+        "intermediate_size": _value(config, "intermediate_size", int) if not experts else experts.intermediate_size,
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "rms_norm_eps": _value(config, "rms_norm_eps", float, 1e-6),
+        "tie_word_embeddings": _value(config, "tie_word_embeddings", bool, False),
+        "attention_bias": bias,
+        "output_bias": bias,
+        "mlp_bias": _value(config, "mlp_bias", bool, False) and family == "llama",
+        "max_position_embeddings": _value(config, "max_position_embeddings", int, 2048),
+        "sliding_window": window,
+        "sliding_layers": sliding,
+        "local_rope_theta": _local_theta(config),
+        "experts": experts,
+        "recurrent": _recurrent(config),
+        "rotary_dim": _rotary_dim(config),
+        "bos_token_id": next(iter(token_ids(config, "bos_token_id")), None),
+        "eos_token_ids": token_ids(config, "eos_token_id"),
+        "dtype": str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")[:60],
+    }
+    if family in ("gemma2", "gemma3_text"):
+        facts["attention_scale"] = _value(config, "query_pre_attn_scalar", float) ** -0.5
+        for field, key in (("soft_cap", "attn_logit_softcapping"), ("logit_cap", "final_logit_softcapping")):
+            facts[field] = None if config.get(key) is None else _value(config, key, float)
+    return ModelConfig(**facts | _DECODERS.get(family, {}))
 
 
 def token_ids(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
@@ -97,6 +114,34 @@ def token_ids(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
     return found
 
 
+_RULES: dict[Any, str] = {
+    int: f"an integer of at least 1 and at most {_LARGEST_INTEGER:,}",
+    float: "a number above 0",
+    bool: "true or false",
+    dict: "an object",
+}
+
+
+def _value(config: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
+    """The value of a key by the rule of its kind. Left out: `default`, if there is one."""
+    value: Any = config.get(key)
+    if value is None and default is not None:
+        return default
+    if value is None:
+        owner = config.get("model_type") or config.get("rope_type") or config.get("type")
+        raise ModelError(f"config.json has no '{key}', which '{owner}' needs")
+    if kind is int:
+        holds = _is_integer(value) and 1 <= value <= _LARGEST_INTEGER
+    elif kind is float:
+        holds = (isinstance(value, float) or _is_integer(value)) and 0 < value < 1e300
+    else:
+        holds = isinstance(value, kind)
+    if not holds:
+        raise _wrong(key, _RULES[kind], value)
+    found: T = value if kind is dict else kind(value)
+    return found
+
+
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -110,243 +155,170 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def _integer(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """At least 1. Absent or null: `default`, if there is one."""
-    value = config.get(key)
-    if value is None:
-        if default is None:
-            raise ModelError(f"config.json has no '{key}', which a {config.get('model_type')} model needs")
-        return default
-    if not _is_integer(value) or not 1 <= value <= _LARGEST_INTEGER:
-        raise _wrong(key, f"an integer of at least 1 and at most {_LARGEST_INTEGER:,}", value)
-    return int(value)
-
-
 def _num_layers(config: Mapping[str, Any]) -> int:
-    layers = _integer(config, "num_hidden_layers")
-    if layers > LARGEST["num_layers"]:
+    layers = _value(config, "num_hidden_layers", int)
+    if layers > LARGEST["num_layers"]:  # before they are listed
         raise ModelError(
             f"num_layers must be at most {LARGEST['num_layers']:,}, found {layers:,}; is config.json damaged?"
         )
     return layers
 
 
-def _number(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    """Above 0. Absent or null: `default`."""
-    value = config.get(key)
-    value = default if value is None else value
-    if value is None or not (isinstance(value, float) or _is_integer(value)) or not 0 < value < 1e300:
-        raise _wrong(key, "a number above 0", value)
-    return float(value)
-
-
-def _flag(config: Mapping[str, Any], key: str, default: bool = False) -> bool:
-    value = config.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise _wrong(key, "true or false", value)
-    return default if value is None else bool(value)
-
-
-def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = config.get(key)
-    if value is not None and not isinstance(value, Mapping):
-        raise _wrong(key, "an object", value)
-    return value or {}
-
-
 def _refuse_unknown_features(config: Mapping[str, Any]) -> None:
-    gemma = config.get("model_type") in _GEMMA
+    gemma = config["model_type"] in ("gemma2", "gemma3_text")
     key, known = ("hidden_activation", ("gelu_pytorch_tanh",)) if gemma else ("hidden_act", ("silu", "swish"))
-    activation = config.get(key, known[0]) or known[0]
+    activation = config.get(key) or known[0]
     if activation not in known:
         raise ModelError(f"{key} {_short(activation)} is not supported; supported: {known[0]}")
     if gemma and config.get("use_bidirectional_attention"):
         raise ModelError("use_bidirectional_attention is not supported; supported: false")
     if config.get("quantization_config"):
-        method = _object(config, "quantization_config").get("quant_method", "unknown")
+        method = _value(config, "quantization_config", dict).get("quant_method", "unknown")
         raise ModelError(f"quantised weights ({_short(method)}) are not supported; use the unquantised checkpoint")
-    _refuse_partial_rotation(config, config.get("model_type"))
 
 
-def _refuse_partial_rotation(config: Mapping[str, Any], family: object) -> None:
-    if family != "qwen3_5_text" and config.get("partial_rotary_factor", 1.0) not in (1, 1.0, None):
-        raise ModelError(
-            f"partial_rotary_factor {_short(config['partial_rotary_factor'])} is not supported; supported: 1.0"
-        )
+def _rotary_dim(config: Mapping[str, Any]) -> int | None:
+    """Qwen3.5 rotates a quarter of each head, unless it says otherwise; no other family a part."""
+    own = config["model_type"] == "qwen3_5_text"
+    share = _value(config, "partial_rotary_factor", float, 0.25 if own else 1.0)
+    share = _value(_rope_parameters(config), "partial_rotary_factor", float, share)
+    if own:
+        return int(share * _value(config, "head_dim", int))
+    if share != 1:
+        raise ModelError(f"partial_rotary_factor {share} is not supported; supported: 1.0")
+    return None
+
+
+def _rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = _value(config, "rope_parameters", dict, {}) or _value(config, "rope_scaling", dict, {})
+    return _value(parameters, "full_attention", dict, parameters)
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    parameters = _object(config, "rope_parameters") or _object(config, "rope_scaling")
-    if "full_attention" in parameters:
-        parameters = _object(parameters, "full_attention")
-    default = _THETAS.get(str(config.get("model_type")), 10_000.0)
-    theta = _number(parameters, "rope_theta", _number(config, "rope_theta", default))
+    parameters = _rope_parameters(config)
+    theta = _value(parameters, "rope_theta", float, _value(config, "rope_theta", float, 10_000.0))
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    if kind not in ROPE_TYPES:
-        raise ModelError(f"rope scaling {_short(kind)} is not supported; supported: {', '.join(ROPE_TYPES)}")
-    _refuse_partial_rotation(parameters, config.get("model_type"))
+    if kind not in _ROPE_TYPES:
+        raise ModelError(f"rope scaling {_short(kind)} is not supported; supported: {', '.join(_ROPE_TYPES)}")
     if kind == "default":
         return theta, None
-    if kind == "yarn":
-        return theta, _yarn(parameters)
-    known = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    needed = ("factor", *known) if kind == "llama3" else ("factor",)
-    for key in needed:
-        if key not in parameters:
-            raise ModelError(f"rope scaling '{kind}' needs '{key}', which config.json does not give")
-    extra: dict[str, Any] = {}
+    factor, extra = _value(parameters, "factor", float), dict[str, Any]()
+    if kind != "linear":
+        extra["original_max_position_embeddings"] = _value(parameters, "original_max_position_embeddings", int)
     if kind == "llama3":
-        extra = {key: _number(parameters, key) for key in known[:2]}
-        extra[known[2]] = _integer(parameters, known[2])
+        extra |= {key: _value(parameters, key, float) for key in ("low_freq_factor", "high_freq_factor")}
         if extra["low_freq_factor"] >= extra["high_freq_factor"]:
             raise ModelError("rope scaling 'llama3': low_freq_factor must be below high_freq_factor")
-    return theta, RopeScaling(kind=kind, factor=_number(parameters, "factor"), **extra)
+    if kind == "yarn":
+        extra |= {
+            "beta_fast": _value(parameters, "beta_fast", float, 32.0),
+            "beta_slow": _value(parameters, "beta_slow", float, 1.0),
+            "truncate": _value(parameters, "truncate", bool, True),
+            "attention_factor": _value(parameters, "attention_factor", float, _yarn_attention(parameters, factor)),
+        }
+        if extra["beta_slow"] > extra["beta_fast"]:
+            raise ModelError("rope scaling 'yarn': beta_slow must not be above beta_fast")
+    return theta, RopeScaling(kind=kind, factor=factor, **extra)
 
 
-def _yarn(parameters: Mapping[str, Any]) -> RopeScaling:
-    """YaRN's numbers, with the factor of cos and sin that transformers would infer where none is given."""
-    for key in ("factor", "original_max_position_embeddings"):
-        if parameters.get(key) is None:
-            raise ModelError(f"rope scaling 'yarn' needs '{key}', which config.json does not give")
-    factor = _number(parameters, "factor")
-    given, scale, whole = (parameters.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
-    if given is not None:
-        attention = _number(parameters, "attention_factor")
-    elif scale and whole:
-        attention = _growth(factor, _number(parameters, "mscale")) / _growth(
-            factor, _number(parameters, "mscale_all_dim")
-        )
-    else:
-        attention = _growth(factor, 1.0)
-    fast, slow = (_number(parameters, key, default) for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0)))
-    if slow > fast:
-        raise ModelError(f"rope scaling 'yarn': beta_slow {slow} must not be above beta_fast {fast}")
-    return RopeScaling(
-        kind="yarn",
-        factor=factor,
-        original_max_position_embeddings=_integer(parameters, "original_max_position_embeddings"),
-        beta_fast=fast,
-        beta_slow=slow,
-        truncate=_flag(parameters, "truncate", True),
-        attention_factor=attention,
-    )
+def _yarn_attention(parameters: Mapping[str, Any], factor: float) -> float:
+    """The factor of cos and sin that transformers infers where none is given. Source: arXiv:2309.00071 section 3.4."""
 
+    def growth(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
-def _growth(factor: float, scale: float) -> float:
-    """Source: arXiv:2309.00071 section 3.4."""
-    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+    if parameters.get("mscale") and parameters.get("mscale_all_dim"):
+        return growth(_value(parameters, "mscale", float)) / growth(_value(parameters, "mscale_all_dim", float))
+    return growth(1.0)
 
 
 def _local_theta(config: Mapping[str, Any]) -> float | None:
     """Gemma 3: the rotary base of the layers with a window."""
-    if config.get("model_type") != "gemma3_text":
+    if config["model_type"] != "gemma3_text":
         return None
-    parameters = _object(_object(config, "rope_parameters"), "sliding_attention")
+    parameters = _value(_value(config, "rope_parameters", dict, {}), "sliding_attention", dict, {})
     kind = parameters.get("rope_type") or "default"
     if kind != "default":
         raise ModelError(f"rope scaling {_short(kind)} of sliding layers is not supported; supported: default")
-    return _number(parameters, "rope_theta", _number(config, "rope_local_base_freq", 10_000.0))
-
-
-def _cap(config: Mapping[str, Any], key: str, default: float) -> float | None:
-    """Gemma's soft caps: null is none; Gemma 2 has them also where config.json leaves them out."""
-    family = config.get("model_type")
-    if family not in _GEMMA or (key in config and config[key] is None) or (family != "gemma2" and key not in config):
-        return None
-    return _number(config, key, default)
+    return _value(parameters, "rope_theta", float, _value(config, "rope_local_base_freq", float, 10_000.0))
 
 
 def _experts(config: Mapping[str, Any]) -> ExpertsConfig | None:
     """Routed experts of Mixtral, Qwen3-MoE and gpt-oss; layers without them among others are refused."""
-    family = config.get("model_type")
+    family = config["model_type"]
     if family not in ("mixtral", "qwen3_moe", "gpt_oss"):
         return None
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         raise ModelError("layers with and without routed experts in one model are not supported")
-    key = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
     if family == "gpt_oss":
         limit, alpha = config.get("swiglu_limit", 7.0), config.get("swiglu_alpha", 1.702)
         if (limit, alpha) != (7.0, 1.702):
             raise ModelError(
                 f"swiglu_limit {_short(limit)} and swiglu_alpha {_short(alpha)} are not supported; 7, 1.702"
             )
-    width = "moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"
     return ExpertsConfig(
-        count=_integer(config, key),
-        per_token=_integer(config, "num_experts_per_tok"),
-        intermediate_size=_integer(config, width),
-        renormalise=family != "qwen3_moe" or _flag(config, "norm_topk_prob"),
+        count=_value(config, "num_experts" if "num_experts" in config else "num_local_experts", int),
+        per_token=_value(config, "num_experts_per_tok", int),
+        intermediate_size=_value(config, "moe_" * (family == "qwen3_moe") + "intermediate_size", int),
+        renormalise=family != "qwen3_moe" or _value(config, "norm_topk_prob", bool, False),
         bias=family == "gpt_oss",
         clamped=family == "gpt_oss",
     )
 
 
-def _rotary_dim(config: Mapping[str, Any]) -> int | None:
-    """Qwen3.5 rotates a quarter of each head, unless it says otherwise."""
-    if config.get("model_type") != "qwen3_5_text":
-        return None
-    share = _number(_object(config, "rope_parameters"), "partial_rotary_factor",
-                    _number(config, "partial_rotary_factor", 0.25))  # fmt: skip
-    return int(share * _integer(config, "head_dim", _HEAD_DIMS["qwen3_5_text"]))
-
-
 def _recurrent(config: Mapping[str, Any]) -> RecurrentConfig | None:
     """Qwen3.5: the layers of linear attention; every fourth attends to all tokens where `layer_types` is left out."""
-    if config.get("model_type") != "qwen3_5_text":
+    if config["model_type"] != "qwen3_5_text":
         return None
-    kinds, count = config.get("layer_types"), _num_layers(config)
-    if kinds is None:
-        every = _integer(config, "full_attention_interval", 4)
-        kinds = ["full_attention" if (layer + 1) % every == 0 else "linear_attention" for layer in range(count)]
-    known = isinstance(kinds, list) and all(kind in ("linear_attention", "full_attention") for kind in kinds)
-    if not known or len(kinds) != count:
-        raise _wrong("layer_types", f"a list of {count} of linear_attention and full_attention", kinds)
+    layers = _layers_of_kind(config, "linear_attention")
+    if layers is None:
+        every = _value(config, "full_attention_interval", int, 4)
+        layers = [(layer + 1) % every != 0 for layer in range(_num_layers(config))]
     return RecurrentConfig(
-        layers=tuple(kind == "linear_attention" for kind in kinds),
-        num_key_heads=_integer(config, "linear_num_key_heads", 16),
-        num_value_heads=_integer(config, "linear_num_value_heads", 32),
-        key_dim=_integer(config, "linear_key_head_dim", 128),
-        value_dim=_integer(config, "linear_value_head_dim", 128),
-        kernel=_integer(config, "linear_conv_kernel_dim", 4),
+        layers=tuple(layers),
+        num_key_heads=_value(config, "linear_num_key_heads", int, 16),
+        num_value_heads=_value(config, "linear_num_value_heads", int, 32),
+        key_dim=_value(config, "linear_key_head_dim", int, 128),
+        value_dim=_value(config, "linear_value_head_dim", int, 128),
+        kernel=_value(config, "linear_conv_kernel_dim", int, 4),
     )
 
 
 def _sliding_window(config: Mapping[str, Any]) -> tuple[int | None, tuple[bool, ...] | None]:
     """The window, and which layers have it (None: all); no window where no layer has it."""
-    family = str(config.get("model_type"))
-    default = {"gemma2": 4096, "gemma3_text": 4096, "gpt_oss": 128}.get(family)
-    if family in ("llama", "qwen3_5_text") or (
-        config.get("sliding_window") is None and ("sliding_window" in config or not default)
-    ):
+    family = config["model_type"]
+    if family in ("llama", "qwen3_5_text") or config.get("sliding_window") is None:
         return None, None
-    window = _integer(config, "sliding_window", default)
-    if family in ("qwen2", "qwen3", "qwen3_moe") and not _flag(config, "use_sliding_window"):
+    window = _value(config, "sliding_window", int)
+    if family in ("qwen2", "qwen3", "qwen3_moe") and not _value(config, "use_sliding_window", bool, False):
         return None, None
     if family in ("mistral", "mixtral", "phi3", "qwen3_moe"):
         return window, None
-    slides = _sliding_layers(config, family)
+    slides = _layers_of_kind(config, "sliding_attention") or _sliding_by_rule(config)
     if all(slides):
         return window, None
     return (window, tuple(slides)) if any(slides) else (None, None)
 
 
-def _sliding_layers(config: Mapping[str, Any], family: str) -> list[bool]:
-    """One flag a layer: `layer_types`, or the family's rule where config.json leaves them out."""
-    kinds, layers = config.get("layer_types"), _num_layers(config)
-    if kinds is not None and not isinstance(kinds, list):
-        raise _wrong("layer_types", "a list", kinds)
-    if kinds:
-        if any(kind not in ("sliding_attention", "full_attention") for kind in kinds):
-            raise _wrong("layer_types", "a list of sliding_attention and full_attention", kinds)
-        if len(kinds) != layers:
-            raise _wrong("layer_types", f"a list of {layers} kinds, one a layer", kinds)
-        return [kind == "sliding_attention" for kind in kinds]
+def _layers_of_kind(config: Mapping[str, Any], kind: str) -> list[bool] | None:
+    """Which layers `layer_types` calls so, the others being "full_attention"; None where it is left out."""
+    kinds, count = config.get("layer_types"), _num_layers(config)
+    if kinds is None or kinds == []:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != count or not all(one in (kind, "full_attention") for one in kinds):
+        raise _wrong("layer_types", f"a list of {count}, one a layer, of {kind} and full_attention", kinds)
+    return [one == kind for one in kinds]
+
+
+def _sliding_by_rule(config: Mapping[str, Any]) -> list[bool]:
+    """Which layers of the family have the window where config.json does not list them."""
+    family, layers = config["model_type"], range(_num_layers(config))
     if family in ("gemma2", "gpt_oss"):
-        return [layer % 2 == 0 for layer in range(layers)]
+        return [layer % 2 == 0 for layer in layers]
     if family == "gemma3_text":
-        every = _integer(config, "sliding_window_pattern", _integer(config, "_sliding_window_pattern", 6))
-        return [(layer + 1) % every != 0 for layer in range(layers)]
+        every = _value(config, "sliding_window_pattern", int, _value(config, "_sliding_window_pattern", int, 6))
+        return [(layer + 1) % every != 0 for layer in layers]
     first = config.get("max_window_layers", 28)  # layers from there on have the window
     if not _is_integer(first) or first < 0:
         raise _wrong("max_window_layers", "an integer of at least 0", first)
-    return [layer >= first for layer in range(layers)]
+    return [layer >= first for layer in layers]

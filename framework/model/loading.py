@@ -121,11 +121,10 @@ class ModelSource:
     def _require_memory(self, device: str | torch.device, shard: Shard) -> None:
         if torch.device(device).type not in ("cpu", "cuda"):
             return
-        dtype = self.dtype or as_dtype(self.config.dtype)
-        assert dtype is not None
-        asked, free = self.config.num_parameters * dtype.itemsize // shard.size, free_bytes(device)
+        planned = Decoder(self.config, dtype=self.dtype, device="meta", shard=shard)
+        asked, free = sum(weight.nbytes for weight in planned.parameters()), free_bytes(device)
         if asked > free:
-            name = str(dtype).removeprefix("torch.")
+            name = str(planned.dtype).removeprefix("torch.")
             raise OutOfMemory(
                 f"the weights of '{self.name}' in {name} take {asked:,} bytes ({asked / 2**30:.1f} GiB), and {free:,} "
                 f"({free / 2**30:.1f} GiB) are free on {device}; take a smaller dtype or model, or more ranks"

@@ -42,9 +42,13 @@ class RooflineShape:
 
     @classmethod
     def of(cls, config: ModelConfig) -> RooflineShape:
-        """The shape of a dense decoder that the framework runs."""
+        """The shape of a dense decoder without biases that the framework runs."""
         attention = _attention(len(config.attention_layers), config.num_heads, config.num_kv_heads, config.head_dim)
-        count, source = config.num_parameters, "framework.model.shapes"
+        hidden, source = config.hidden_size, "framework.model.shapes"
+        heads, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        layer = hidden * (2 * heads + 2 * kv + 3 * config.intermediate_size + 2) + 2 * config.head_dim * config.qk_norm
+        embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
+        count = config.num_layers * layer + embeddings + hidden
         return cls(num_parameters=count, active_parameters=count, source=source, **attention)
 
     def weights_read(self, num_tokens: int) -> float:

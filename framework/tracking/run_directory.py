@@ -33,7 +33,7 @@ from framework.results.layout import (
     ROOFLINE_SVG,
 )
 from framework.results.reading import read_json
-from framework.tracking.lock import acquire, release
+from framework.tracking.lock import Lock
 from framework.tracking.provenance import DISTRIBUTION
 
 _FLUSH_BYTES = 1 << 16
@@ -43,7 +43,7 @@ _OF_A_RUN = (
     KV_EVENTS,
 )  # fmt: skip
 """What a run writes, and what the next one in the same directory removes; the result first."""
-_NOT_FOREIGN = re.compile(rf"{LOCK}(\.\d+)?|{re.escape(JOB)}|{re.escape(FAILURE)}|\.hydra|.*\.log|\..*\.tmp")
+_NOT_FOREIGN = re.compile(rf"{LOCK}|{re.escape(JOB)}|{re.escape(FAILURE)}|\.hydra|.*\.log|\..*\.tmp")
 """What may lie in a directory before a run's mark does: a lock, a sweep's job, Hydra's files, cut-off writes."""
 
 
@@ -144,7 +144,6 @@ class RunDirectory:
 
     Attributes:
         path: the directory, absolute.
-        took_over: whether a dead run's lock was found and taken over.
         begun: whether the directory is this run's.
 
     Raises:
@@ -168,12 +167,12 @@ class RunDirectory:
             refuse_foreign(self.path)
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
-                self.took_over = acquire(self._lock)
+                self._lock = Lock(self.path / LOCK)
             except BaseException:
                 remove_empty(self._made)
                 raise
         if self.holds_result and not overwrite:
-            release(self._lock)
+            self._lock.release()
             raise RunDirectoryError(f"{self.path} holds a finished run; choose another directory or allow overwriting")
 
     @property
@@ -248,7 +247,7 @@ class RunDirectory:
                 writer.close()
             except RunDirectoryError as error:
                 fault = fault or error
-        release(self._lock)
+        self._lock.release()
         if not self.begun:
             remove_empty(self._made)
         if fault is not None:
@@ -265,10 +264,6 @@ class RunDirectory:
         except RunDirectoryError:
             if error is None:  # the first fault is the one to report
                 raise
-
-    @property
-    def _lock(self) -> Path:
-        return self.path / LOCK
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self.begin()

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from framework.errors import InvalidArgument, ModelError
+from framework.model.decoder import Decoder
 from framework.model.dense import dense_attention, dense_logits, greedy
 from framework.model.hf_config import read_hf_config
 from framework.model.loading import TINY_CONFIG, build_model, load_model, model_config, random_model, tiny_decoder
 from framework.model.shapes import SHAPES
 from framework.model.tokenizer import BOS, EOS, ByteTokenizer
+from framework.replay.roofline import ROOFLINE_SHAPES
 
 TEXTS = ("Hello, world. ", "You are a helpful assistant. " * 12, "def f(x):\n    return x\n" * 9)
 
@@ -147,7 +149,9 @@ def test_a_random_model_is_deterministic_and_never_ends_by_itself():
     ],
 )
 def test_the_known_shapes_have_their_published_parameter_counts(name, billions):
-    assert SHAPES[name].num_parameters / 1e9 == pytest.approx(billions, abs=6e-4)
+    assert ROOFLINE_SHAPES[name].num_parameters / 1e9 == pytest.approx(billions, abs=6e-4)
+    weights = Decoder(SHAPES[name], device="meta").parameters()
+    assert sum(weight.numel() for weight in weights) / 1e9 == pytest.approx(billions, abs=6e-4)
 
 
 def test_shapes_that_cannot_be_are_refused():
@@ -173,7 +177,10 @@ def test_a_config_without_a_key_or_with_an_unknown_feature_is_refused_by_name():
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised weights \\('awq'\\)"),
         ({"rope_scaling": {"type": "longrope"}}, "rope scaling 'longrope' is not supported"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "needs 'low_freq_factor'"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8}},
+            "no 'original_max_position_embeddings', which 'llama3' needs",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"torch_dtype": "int4"}, "no model dtype 'int4'"),
     ):
@@ -188,7 +195,10 @@ def test_a_config_without_a_key_or_with_an_unknown_feature_is_refused_by_name():
         ({"num_experts_per_tok": 5}, "5 of 4 experts"),
         ({"model_type": "gpt_oss", "swiglu_limit": 3.0}, "swiglu_limit 3.0"),
         ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_activation 'relu'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 8}}, "needs 'original_max_position_embeddings'"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 8}},
+            "no 'original_max_position_embeddings', which 'yarn' needs",
+        ),
     ):
         with pytest.raises(ModelError, match=message):
             read_hf_config(base | experts | change)

@@ -8,14 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from framework.errors import ConfigError, RunDirectoryError
+from framework.errors import ConfigError, RunDirectoryError, RunDirectoryInUse
 from framework.files.jsonl import read_jsonl
 from framework.tracking import RunDirectory, collect_provenance, read_result
-from framework.tracking.lock import Holder, boot_id
+from framework.tracking.lock import Lock
 from framework.tracking.run_directory import JsonLinesWriter
 
 HOLD = """
@@ -82,38 +83,28 @@ def test_a_killed_run_leaves_readable_lines_and_its_lock_is_taken_over(tmp_path:
     with pytest.raises(RunDirectoryError, match="did not finish"):
         read_result(tmp_path)
     with RunDirectory(tmp_path) as run:
-        assert run.took_over
         run.begin()
         assert not (tmp_path / "metrics.jsonl").exists(), "an unfinished run's lines would mix with the new ones"
 
 
-@pytest.mark.parametrize(
-    ("change", "stale"),
-    [
-        ({"pid": 2**22 + 1}, True),
-        ({"started": "1"}, True),
-        ({"boot": "another boot"}, True),
-        ({"boot": "another boot", "host": "another machine"}, False),
-        ({}, False),
-    ],
-)
-def test_a_lock_is_stale_only_when_its_process_is_surely_gone(tmp_path: Path, change: dict, stale: bool) -> None:
-    me = Holder.this_process()
-    fields = {"host": me.host, "boot": me.boot, "pid": me.pid, "started": me.started, **change}
-    (tmp_path / "lock").write_text(json.dumps(fields))
-    if stale:
-        RunDirectory(tmp_path).close()
-    else:
-        with pytest.raises(RunDirectoryError, match="in use by process"):
-            RunDirectory(tmp_path)
-    assert boot_id()
+def test_a_lock_that_its_holder_removed_while_it_was_opened_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, path = os.open, tmp_path / "lock"
 
+    def opened_too_early(*given: Any) -> int:
+        handle = opened(*given)
+        monkeypatch.setattr(os, "open", opened)
+        path.unlink()
+        return handle
 
-def test_a_lock_that_is_none_of_ours_is_not_overruled(tmp_path: Path) -> None:
-    (tmp_path / "lock").write_text("apt")
-    with pytest.raises(RunDirectoryError, match="no lock of ours"):
-        RunDirectory(tmp_path)
-    assert (tmp_path / "lock").read_text() == "apt"
+    monkeypatch.setattr(os, "open", opened_too_early)
+    lock = Lock(path)
+    assert path.exists()
+    with pytest.raises(RunDirectoryInUse):
+        Lock(path)
+    lock.release()
+    assert not path.exists()
 
 
 def test_a_finished_run_is_replaced_only_on_request(tmp_path: Path) -> None:
@@ -165,7 +156,7 @@ def test_a_directory_of_an_earlier_version_is_known_by_its_provenance(tmp_path: 
 
 
 def test_what_a_sweep_and_hydra_leave_first_is_not_foreign(tmp_path: Path) -> None:
-    for name in ("job.json", "failure.json", "kvlab.log", ".job.json.17.tmp", "lock.17"):
+    for name in ("job.json", "failure.json", "kvlab.log", ".job.json.17.tmp"):
         (tmp_path / name).write_text("")
     (tmp_path / ".hydra").mkdir()
     RunDirectory(tmp_path).close()
@@ -217,7 +208,7 @@ def test_a_full_disk_is_a_typed_error_that_keeps_whole_lines(tmp_path: Path) -> 
     # RLIMIT_FSIZE stands for a full disk: the write that crosses it is cut short, the next one fails.
     script = f"""
 import resource, signal
-from framework.errors import ConfigError, RunDirectoryError
+from framework.errors import ConfigError, RunDirectoryError, RunDirectoryInUse
 from framework.tracking import RunDirectory
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 run = RunDirectory({str(tmp_path)!r})
@@ -282,10 +273,10 @@ def test_a_refused_run_and_a_failed_lock_leave_nothing(tmp_path: Path, monkeypat
         pass
     assert list(tmp_path.iterdir()) == [], "it never began"
 
-    def full(handle: int) -> None:
+    def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(RunDirectoryError, match="No space left"):
         RunDirectory(tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
