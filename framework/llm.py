@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -43,11 +42,10 @@ from framework.parallel.serving import load_served, serving_executor
 from framework.registry.components import Component as Component
 from framework.registry.components import build_allocator as build_allocator
 from framework.registry.components import build_component as build_component
-from framework.registry.signatures import convert, known_names, require_names, shown, signature
+from framework.registry.signatures import convert, shown, signature
 from framework.sampling import Sampling
 from framework.types import Namespace, TokenArray
 
-_FACTS = [name for name, one in inspect.signature(Engine.submit).parameters.items() if one.kind is one.KEYWORD_ONLY]
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
@@ -93,7 +91,6 @@ class LLM:
         RankError: another rank failed.
     """
 
-    @known_names
     def __init__(
         self,
         model: str | LoadedModel = "tiny",
@@ -147,7 +144,7 @@ class LLM:
             weakref.finalize(self, _close_tiers, self.engine, drain=True)
             # A window's own table has no warm-up.
             warms_up = self.device.startswith("cuda") and (not self.groups or self._states is not None)
-            self.warm_up_s = self._warm_up(options) if warms_up else None
+            self.warm_up_s = warm_up(executor, self.engine.state.rows, self.sizes, options) if warms_up else None
         except BaseException:
             self.close()
             raise
@@ -226,10 +223,6 @@ class LLM:
         self.num_blocks, self.further_blocks, self.max_model_len = num_blocks, further_blocks, max_len
         return advice
 
-    def _warm_up(self, options: EngineOptions) -> float:
-        """Compute a step of every kind; returns the seconds it took."""
-        return warm_up(self.executor, self.engine.state.rows, self.sizes, options)
-
     @property
     def allocator(self) -> Allocator:
         """Of the blocks that are in use now; another object after `reset`."""
@@ -294,12 +287,16 @@ class LLM:
         """Of the KV pools of all ranks together, null blocks and states included; `pool.bytes` are one rank's."""
         return (self.pool.bytes + (self._states.bytes if self._states else 0)) * self.tensor_parallel_size
 
-    def close(self) -> None:
-        """Wait for stores to tiers and close them, and end the other ranks of a model that was given by name.
+    def close(self, *, drain: bool = True) -> None:
+        """Close the tiers, and end the other ranks of a model that was given by name. A LoadedModel stays open.
 
-        A LoadedModel stays open. Idempotent.
+        Idempotent.
+
+        Args:
+            drain: wait for stores to tiers first.
         """
-        self._close_tiers(drain=True)
+        if hasattr(self, "engine"):  # not where construction failed
+            _close_tiers(self.engine, drain=drain)
         if self._owns_model:
             self.model.close()
 
@@ -307,30 +304,31 @@ class LLM:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if raised[0] is not None:
-            self._close_tiers(drain=False)
-        self.close()
-
-    def _close_tiers(self, *, drain: bool) -> None:
-        if hasattr(self, "engine"):  # not where construction failed
-            _close_tiers(self.engine, drain=drain)
+        self.close(drain=raised[0] is None)
 
     def encode(self, prompt: Prompt) -> TokenArray:
         """Token ids (n,) int32 of a text, of chat messages ({"role", "content"}), or of ids already."""
         return encode(self.model.tokenizer, prompt)
 
-    def namespace_for(self, namespace: Namespace) -> Namespace:
-        """A request's namespace within this model's."""
-        return replace(namespace, model=self.namespace.model)
+    def namespace_of(self, asked: Namespace | str | None) -> Namespace:
+        """A request's namespace within this model's: of None the model's own, of a text the one with that salt.
+
+        Raises:
+            InvalidArgument: none of these.
+        """
+        if asked is not None and not isinstance(asked, (str, Namespace)):
+            raise InvalidArgument(f"namespace must be a Namespace or a text, its salt, found {shown(asked)}")
+        within = asked if isinstance(asked, Namespace) else Namespace(salt=asked or "")
+        return replace(within, model=self.namespace.model)
 
     def submit(self, prompt: Prompt, sampling: Sampling | None = None, **facts: Any) -> Request:
         """Queue one prompt; see Engine.submit for `facts` (arrival_s, priority, tenant, session, namespace)."""
-        require_names("a request", facts, _FACTS)
-        self._recover()
-        facts["namespace"] = self._namespace(facts.get("namespace"))
-        return self.engine.submit(self.encode(prompt), _sampling(sampling), **facts)
+        facts["namespace"] = self.namespace_of(facts.get("namespace"))
+        ids, sampling = self.encode(prompt), _sampling(sampling)
+        if self.engine.interrupted:
+            self.reset()
+        return self.engine.submit(ids, sampling, **facts)
 
-    @known_names
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -368,13 +366,11 @@ class LLM:
             )
         ]  # fmt: skip
         encoded = [self.encode(prompt) for prompt in batch]  # a bad one raises before any is queued
-        each[0], each[4] = [_sampling(one) for one in each[0]], [self._namespace(space) for space in each[4]]
-        self._recover()
         requests: list[Request] = []
         try:
-            for ids, one, importance, who, talk, space in zip(encoded, *each, strict=True):
-                facts = {"priority": importance, "tenant": who, "session": talk}
-                requests.append(self.engine.submit(ids, one, **facts, namespace=space))
+            for ids, one, *values in zip(encoded, *each, strict=True):
+                facts = dict(zip(("priority", "tenant", "session", "namespace"), values, strict=True))
+                requests.append(self.submit(ids, one, **facts))
             self.drain(progress=progress)
         except BaseException:
             abandon(self.engine, requests)
@@ -441,17 +437,6 @@ class LLM:
         if isinstance(self.allocator, GroupedAllocator):
             return self.allocator.results()
         return {"kv_groups_off": self.kv_groups_off} if self.kv_groups_off else {}
-
-    def _recover(self) -> None:
-        if self.engine.interrupted:
-            self.reset()
-
-    def _namespace(self, asked: Namespace | str | None) -> Namespace:
-        if asked is None:
-            return self.namespace
-        if not isinstance(asked, (str, Namespace)):
-            raise InvalidArgument(f"namespace must be a Namespace or a text, its salt, found {shown(asked)}")
-        return self.namespace_for(Namespace(salt=asked) if isinstance(asked, str) else asked)
 
     def drain(self, *, progress: bool = False, on_step: Callable[[Engine], Any] | None = None) -> None:
         """Step until every submitted request has ended."""

@@ -181,7 +181,7 @@ def submit_workload(llm: LLM, items: Sequence[WorkloadRequest]) -> Iterator[Requ
     """Queue one request after another, so that an interrupt loses none that is queued; the clock starts now."""
     llm.executor.restart_clock()
     for item in items:
-        yield submit(llm.engine, replace(item, namespace=llm.namespace_for(item.namespace)))
+        yield submit(llm.engine, replace(item, namespace=llm.namespace_of(item.namespace)))
 
 
 def compare(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
 import sys
 import types
@@ -12,12 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, NewType, ParamSpec, TypeVar, Union
+from typing import Any, Literal, NewType, Union
 
-from framework.errors import ConfigError, InvalidArgument, InvalidPlugin
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from framework.errors import ConfigError, InvalidPlugin
 
 MISSING: Any = inspect.Parameter.empty
 """Stands for "no default" in `Parameter.default`."""
@@ -96,30 +92,6 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 def listing(choices: Iterable[str]) -> str:
     """`a, b, c`, or `none`."""
     return ", ".join(choices) or "none"
-
-
-def require_names(what: str, given: Iterable[str], known: Sequence[str]) -> None:
-    """Refuse keywords that `what` does not take.
-
-    Raises:
-        InvalidArgument: names the first, and the nearest that there is.
-    """
-    for name in given:
-        if name not in known:
-            near = did_you_mean(name, known)
-            raise InvalidArgument(f"{what} takes no {name!r}{near or f'; it takes {listing(known)}'}")
-
-
-def known_names(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: keywords that `function` does not take are refused by `require_names`."""
-    names = [*inspect.signature(function).parameters]
-
-    @functools.wraps(function)
-    def named(*positional: P.args, **keywords: P.kwargs) -> R:
-        require_names(function.__qualname__.removesuffix(".__init__"), keywords, names)
-        return function(*positional, **keywords)
-
-    return named
 
 
 def convert(value: Any, annotation: Any, where: str) -> Any:
