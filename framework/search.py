@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,7 +35,6 @@ from framework.sweep.job import JobDone, begin, fail, folder_name, is_done, requ
 from framework.tracking.lock import Lock
 
 _CHECKED = ("allocator", "eviction", "hash", "backend")
-_LOST = "lost"  # a trial that a killed process had begun
 _MAX_ALIKE = 5
 """A call ends when so many trials of its own, one after another, failed for the same reason."""
 
@@ -92,18 +93,8 @@ class Search:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Best:
-    """The best trial of a search: its overrides and the metric's value; None and empty when no trial was good."""
-
-    value: float | None
-    overrides: tuple[str, ...]
-    num_trials: int
-    num_failed: int
-
-
-def search(plan: Search, say: Callable[[str], None] = lambda line: None) -> Best:
-    """Run what is missing of `plan` and return the best so far. One process a folder; a killed one's work is kept.
+def search(plan: Search, say: Callable[[str], None] = lambda line: None) -> Trials:
+    """Run what is missing of `plan`; all trials so far. One process a folder; a killed one's work is kept.
 
     The sampler is seeded by the number of finished trials, so a resumed search asks what an unbroken one would.
 
@@ -117,25 +108,23 @@ def search(plan: Search, say: Callable[[str], None] = lambda line: None) -> Best
     optuna = _optuna()
     require_sweep_folder(plan.folder)
     with no_empty_folders(plan.folder.absolute()):
-        return _locked(optuna, plan, say)
-
-
-def _locked(optuna: Any, plan: Search, say: Callable[[str], None]) -> Best:
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    lock = Lock(plan.folder / LOCK)
-    try:
-        study = _study(optuna, plan, say)
-        _give_up_lost(optuna, study)
-        reasons: list[str] = []
-        while len(_finished(study)) < plan.trials and not _fail_alike(reasons):
-            reasons.append(_one(optuna, study, plan, say))
-            write_trials(plan.folder, _trials(study, plan))
-        if _fail_alike(reasons) and len(_finished(study)) < plan.trials:
-            say(f"stopped after {len(_finished(study))} of {plan.trials} trials: the last {_MAX_ALIKE} failed alike")
-        write_trials(plan.folder, _trials(study, plan))
-        return _best(optuna, study, plan)
-    finally:
-        lock.release()
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        lock = Lock(plan.folder / LOCK)
+        try:
+            study, reasons = _study(optuna, plan, say), deque[str](maxlen=_MAX_ALIKE)
+            found = _trials(study, plan)
+            write_trials(plan.folder, found)
+            while len(found.trials) < plan.trials:
+                if len(reasons) == _MAX_ALIKE and reasons[0] and len(set(reasons)) == 1:
+                    done = f"{len(found.trials)} of {plan.trials} trials"
+                    say(f"stopped after {done}: the last {_MAX_ALIKE} failed alike")
+                    break
+                reasons.append(_one(optuna, study, plan, len(found.trials), say))
+                found = _trials(study, plan)
+                write_trials(plan.folder, found)
+            return found
+        finally:
+            lock.release()
 
 
 def axes_of(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[Axis, ...]]:
@@ -200,32 +189,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         trials=options.trials,
         seed=options.seed,
     )
-    best = search(plan, say=lambda line: print(line, file=sys.stderr, flush=True))  # noqa: T201
+    found = search(plan, say=lambda line: print(line, file=sys.stderr, flush=True))  # noqa: T201
     from framework.report.write import report_sweep
 
     report_sweep(plan.folder)
-    if best.value is None:
-        print(f"none of {best.num_trials} trials was good", file=sys.stderr)  # noqa: T201
+    if found.best is None:
+        print(f"none of {len(found.trials)} trials was good", file=sys.stderr)  # noqa: T201
         return FAILED
-    print(f"best of {best.num_trials}: {plan.metric} {best.value:g} with {' '.join(best.overrides)}")  # noqa: T201
+    words = " ".join(found.best.overrides)
+    print(f"best of {len(found.trials)}: {plan.metric} {found.best.value:g} with {words}")  # noqa: T201
     return 0
 
 
-def _fail_alike(reasons: Sequence[str]) -> bool:
-    """Whether the last trials all failed for one reason; a good trial's is empty."""
-    last = reasons[-_MAX_ALIKE:]
-    return len(last) == _MAX_ALIKE and last[0] != "" and len(set(last)) == 1
-
-
-def _one(optuna: Any, study: Any, plan: Search, say: Callable[[str], None]) -> str:
+def _one(optuna: Any, study: Any, plan: Search, done: int, say: Callable[[str], None]) -> str:
     """Run one more trial. Why it failed, empty where it did not."""
-    done = len(_finished(study))
     study.sampler = optuna.samplers.TPESampler(seed=(plan.seed * 1_000_003 + done) % 2**32)
     trial = study.ask()
     varied = [axis.suggest(trial) for axis in plan.axes]
-    words = (*plan.fixed, *varied)
-    trial.set_user_attr("overrides", list(varied))
-    value, reason = _evaluate(words, plan)
+    trial.set_user_attr("overrides", varied)
+    value, reason = _evaluate((*plan.fixed, *varied), plan)
     if value is None:
         trial.set_user_attr("reason", reason)
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
@@ -281,8 +263,7 @@ def _study(optuna: Any, plan: Search, say: Callable[[str], None]) -> Any:
     if known and name not in known:
         old = list(known.values())[-1] or {}
         changed = sorted(key for key in {*old, *made_of} if old.get(key) != made_of.get(key))
-        which = ", ".join(changed) if old else "what made its trials is not recorded"
-        say(f"the search begins anew, since this has changed: {which}; its results that still hold are read, not run")
+        say(f"the search begins anew, since this has changed: {', '.join(changed)}; results that still hold are read")
     study = optuna.create_study(
         storage=storage,
         study_name=name,
@@ -323,49 +304,20 @@ class _Held:
 
 def _drop_partial_line(path: Path) -> None:
     """What a killed process had half written would join the next line."""
-    if path.is_file():
-        data = path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            with path.open("r+b") as file:
-                file.truncate(whole)
-
-
-def _give_up_lost(optuna: Any, study: Any) -> None:
-    """Nobody else searches here, so a running trial is a dead process's: it does not count."""
-    for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
-        study._storage.set_trial_user_attr(trial._trial_id, _LOST, True)
-        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-
-
-def _finished(study: Any) -> list[Any]:
-    trials = study.get_trials(deepcopy=False)
-    return [trial for trial in trials if trial.state.is_finished() and not trial.user_attrs.get(_LOST)]
+    if path.is_file() and not (data := path.read_bytes()).endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)
 
 
 def _trials(study: Any, plan: Search) -> Trials:
-    """The finished trials, as the report reads them."""
-    trials = []
-    for number, trial in enumerate(_finished(study), start=1):
-        varied = tuple(trial.user_attrs.get("overrides", ()))
-        value = None if trial.value is None else float(trial.value)
-        reason = str(trial.user_attrs.get("reason", ""))
-        folder = folder_name((*plan.fixed, *varied))
-        trials.append(Trial(number=number, folder=folder, overrides=varied, value=value, reason=reason))
+    """The finished trials, as the report reads them; what a killed process had begun has neither value nor reason."""
+    trials: list[Trial] = []
+    for trial in study.get_trials(deepcopy=False):
+        value, reason = trial.value, trial.user_attrs.get("reason", "")
+        if value is not None or reason:
+            varied = tuple(trial.user_attrs["overrides"])
+            folder = folder_name((*plan.fixed, *varied))
+            trials.append(Trial(len(trials) + 1, folder, varied, value, reason))
     return Trials(metric=plan.metric, maximize=plan.maximize, trials=tuple(trials))
-
-
-def _best(optuna: Any, study: Any, plan: Search) -> Best:
-    finished = _finished(study)
-    good = [trial for trial in finished if trial.state == optuna.trial.TrialState.COMPLETE]
-    sign = -1 if plan.maximize else 1
-    best = min(good, key=lambda trial: (sign * trial.value, trial.number), default=None)
-    return Best(
-        value=None if best is None else float(best.value),
-        overrides=() if best is None else tuple(best.user_attrs["overrides"]),
-        num_trials=len(finished),
-        num_failed=len(finished) - len(good),
-    )
 
 
 def _axis(override: Any) -> Axis:

@@ -11,7 +11,7 @@ from framework.results.reading import read_json
 SEARCH = "search.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Trial:
     """One question of the sampler.
 
