@@ -12,8 +12,10 @@ from typing import Any
 
 from framework.cli.exit import command, exit_with
 from framework.errors import ConfigError
-from framework.misses.account import Account, versus
+from framework.misses.account import OUTCOMES, Account, versus
+from framework.report.console import new_console, print_table
 from framework.report.misses import read_account
+from framework.report.tables import Table
 from framework.workload.traces import formats, open_trace
 
 
@@ -128,56 +130,41 @@ def _replayed(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Ac
 
 
 def _show(accounts: Mapping[str, Account], against: Mapping[str, Any] | None) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 100
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("prompt tokens")
-    for name in accounts:
-        table.add_column(name, justify="right")
-        table.add_column("%", justify="right")
-        table.add_column("blocks", justify="right")
-    columns = [(account.totals("tokens"), account.totals("blocks")) for account in accounts.values()]
-    for outcome in columns[0][0]:
-        if any(tokens[outcome] for tokens, _ in columns):
-            cells = [
-                (f"{t[outcome]:,}", f"{100 * t[outcome] / max(1, sum(t.values())):.1f}", f"{b[outcome]:,}")
-                for t, b in columns
-            ]
-            table.add_row(outcome, *(cell for row in cells for cell in row))
-    whole = [(f"{sum(t.values()):,}", "100.0", f"{sum(b.values()):,}") for t, b in columns]
-    table.add_section()
-    table.add_row("all", *(cell for row in whole for cell in row))
-    console.print(table)
+    console = new_console(default=100)
+    print_table(console, _totals(accounts))
     for name, account in accounts.items():
-        console.print(f"{name}: {account.sentence()}.", markup=False, soft_wrap=True)
+        console.print(f"{name}: {account.sentence()}.", soft_wrap=True)
         if account.preempted_tokens:
             console.print(f"{account.preempted_tokens:,} tokens were computed once more after preemptions.")
-        _show_regret(console, account)
+        sums = account.evictions.sums()
+        for group, head in (("age", "evicted so many requests before"), ("turn", "missed in turn")):
+            if group in sums:
+                print_table(console, _regret(head, sums[group]))
     if against is not None:
         _show_against(console, against)
 
 
-def _show_regret(console: Any, account: Account) -> None:
-    from rich import box
-    from rich.table import Table
+def _totals(accounts: Mapping[str, Account]) -> Table:
+    """A row an outcome; of each account its tokens, their share and its blocks."""
+    used = [outcome for outcome in OUTCOMES if any(account.totals("tokens")[outcome] for account in accounts.values())]
+    header, rows = ["prompt tokens"], [[outcome] for outcome in (*used, "all")]
+    for name, account in accounts.items():
+        header += [name, "%", "blocks"]
+        tokens, blocks = account.totals("tokens"), account.totals("blocks")
+        tokens["all"], blocks["all"] = sum(tokens.values()), sum(blocks.values())
+        for row in rows:
+            share = 100 * tokens[row[0]] / max(1, tokens["all"])
+            row += [f"{tokens[row[0]]:,}", f"{share:.1f}", f"{blocks[row[0]]:,}"]
+    return Table("", header, rows)
 
-    for name in ("age", "turn"):
-        sums = account.evictions.sums().get(name) if len(account.evictions) else None
-        if not sums:
-            continue
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column({"age": "evicted so many requests before", "turn": "missed in turn"}[name])
-        table.add_column("tokens computed again", justify="right")
-        table.add_column("kept by the optimum", justify="right")
-        for label, row in sums.items():
-            kept = row.get("optimum_kept_tokens")
-            table.add_row(label, f"{row['tokens']:,}", "unknown" if kept is None else f"{kept:,}")
-        console.print(table)
+
+def _regret(head: str, sums: Mapping[str, Mapping[str, int]]) -> Table:
+    kept = {label: row.get("optimum_kept_tokens") for label, row in sums.items()}
+    rows = [
+        [label, f"{row['tokens']:,}", "unknown" if kept[label] is None else f"{kept[label]:,}"]
+        for label, row in sums.items()
+    ]
+    return Table("", [head, "tokens computed again", "kept by the optimum"], rows)
 
 
 def _show_against(console: Any, against: Mapping[str, Any]) -> None:
@@ -187,11 +174,11 @@ def _show_against(console: Any, against: Mapping[str, Any]) -> None:
         causes = ", ".join(f"{count:,} {cause}" for cause, count in side["missed_by_the_other"].items() if count)
         console.print(
             f"{winner} hits more than {loser} in {side['requests']:,} requests: {side['tokens']:,} tokens, which "
-            f"{loser} missed because they were: {causes or 'none'}.", markup=False, soft_wrap=True,
+            f"{loser} missed because they were: {causes or 'none'}.", soft_wrap=True,
         )  # fmt: skip
         most = "; ".join(f"request {row['request']} by {row['tokens']:,}" for row in side["most"][:5])
         if most:
-            console.print(f"  Most: {most}.", markup=False, soft_wrap=True)
+            console.print(f"  Most: {most}.", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def print_result(result: Result, *, file: IO[str] | None = None, width: int | No
     if result.get("mode") == "kernel":
         print_kernel(result, file=file, width=width)
         return
-    console = _console(file, width, 80, 100)
+    console = new_console(file, width, default=80, most=100)
     directory = result.get("run_directory")
     _print(console, {key: value for key, value in result.items() if key != "run_directory"})
     if directory is not None:
@@ -72,18 +72,18 @@ def print_study(study: Study, *, file: IO[str] | None = None, width: int | None 
     """The finding, the tables (at most 40 rows of each), what they rest on and where the runs come from."""
     from rich.text import Text
 
-    console = _console(file, width, 120)
+    console = new_console(file, width, default=120)
     console.print(Text(lead(study), style="bold"))
     console.print(Text(headline(study)))
     for table in tables_of(study):
-        _print_table(console, table)
+        print_table(console, table)
         if table.note:
             console.print(Text(table.note, style="dim"))
     for what, text in origin(study):
         console.print(Text(f"{what}: {text}", style="dim"))
 
 
-def _print_table(console: Console, table: StudyTable) -> None:
+def print_table(console: Console, table: StudyTable) -> None:
     """As many columns, from the first on, as have room for their numbers and for the first words of a text."""
     from rich.text import Text
 
@@ -111,7 +111,9 @@ def _print_table(console: Console, table: StudyTable) -> None:
         console.print(f"and {' and '.join(left_out)} in the report's files")
 
 
-def _console(file: IO[str] | None, width: int | None, default: int, most: int | None = None) -> Console:
+def new_console(
+    file: IO[str] | None = None, width: int | None = None, *, default: int, most: int | None = None
+) -> Console:
     """At most `most` columns wide; `default` where nothing is asked for and there is no terminal."""
     from rich.console import Console
 
@@ -216,7 +218,7 @@ def print_kernel(result: Mapping[str, Any], *, file: IO[str] | None = None, widt
         file: default standard output.
         width: default the terminal's, 100 at most.
     """
-    console = _console(file, width, 100, 100)
+    console = new_console(file, width, default=100, most=100)
     print_rows(result.get("rows") or [], console)
     ceilings = result.get("ceilings")
     if ceilings:
@@ -235,7 +237,7 @@ def print_sweep(directories: Sequence[str | Path]) -> None:
     """One table over several kernel runs' directories, backends side by side; nothing where none has rows."""
     rows = [row for folder in directories for row in _rows(Path(folder))]
     if rows:
-        print_rows(rows, _console(None, None, 100, 100))
+        print_rows(rows, new_console(default=100, most=100))
 
 
 def print_rows(rows: Sequence[Row], console: Console) -> None:
@@ -317,12 +319,8 @@ def _print_reasons(rows: Sequence[Row], console: Console, several: bool) -> None
 
 
 def _print_screen(screen: Sequence[Mapping[str, Any]], console: Console) -> None:
-    table = _empty_table()
-    table.add_column("compiled ahead of time", overflow="fold")
-    for title in ("registers", "spills", "stack B", "shared B", "matrix", "async loads"):
-        table.add_column(title, justify="right")
     keys = ("registers", "spills", "stack_bytes", "shared_bytes", "matrix_instructions", "async_loads")
-    for kernel in screen:
-        table.add_row(kernel["name"], *(str(kernel[key]) for key in keys))
-    console.print(table)
+    header = ["compiled ahead of time", "registers", "spills", "stack B", "shared B", "matrix", "async loads"]
+    rows = [[kernel["name"], *(str(kernel[key]) for key in keys)] for kernel in screen]
+    print_table(console, StudyTable("", header, rows))
     console.print("sources: " + "; ".join(dict.fromkeys(kernel["source"] for kernel in screen)), style="dim")
