@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from framework.cli.progress import cell_progress
 from framework.config.config import Config
 from framework.engine.executors.checks import default_device, require_backend
 from framework.interfaces.backend import AttentionBackend
@@ -44,11 +44,12 @@ def kernel(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, A
 
 def _measure(grid: Grid, session: Session) -> None:
     """Every cell, written and printed as it is known; then the picture of all."""
-    with cell_progress(enabled=session.settings.progress) as tick:
-        for step, row in enumerate(grid.run()):
-            session.run.writer(KERNEL).write(row)
-            session.log(step, {key: value for key, value in row.items() if isinstance(value, (int, float))})
-            tick(row)
+    for step, row in enumerate(grid.run()):
+        session.run.writer(KERNEL).write(row)
+        session.log(step, {key: value for key, value in row.items() if isinstance(value, (int, float))})
+        if session.settings.progress:
+            found = f"{row['time_s'] * 1e6:,.1f} us" if row.get("time_s") else "; ".join(row.get("reasons") or ())[:160]
+            print(f"{row['cell']}: {row['status']} {found}".rstrip(), file=sys.stderr, flush=True)  # noqa: T201
     _plot(grid, session.run.path)
 
 
