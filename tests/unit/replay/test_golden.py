@@ -22,18 +22,33 @@ from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.optimum import Optimum
 
 CONVERSATION, AGENTIC = "mooncake_conversation_trace.jsonl.gz", "agentic_coding_100_sessions.jsonl.gz"
+POLICIES: dict[str, type[EvictionPolicy]] = {
+    "lru": Lru, "lfu": Lfu, "fifo": Fifo, "length_aware": LengthAware, "optimum": Optimum,
+}  # fmt: skip
 CAPACITIES = (100_000, 50_000, 30_000, 20_000, 10_000, 5_000, 3_000, 1_000)
-HITS = {
-    "lru": (104_924, 102_290, 93_978, 83_035, 61_046, 32_260, 18_850, 12_847),
-    "lfu": (104_755, 99_205, 79_613, 60_582, 38_004, 26_642, 21_636, 13_871),
-    "fifo": (102_804, 96_231, 84_808, 74_331, 52_403, 30_698, 18_363, 12_840),
-    "length_aware": (96_488, 75_055, 58_487, 47_537, 32_285, 23_026, 19_208, 14_495),
-    "optimum": (105_710, 105_710, 105_710, 105_710, 105_710, 98_448, 84_953, 55_019),
+HITS: dict[str, dict[str, dict[int, int]]] = {
+    CONVERSATION: {
+        name: dict(zip(CAPACITIES, hits, strict=True))
+        for name, hits in {
+            "lru": (104_924, 102_290, 93_978, 83_035, 61_046, 32_260, 18_850, 12_847),
+            "lfu": (104_755, 99_205, 79_613, 60_582, 38_004, 26_642, 21_636, 13_871),
+            "fifo": (102_804, 96_231, 84_808, 74_331, 52_403, 30_698, 18_363, 12_840),
+            "length_aware": (96_488, 75_055, 58_487, 47_537, 32_285, 23_026, 19_208, 14_495),
+            "optimum": (105_710, 105_710, 105_710, 105_710, 105_710, 98_448, 84_953, 55_019),
+        }.items()
+    },
+    AGENTIC: {
+        "lru": {30_000: 1_271_817, 3_000: 1_081_461, 1_000: 550_057},
+        "lfu": {30_000: 1_155_583, 10_000: 820_230, 1_000: 452_163},
+        "fifo": {30_000: 1_269_444, 10_000: 1_212_683},
+    },
 }
-POLICIES: dict[str, type[EvictionPolicy]] = {"lru": Lru, "lfu": Lfu, "fifo": Fifo, "length_aware": LengthAware}
-IN_SUITE = {("lru", 10_000), ("lru", 1_000), ("fifo", 30_000), ("lfu", 30_000), ("length_aware", 1_000)} | {
-    ("optimum", size) for size in (30_000, 1_000)
-}
+IN_SUITE = {
+    CONVERSATION: {("lru", 10_000), ("lru", 1_000), ("fifo", 30_000), ("lfu", 30_000), ("length_aware", 1_000),
+                   ("optimum", 30_000), ("optimum", 1_000)},
+    AGENTIC: {("lru", 3_000)},
+}  # fmt: skip
+"""Others are slow."""
 
 
 @functools.cache
@@ -41,15 +56,6 @@ def read(path: Path, block_tokens: int | None = None, full_blocks_only: bool = F
     if not path.exists():
         pytest.skip(f"no {path.name} among the traces")
     return build_paths(open_trace(path, block_tokens=block_tokens), full_blocks_only=full_blocks_only)
-
-
-def cases(names: tuple[str, ...]) -> list[object]:
-    slow = pytest.mark.slow
-    return [
-        pytest.param(name, size, HITS[name][i], marks=() if (name, size) in IN_SUITE else slow, id=f"{name}-{size}")
-        for name in names
-        for i, size in enumerate(CAPACITIES)
-    ]
 
 
 def test_the_infinite_cache_on_the_conversation_trace(traces: Path) -> None:
@@ -61,18 +67,23 @@ def test_the_infinite_cache_on_the_conversation_trace(traces: Path) -> None:
     assert round(result.block_hit_rate, 4) == 0.3664
 
 
-@pytest.mark.parametrize(("name", "size", "hits"), cases(tuple(POLICIES)))
-def test_policies_on_the_conversation_trace(traces: Path, name: str, size: int, hits: int) -> None:
-    result = replay(read(traces / CONVERSATION), POLICIES[name](), size)
-    assert result.hit_blocks == hits, result
-    touched_orphans = 288_500 - hits - result.admitted
-    assert touched_orphans > 0 if name == "fifo" else touched_orphans == 0, "only fifo strands blocks"
-    assert result.evictions == result.admitted - size, "the cache is full at the end"
-
-
-@pytest.mark.parametrize(("name", "size", "hits"), cases(("optimum",)))
-def test_the_optimum_on_the_conversation_trace(traces: Path, name: str, size: int, hits: int) -> None:
-    assert replay(read(traces / CONVERSATION), Optimum(), size, bypass=True).hit_blocks == hits
+@pytest.mark.parametrize(
+    ("trace", "name", "size"),
+    [
+        pytest.param(trace, name, size, marks=() if (name, size) in IN_SUITE[trace] else pytest.mark.slow)
+        for trace, by_name in HITS.items()
+        for name, by_size in by_name.items()
+        for size in by_size
+    ],
+)
+def test_policies_hit_what_others_code_hits(traces: Path, trace: str, name: str, size: int) -> None:
+    paths, bypass = read(traces / trace, 512), name == "optimum"
+    result = replay(paths, POLICIES[name](), size, bypass=bypass)
+    assert result.hit_blocks == HITS[trace][name][size], result
+    if trace == CONVERSATION and not bypass:
+        touched_orphans = paths.num_references - result.hit_blocks - result.admitted
+        assert (touched_orphans > 0) == (name == "fifo"), "only fifo strands blocks"
+        assert result.evictions == result.admitted - size, "the cache is full at the end"
 
 
 @pytest.mark.parametrize(
@@ -108,33 +119,13 @@ def test_full_blocks_only_on_the_conversation_trace(traces: Path) -> None:
 
 
 def test_one_pass_gives_lru_at_every_capacity(traces: Path) -> None:
-    assert tuple(lru_curve(read(traces / CONVERSATION), CAPACITIES)) == HITS["lru"]
+    found = lru_curve(read(traces / CONVERSATION, 512), CAPACITIES)
+    assert dict(zip(CAPACITIES, found, strict=True)) == HITS[CONVERSATION]["lru"]
     agentic = {30_000: 1_271_817, 10_000: 1_261_002, 5_000: 1_212_151, 3_000: 1_081_461, 2_000: 905_943, 1_000: 550_057}
     paths = read(traces / AGENTIC, 512)
     assert (paths.num_references, paths.num_nodes) == (1_327_320, 54_711)
     assert replay_infinite(paths).hit_blocks == 1_272_609
     assert dict(zip(agentic, lru_curve(paths, list(agentic)), strict=True)) == agentic
-
-
-def test_lru_by_callbacks_on_the_agentic_trace(traces: Path) -> None:
-    assert replay(read(traces / AGENTIC, 512), Lru(), 3_000).hit_blocks == 1_081_461
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "size", "hits"),
-    [
-        ("lru", 30_000, 1_271_817),
-        ("lru", 1_000, 550_057),
-        ("lfu", 30_000, 1_155_583),
-        ("lfu", 10_000, 820_230),
-        ("lfu", 1_000, 452_163),
-        ("fifo", 30_000, 1_269_444),
-        ("fifo", 10_000, 1_212_683),
-    ],
-)
-def test_policies_on_the_agentic_trace(traces: Path, name: str, size: int, hits: int) -> None:
-    assert replay(read(traces / AGENTIC, 512), POLICIES[name](), size).hit_blocks == hits
 
 
 BOTH_OPTIMA = {
