@@ -10,15 +10,12 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from engine_stand_ins import FreeQueue, Manager, PoolBlock
+from engine_stand_ins import FreeQueue, Manager
 from paged_helpers import NS, info, tokens
 
 from framework.errors import ConfigError, Unsupported
-from framework.export.host_blocks import build_policy
-from framework.export.pool_facts import PoolFacts
 from framework.export.vllm_connector import HOOKS, TESTED, lead, options_of, require_hooks
-from framework.export.vllm_watch import PolicyQueue, PoolWatch
-from framework.interfaces.eviction import EvictionPolicy, ScoredPolicy
+from framework.export.vllm_watch import PoolWatch
 from framework.types import RequestId
 from framework_builtin.allocator.prefix import PrefixAllocator
 from framework_builtin.eviction.lru import Lru
@@ -26,96 +23,6 @@ from framework_builtin.eviction.mru import Mru
 from framework_builtin.eviction.priority import Priority
 from framework_builtin.eviction.s3fifo import S3Fifo
 from framework_builtin.hash.sha256 import Sha256
-
-
-class Broken(ScoredPolicy):
-    def score(self, block: Any, now: float) -> int:
-        raise RuntimeError("out of ideas")
-
-
-class Declines(ScoredPolicy):
-    def score(self, block: Any, now: float) -> int:
-        return 0
-
-    def keep(self, block: Any, now: float) -> bool:
-        return False
-
-
-def queue_of(policy: EvictionPolicy, num_blocks: int = 6) -> tuple[PolicyQueue, list[PoolBlock], list[list[PoolBlock]]]:
-    blocks = [PoolBlock(i) for i in range(num_blocks + 1)]
-    facts = PoolFacts(policy, num_blocks, 16, lambda: 0.0)
-    declined: list[list[PoolBlock]] = []
-    return (
-        PolicyQueue(FreeQueue(blocks[1:]), blocks, facts, on_declined=declined.append, hash_of=bytes),
-        blocks,
-        declined,
-    )
-
-
-def cache(queue: PolicyQueue, names: list[bytes]) -> list[PoolBlock]:
-    """Take, publish and release a chain of blocks."""
-    taken = queue.popleft_n(len(names))
-    for depth, (block, name) in enumerate(zip(taken, names, strict=True)):
-        block.block_hash, block.block_hash_num_tokens = name, 16 * (depth + 1)
-    queue.append_n(taken[::-1])
-    return taken
-
-
-def test_blocks_without_content_go_before_the_policy_is_asked() -> None:
-    queue, _blocks, _ = queue_of(Mru())
-    cache(queue, [b"a", b"b"])
-    assert [block.block_id for block in queue.popleft_n(4)] == [3, 4, 5, 6]
-    assert queue.num_free_blocks == 2
-
-
-def test_the_policy_names_the_victim() -> None:
-    queue, _, _ = queue_of(Mru(), 4)
-    cache(queue, [b"a", b"b"])
-    cache(queue, [b"c", b"d"])
-    assert [block.block_hash for block in queue.popleft_n(2)] == [b"d", b"c"], (
-        "the latest released goes first, deepest first"
-    )
-    assert queue.popleft().block_hash == b"b"
-
-
-def test_a_block_that_is_used_again_is_no_victim() -> None:
-    queue, _blocks, _ = queue_of(Mru(), 4)
-    cache(queue, [b"a", b"b"])
-    last = cache(queue, [b"c", b"d"])
-    queue.remove(last[1])
-    assert queue.popleft().block_hash == b"c"
-
-
-def test_a_policy_that_fails_leaves_the_order_of_vllm_and_one_error(caplog: pytest.LogCaptureFixture) -> None:
-    queue, _, _ = queue_of(Broken(), 4)
-    with caplog.at_level("ERROR"):
-        cache(queue, [b"a", b"b"])
-        cache(queue, [b"c", b"d"])
-        assert [block.block_hash for block in queue.popleft_n(4)] == [b"b", b"a", b"d", b"c"]
-    assert len(caplog.records) == 1
-    assert "out of ideas" in caplog.text
-    assert "not asked again" in caplog.text
-
-
-def test_what_the_policy_declines_is_handed_to_who_watches() -> None:
-    queue, _, declined = queue_of(Declines())
-    cache(queue, [b"a", b"b"])
-    assert [block.block_hash for block in declined[0]] == [b"b", b"a"]
-
-
-def test_parents_and_children_follow_publication_and_loss() -> None:
-    facts = PoolFacts(build_policy("lru", 5), 5, 16, lambda: 0.0)
-    facts.admit([1, 2, 3], [0, 1, 2], [0, 1, 2], [b"a", b"b", b"c"])
-    facts.admit([4], [1], [1], [b"d"])
-    view = facts.policy.plugin.blocks
-    assert [view.children[block] for block in (1, 2, 3, 4)] == [2, 1, 0, 0]
-    assert [view.parent[block] for block in (1, 2, 3, 4)] == [0, 1, 2, 1]
-    facts.release([3, 2])
-    facts.drop(2)
-    assert [view.children[block] for block in (1, 3)] == [1, 0]
-    assert view.parent[3] == 0
-    facts.admit([2], [0], [0], [b"e"])
-    assert [view.children[2], view.parent[2]] == [0, 0]
 
 
 def test_options_are_checked() -> None:
@@ -353,14 +260,23 @@ def test_a_policy_that_declines_has_the_content_given_up_and_the_blocks_reused_f
     assert engine.facts.num_candidates == 1
 
 
-def test_a_policy_that_fails_leaves_nothing_that_could_be_named_again(vllm: None) -> None:
-    class Fails(Lru):
+def test_a_policy_that_fails_leaves_the_order_of_vllm_one_error_and_nothing_that_could_be_named_again(
+    vllm: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Fails(Mru):
         def victim(self, now: float) -> Any:
             raise RuntimeError("out of ideas")
 
-    engine = Engine(Fails())
-    engine.free(served(engine, 1, chain(1, 2)))
-    assert len(engine.pool.get_new_blocks(24)) == 24
+    engine = Engine(Fails(), 4)
+    for number in (1, 2):
+        engine.free(served(engine, number, [number] * 32))
+    order = [asked(number, [number] * 32).block_hashes[at] for number in (1, 2) for at in (1, 0)]
+    with caplog.at_level("ERROR"):
+        engine.pool.get_new_blocks(4)
+    assert engine.pool.evicted == order
+    assert len(caplog.records) == 1
+    assert "out of ideas" in caplog.text
+    assert "not asked again" in caplog.text
     assert "out of ideas" in str(engine.watch.queue.failure)
     assert not any(engine.facts.pool.candidate)
     assert engine.watch.queue.facts is None
