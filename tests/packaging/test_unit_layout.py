@@ -31,7 +31,6 @@ OVER_MODULES = {
     "paged/test_parts.py": "blocks for a part of a prompt at a time, in every allocator",
     "paged/test_sharing_rules.py": "rules of sharing, for every installed allocator",
     "replay/test_golden.py": "figures that others' code confirmed, in every way of counting",
-    "replay/test_offline_reference.py": "offline next use in an engine, against every order of evictions",
     "replay/test_policy_time.py": "the clock that policies see, in each kind of run",
     "groups/test_served_groups.py": "models of full attention beside windows or states, from LLM to executor",
     "report/test_damaged_runs.py": "damaged runs, in every part of a report",

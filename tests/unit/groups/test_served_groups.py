@@ -98,25 +98,24 @@ def test_tokens_are_greedy_with_hits_chunks_and_preemption(mixed: LoadedModel, o
         assert llm.stats()["num_preemptions"] > 0
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(max_tokens=16, n=3, temperature=1.0, seed=3, ignore_eos=True),
-        Sampling(max_tokens=16, beam_width=3, ignore_eos=True),
-    ],
-    ids=["forks", "beams"],
-)
-@pytest.mark.parametrize("allocator", ["prefix", "prefix_cow"])
-@pytest.mark.parametrize("preempt_every", [0, 9])
-def test_forks_and_beams_give_what_one_table_gives(
-    model: LoadedModel, sampling: Sampling, allocator: str, preempt_every: int
+@pytest.mark.parametrize(("allocator", "size"), [("prefix_cow", 4), ("prefix", 7), ("cow", 1)])
+@pytest.mark.parametrize("preempt_every", [0, 5])
+def test_forks_and_beams_give_what_no_sharing_gives(
+    mixed: LoadedModel, allocator: str, preempt_every: int, size: int
 ) -> None:
-    faults = FaultOptions(poison=True, preempt_every=preempt_every)
-    llm, requests = serve(model, sampling, allocator=allocator, faults=faults, passes=2)
-    one, wanted = serve(model, sampling, allocator=allocator, faults=faults, passes=2, record=True)
-    assert (len(llm.groups), len(one.groups)) == (2, 0), one.kv_groups_off
-    assert tokens_of(requests) == tokens_of(wanted)
-    assert llm.stats()["num_forks"] > 0
+    for sampling in (
+        Sampling(max_tokens=14, n=3, temperature=1.0, seed=3, ignore_eos=True),
+        Sampling(max_tokens=14, beam_width=3, ignore_eos=True),
+    ):
+        faults = FaultOptions(poison=True, preempt_every=preempt_every)
+        llm = make_llm(mixed, block_size=size, num_blocks=640, allocator=allocator, faults=faults)
+        apart = LLM(mixed, cache=CacheOptions(block_size=size, num_blocks=640), allocator="naive")
+        assert len(llm.groups) == 2, llm.kv_groups_off
+        for _ in range(2):
+            found, wanted = llm.generate(PROMPTS, sampling), apart.generate(PROMPTS, sampling)
+            assert tokens_of(found) == tokens_of(wanted)
+        llm.engine.check()
+        assert llm.stats()["num_forks"] > 0
 
 
 def test_bytes_are_those_of_the_window(model: LoadedModel) -> None:
@@ -165,20 +164,19 @@ def test_after_a_reset_the_groups_are_empty_and_serve_again(mixed: LoadedModel) 
     assert tokens_of(llm.generate(PROMPTS, GREEDY)) == wanted
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"allocator": "radix"}, "prefix and prefix_cow do"),
-        ({"allocator": "contiguous"}, "prefix and prefix_cow do"),
-        ({"hash": "xxh64"}, "collision-resistant hash"),
-        ({"kv_events": EventStream(())}, "cache events"),
-        ({"record": True}, "a recording"),
-    ],
-    ids=["radix", "contiguous", "weak_hash", "kv_events", "record"],
-)
-def test_what_groups_cannot_serve_has_one_table_and_says_why(
-    model: LoadedModel, options: dict[str, Any], says: str
-) -> None:
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "radix": ({"allocator": "radix"}, "prefix and prefix_cow do"),
+    "contiguous": ({"allocator": "contiguous"}, "prefix and prefix_cow do"),
+    "weak_hash": ({"hash": "xxh64"}, "collision-resistant hash"),
+    "kv_events": ({"kv_events": EventStream(())}, "cache events"),
+    "record": ({"record": True}, "a recording"),
+    "compile": ({"engine": EngineOptions(compile=True)}, "compilation"),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in REFUSED if name != "compile"])
+def test_what_groups_cannot_serve_has_one_table_and_says_why(model: LoadedModel, name: str) -> None:
+    options, says = REFUSED[name]
     with make_llm(model, block_size=SIZE, num_blocks=60, **options) as llm:
         assert says in llm.stats()["kv_groups_off"]
         found = llm.generate(PROMPTS[:2], GREEDY)
@@ -190,25 +188,6 @@ def test_a_model_of_one_kind_has_no_groups(tmp_path: Path) -> None:
     assert (llm.groups, llm.kv_groups_off, llm.further_blocks) == ((), "", None)
     assert not {"window_bytes", "kv_groups_off"} & llm.stats().keys()
     assert llm.engine.state.guarded.num_groups == 1
-
-
-@pytest.mark.parametrize(("allocator", "size"), [("prefix_cow", 4), ("prefix", 7), ("cow", 1)])
-@pytest.mark.parametrize("preempt_every", [0, 5])
-def test_forks_and_beams_over_states_give_what_no_sharing_gives(
-    states: LoadedModel, allocator: str, preempt_every: int, size: int
-) -> None:
-    for sampling in (
-        Sampling(max_tokens=14, n=3, temperature=1.0, seed=3, ignore_eos=True),
-        Sampling(max_tokens=14, beam_width=3, ignore_eos=True),
-    ):
-        faults = FaultOptions(poison=True, preempt_every=preempt_every)
-        llm = make_llm(states, block_size=size, num_blocks=640, allocator=allocator, faults=faults)
-        apart = LLM(states, cache=CacheOptions(block_size=size, num_blocks=640), allocator="naive")
-        for _ in range(2):
-            found, wanted = llm.generate(PROMPTS, sampling), apart.generate(PROMPTS, sampling)
-            assert tokens_of(found) == tokens_of(wanted)
-        llm.engine.check()
-        assert llm.stats()["num_forks"] > 0
 
 
 def test_few_states_are_kept_and_at_the_places_that_later_prompts_resume_from(states: LoadedModel) -> None:
@@ -245,18 +224,9 @@ def test_bytes_of_states_are_counted(states: LoadedModel) -> None:
     assert llm.kv_bytes == (rows + 1) * state + 61 * kv
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"allocator": "radix"}, "prefix and prefix_cow do"),
-        ({"hash": "xxh64"}, "collision-resistant hash"),
-        ({"kv_events": EventStream(())}, "cache events"),
-        ({"record": True}, "a recording"),
-        ({"engine": EngineOptions(compile=True)}, "compilation"),
-    ],
-    ids=["radix", "weak_hash", "kv_events", "record", "compile"],
-)
-def test_what_states_are_not_served_with_is_refused(states: LoadedModel, options: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_states_are_not_served_with_is_refused(states: LoadedModel, name: str) -> None:
+    options, says = REFUSED[name]
     with pytest.raises(ConfigError, match=f"recurrent layers.*{says}"):
         make_llm(states, block_size=SIZE, num_blocks=60, **options)
 
