@@ -21,9 +21,8 @@ import torch
 from framework.guard.backend import GuardedBackend
 from framework.interfaces._torch_ops import per_token_int8
 from framework.interfaces.backend import AttentionBackend, Batch, LayerKV, Loss
-from framework.kernel.cells import Cell
-from framework.kernel.floors import work_of
-from framework.testing.attention_cases import Case, Problem, torch_dtype
+from framework.kernel.cells import Cell, work_of
+from framework.testing.attention_cases import Case, Problem, batch_of, torch_dtype
 from framework.testing.attention_runs import Verdict, judge
 
 if TYPE_CHECKING:
@@ -31,14 +30,14 @@ if TYPE_CHECKING:
 
 _CACHES = 4
 """Buffers rotate over so many times the device's last-level cache."""
-_JUDGED_ROWS, _JUDGED_QUERIES = 3, 16
+_JUDGED_QUERIES = 16
 
 
 @dataclass(slots=True)
 class Bench:
     """One cell, ready to be timed: q and out (T, H, D), the batch, and equal-sized pools to take in turn."""
 
-    cell: Cell
+    case: Case
     q: Tensor
     out: Tensor
     batch: Batch
@@ -69,25 +68,22 @@ def most_bytes(device: str) -> int:
 
 def build(cell: Cell, device: str, cache_bytes: int, seed: int = 0) -> Bench:
     """Random tokens in blocks scattered over pools of just the size needed."""
-    spec, size = cell.spec, cell.spec.block_size
-    counts = [-(-context // size) for context in cell.contexts]
+    spec, case = cell.spec, Case(cell.spec, cell.contexts, cell.queries, seed)
+    counts = [-(-context // spec.block_size) for context in cell.contexts]
     total = 1 + sum(counts)
-    order = np.random.default_rng(seed).permutation(np.arange(1, total)).astype(np.int32)
-    tables = np.zeros((len(counts), max(counts)), dtype=np.int32)
-    for row, ids in enumerate(np.split(order, np.cumsum(counts)[:-1])):
-        tables[row, : len(ids)] = ids
-    inner = (size, spec.num_kv_heads) if spec.layout == "NHD" else (spec.num_kv_heads, size)
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(np.arange(1, total)).astype(np.int32))
+    tables = torch.nn.utils.rnn.pad_sequence(list(torch.split(order, counts)), batch_first=True)
     generator = torch.Generator(device).manual_seed(seed)
-    pools = [
-        _pool((total, *inner, spec.head_dim), cell, device, generator) for _ in range(num_pools(cell, cache_bytes))
-    ]
+    pools = [_pool(total, cell, device, generator) for _ in range(num_pools(cell, cache_bytes))]
     shape = (sum(cell.queries), spec.num_heads, spec.head_dim)
     q = torch.randn(shape, generator=generator, device=device).to(torch_dtype(spec.dtype))
-    return Bench(cell, q, torch.empty_like(q), _batch(cell, tables, device), pools)
+    return Bench(case, q, torch.empty_like(q), batch_of(case, tables, device), pools)
 
 
-def _pool(shape: tuple[int, ...], cell: Cell, device: str, generator: torch.Generator) -> LayerKV:
+def _pool(num_blocks: int, cell: Cell, device: str, generator: torch.Generator) -> LayerKV:
     spec = cell.spec
+    inner = (spec.block_size, spec.num_kv_heads) if spec.layout == "NHD" else (spec.num_kv_heads, spec.block_size)
+    shape = (num_blocks, *inner, spec.head_dim)
     dtype = torch_dtype(spec.kv_dtype or spec.dtype)
     k, v = (torch.randn(shape, generator=generator, device=device) for _ in range(2))
     if spec.kv_dtype == "int8":
@@ -98,43 +94,26 @@ def _pool(shape: tuple[int, ...], cell: Cell, device: str, generator: torch.Gene
     return LayerKV(k.to(dtype), v.to(dtype), spec.layout, *scales)
 
 
-def _batch(cell: Cell, tables: np.ndarray[tuple[int, int], np.dtype[np.int32]], device: str) -> Batch:
-    contexts = np.array(cell.contexts, np.int32)
-    starts = np.concatenate([[0], np.cumsum(cell.queries)]).astype(np.int32)
-    return Batch(
-        block_tables=torch.from_numpy(tables).to(device),
-        context_lens=torch.from_numpy(contexts).to(device),
-        query_starts=torch.from_numpy(starts).to(device),
-        slot_mapping=torch.full((int(starts[-1]),), -1, dtype=torch.int64, device=device),
-        max_query_len=max(cell.queries),
-        max_context_len=cell.context,
-        num_decodes=len(cell.queries) if cell.work == "decode" else 0,
-        host_context_lens=contexts,
-        host_query_starts=starts,
-    )
-
-
 def judge_timed(backend: GuardedBackend, bench: Bench) -> Verdict:
     """The worst verdict on a few rows of the very batch that is timed, each row's last queries at most."""
     bench.out.fill_(float("nan"))
     bench.attend(backend, 0)
-    rows = sorted({0, len(bench.cell.contexts) // 2, len(bench.cell.contexts) - 1})[:_JUDGED_ROWS]
+    rows = sorted({0, len(bench.case.contexts) // 2, len(bench.case.contexts) - 1})
     verdicts = [_judge_row(bench, row, backend.capabilities.lossy) for row in rows]
     return max(verdicts, key=lambda verdict: verdict.error / verdict.limit)
 
 
 def _judge_row(bench: Bench, row: int, loss: Loss | None) -> Verdict:
-    """The row's blocks go to the CPU first: the oracle reads token by token."""
-    cell, batch, pool = bench.cell, bench.batch, bench.pools[0]
-    last = int(batch.host_query_starts[row + 1])
-    count, context = min(cell.queries[row], _JUDGED_QUERIES), cell.contexts[row]
+    """The row's blocks go to the CPU first, in order: the oracle reads token by token."""
+    spec, context, pool = bench.case.spec, bench.case.contexts[row], bench.pools[0]
+    count, last = min(bench.case.queries[row], _JUDGED_QUERIES), int(bench.batch.host_query_starts[row + 1])
     tokens = slice(last - count, last)
-    blocks = batch.block_tables[row, : -(-context // cell.spec.block_size)].long()
+    blocks = bench.batch.block_tables[row, : -(-context // spec.block_size)].long()
     scales = [_scales_of(scale, blocks) for scale in (pool.k_scale, pool.v_scale)]
     own = LayerKV(pool.k[blocks].cpu(), pool.v[blocks].cpu(), pool.layout, *scales)
-    case = Case(cell.spec, (context,), (count,))
-    problem = Problem(case, bench.q[tokens].cpu(), own, _row_batch(len(blocks), case))
-    return judge(bench.out[tokens].cpu(), problem, loss)
+    case = Case(spec, (context,), (count,))
+    batch = batch_of(case, torch.arange(len(blocks), dtype=torch.int32)[None], "cpu")
+    return judge(bench.out[tokens].cpu(), Problem(case, bench.q[tokens].cpu(), own, batch), loss)
 
 
 def _scales_of(scale: torch.Tensor | None, blocks: torch.Tensor) -> torch.Tensor | None:
@@ -142,23 +121,6 @@ def _scales_of(scale: torch.Tensor | None, blocks: torch.Tensor) -> torch.Tensor
     if scale is None:
         return None
     return (scale if scale.dim() == 1 else scale[blocks]).cpu()
-
-
-def _row_batch(num_blocks: int, case: Case) -> Batch:
-    """One row whose blocks lie in order."""
-    (context,), (count,) = case.contexts, case.queries
-    starts, contexts = np.array([0, count], np.int32), np.array([context], np.int32)
-    return Batch(
-        block_tables=torch.arange(num_blocks, dtype=torch.int32)[None],
-        context_lens=torch.from_numpy(contexts),
-        query_starts=torch.from_numpy(starts),
-        slot_mapping=torch.full((count,), -1, dtype=torch.int64),
-        max_query_len=count,
-        max_context_len=context,
-        num_decodes=int(count == 1),
-        host_context_lens=contexts,
-        host_query_starts=starts,
-    )
 
 
 def last_level_cache_bytes(device: str) -> int:
@@ -172,7 +134,7 @@ def last_level_cache_bytes(device: str) -> int:
     return max(sizes, default=32 * 2**20)
 
 
-Call = Callable[[int], None]
+Call = Callable[[int], object]
 """Does the work once; the argument is the turn, counted up, which chooses among rotated buffers."""
 
 _WARM_UP_ROUNDS, _MIN_ROUNDS, _MAX_ROUNDS = 2, 5, 400

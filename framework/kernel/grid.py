@@ -16,14 +16,14 @@ from framework.guard.boundary import OUTSIDE, shown
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, CompiledKernel
 from framework.kernel import bench as benches
 from framework.kernel.bench import Bench, Call, Times, time_on_cpu, time_on_cuda
-from framework.kernel.cells import Cell, cells
-from framework.kernel.floors import Work, arch_of, floor_s, work_of
+from framework.kernel.cells import ARCHS, Cell, Work, cells, floor_s, work_of
 from framework.replay.roofline import DEVICES
 from framework.testing.attention_cases import Case, build_problem, torch_dtype
 from framework.testing.attention_runs import Make, Verdict, judge, prepared, run_attention
 
-_CPU_BYTES, _CUDA_BYTES = 128 * 2**20, 4 * 2**30
-_CPU_SIDE, _CUDA_SIDE = 1024, 8192
+_BYTES = {"cpu": 128 * 2**20, "cuda": 4 * 2**30}
+_SIDE = {"cpu": 1024, "cuda": 8192}
+"""Of the buffers and the square matrices by which ceilings are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Ceilings:
     """The best that simple programs reached; `*_by` names them.
 
     Attributes:
-        bytes_per_s: a CPU's reads; a GPU's device copy, bytes read and written, as KV reads rarely pass it.
+        bytes_per_s: read, or read and written.
         flops_per_s: a square matrix product in the queries' dtype.
     """
 
@@ -43,55 +43,39 @@ class Ceilings:
 
 def measure(device: str, dtype: str, budget_s: float) -> Ceilings:
     """Fill large buffers and take the best of each kind. About 4 * budget_s seconds."""
-    if device.startswith("cuda"):
-        return _cuda(device, dtype, budget_s)
-    data = torch.ones(_CPU_BYTES // 4)
-    other = torch.empty_like(data)
-    times = time_on_cpu(
-        {
-            "sum": lambda turn: _use(data.sum()),
-            "dot": lambda turn: _use(torch.dot(data, data)),
-            "copy": lambda turn: _use(other.copy_(data)),
-        },
-        budget_s,
-    )
-    moved = {"sum": _CPU_BYTES, "dot": _CPU_BYTES, "copy": 2 * _CPU_BYTES}
-    rates = {name: moved[name] / found.min_s for name, found in times.items()}
-    best = max(rates, key=rates.__getitem__)
-    call, flop = _product("cpu", dtype, _CPU_SIDE)
-    product = time_on_cpu({"product": call}, budget_s)["product"]
-    return Ceilings(
-        rates[best],
-        f"torch {best} of {_CPU_BYTES // 2**20} MiB float32, best of {len(times[best].samples)}",
-        flop / product.min_s,
-        f"{_CPU_SIDE}^3 {dtype} product, best of {len(product.samples)}",
-    )
-
-
-def _cuda(device: str, dtype: str, budget_s: float) -> Ceilings:
-    free, _ = torch.cuda.mem_get_info(device)
-    size = min(_CUDA_BYTES, int(free) // 8)
+    kind = torch.device(device).type
+    size, side = _BYTES[kind], _SIDE[kind]
+    if kind == "cuda":
+        size = min(size, int(torch.cuda.mem_get_info(device)[0]) // 8)
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
-    copy: Times = time_on_cuda(lambda turn: _use(target.copy_(source)), budget_s, num_turns=1, graph=True)
-    call, flop = _product(device, dtype, _CUDA_SIDE)
-    product = time_on_cuda(call, budget_s, num_turns=1, graph=True)
+    a, b = (torch.randn(side, side, device=device).to(torch_dtype(dtype)) for _ in range(2))
+    out = torch.empty_like(a)
+    programs: dict[str, tuple[int, Call]] = {
+        "sum": (size, lambda turn: source.sum()),
+        "dot": (size, lambda turn: torch.dot(source, source)),
+        "copy": (2 * size, lambda turn: target.copy_(source)),
+        "product": (2 * side**3, lambda turn: torch.mm(a, b, out=out)),
+    }
+    rates, samples = dict[str, float](), dict[str, int]()
+    for name, (amount, call) in programs.items():
+        times = _timed(device, {name: call}, budget_s)[name]
+        rates[name], samples[name] = amount / times.min_s, len(times.samples)
+    best = max(("sum", "dot", "copy"), key=rates.__getitem__)
     return Ceilings(
-        2 * size / copy.median_s,
-        f"device copy of {size // 2**20} MiB, median of {len(copy.samples)}",
-        flop / product.median_s,
-        f"{_CUDA_SIDE}^3 {dtype} product, median of {len(product.samples)}",
+        rates[best],
+        f"torch {best} of {size // 2**20} MiB float32, best of {samples[best]}",
+        rates["product"],
+        f"{side}^3 {dtype} product, best of {samples['product']}",
     )
 
 
-def _product(device: str, dtype: str, side: int) -> tuple[Call, int]:
-    a, b = (torch.randn(side, side, device=device).to(torch_dtype(dtype)) for _ in range(2))
-    out = torch.empty_like(a)
-    return (lambda turn: _use(torch.mm(a, b, out=out))), 2 * side**3
-
-
-def _use(result: torch.Tensor) -> None:
-    """Eager torch computes in any case; a name for "the value is not wanted"."""
+def _timed(
+    device: str, calls: Mapping[str, Call], budget_s: float, *, num_turns: int = 1, graph: bool = True
+) -> dict[str, Times]:
+    if device.startswith("cuda"):
+        return {name: time_on_cuda(call, budget_s, num_turns=num_turns, graph=graph) for name, call in calls.items()}
+    return time_on_cpu(calls, budget_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +252,7 @@ class Grid:
 
     def _modelled(self, backend: AttentionBackend, cell: Cell) -> Row:
         """No time: what the chip would need at best, and what the kernels take there."""
-        for found in GuardedBackend(backend).screen(cell.spec, arch_of(self.chip)) or ():
+        for found in GuardedBackend(backend).screen(cell.spec, ARCHS[self.chip]) or ():
             if found not in self.screened:
                 self.screened.append(found)
         floor = floor_s(work_of(cell), self.chip)
@@ -301,16 +285,12 @@ class Grid:
         def attend(turn: int) -> None:
             bench.attend(backend, turn)
 
+        calls: dict[str, Call] = {"backend": attend}
+        if not self.device.startswith("cuda") and (dense := dense_sdpa(bench)) is not None:
+            calls["dense"] = dense
+        graph = backend.capabilities.graph_safe
         with torch.no_grad():
-            if self.device.startswith("cuda"):
-                graph = backend.capabilities.graph_safe
-                found = time_on_cuda(attend, self.options.budget_s, num_turns=len(bench.pools), graph=graph)
-                return {"backend": found}
-            calls: dict[str, Call] = {"backend": attend}
-            dense = dense_sdpa(bench)
-            if dense is not None:
-                calls["dense"] = dense
-            return time_on_cpu(calls, self.options.budget_s)
+            return _timed(self.device, calls, self.options.budget_s, num_turns=len(bench.pools), graph=graph)
 
     def _ceilings_of(self, dtype: str) -> Ceilings:
         if dtype not in self._ceilings:
@@ -350,20 +330,16 @@ def dense_sdpa(bench: Bench) -> Call | None:
 
     A group's query heads are queries in decode, so that no kv head is repeated; ragged batches would be padded.
     """
-    cell, spec = bench.cell, bench.cell.spec
-    if cell.lengths != "uniform" or spec.kv_dtype is not None:
+    spec, (context, *others), (count, *_) = bench.case.spec, bench.case.contexts, bench.case.queries
+    if set(others) - {context} or spec.kv_dtype is not None:
         return None
-    batch, count, context = len(cell.contexts), cell.queries[0], cell.context
+    batch = 1 + len(others)
     heads, group = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads
     shape = (batch, heads, context, spec.head_dim)
     caches = [(torch.randn(shape).to(bench.q), torch.randn(shape).to(bench.q)) for _ in bench.pools]
     if count == 1:
         q = bench.q.view(batch, heads, group, spec.head_dim)
-        return lambda turn: _discard(scaled_dot_product_attention(q, *caches[turn % len(caches)]))
+        return lambda turn: scaled_dot_product_attention(q, *caches[turn % len(caches)])
     q = bench.q.view(batch, count, spec.num_heads, spec.head_dim).transpose(1, 2)
     k, v = (tensor[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2) for tensor in caches[0])
-    return lambda turn: _discard(scaled_dot_product_attention(q, k, v, is_causal=True))
-
-
-def _discard(result: torch.Tensor) -> None:
-    """The time is wanted, not the value."""
+    return lambda turn: scaled_dot_product_attention(q, k, v, is_causal=True)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from framework.errors import ModelError
 from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder, DecoderLayer
+from framework.model.delta import GatedDelta
 from framework.model.experts import RoutedExperts
 from framework.model.hf_config import read_hf_config, token_ids
-from framework.model.shard import WHOLE
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
@@ -59,81 +58,81 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def load_weights(decoder: Decoder, folder: Path) -> None:
-    """Fill `decoder` from the safetensors files of `folder`, one tensor at a time; a shard reads its slices alone.
+    """Fill `decoder` from the safetensors files of `folder`; a part reads one whole layer after another and cuts it.
 
     Raises:
         ModelError: a tensor missing, unexpected, of another shape or no number; a file missing or damaged. The
             decoder's weights are then undefined.
     """
-    targets = weight_targets(decoder)
-    missing = set(targets)
-    unexpected: list[str] = []
-    for stored, found, read in _tensors(folder):
-        name = stored.replace("model.language_model.", "model.", 1)  # of a model that also sees
-        name = name if name.startswith(("model.", "lm_head.", "mtp.")) else f"model.{name}"
-        if name not in targets:
-            if not _known_extra(name, decoder.config):
-                unexpected.append(name)
-            continue
-        target, shape = targets[name]
-        if found != shape:
-            raise ModelError(f"'{folder}': {name} has shape {found}, the config asks for {shape}")
-        tensor = read(decoder.shard.piece(name, decoder.config))
-        if (fused := _fused(name)) is not None:
-            tensor = decoder.shard.cut(fused, tensor, decoder.config)
-        if not tensor.is_floating_point():
-            raise ModelError(f"'{folder}': {name} is {tensor.dtype}; quantised weights are not supported")
-        target.copy_(tensor)
-        missing.discard(name)
-    if missing:
-        raise ModelError(f"'{folder}' lacks {len(missing)} weights: {_some(sorted(missing))}")
-    if unexpected:
+    config, stored = decoder.config, _stored(folder)
+    whole = decoder if decoder.shard.size == 1 else Decoder(config, dtype=decoder.dtype, device="meta")
+    wanted = weight_targets(whole).keys()
+    if missing := sorted(wanted - stored.keys()):
+        raise ModelError(f"'{folder}' lacks {len(missing)} weights: {_some(missing)}")
+    if unexpected := [name for name in sorted(stored.keys() - wanted) if not _known_extra(name, config)]:
         raise ModelError(
-            f"'{folder}' has {len(unexpected)} weights that a {decoder.config.family} model of this "
-            f"config has no use for: {_some(sorted(unexpected))}"
+            f"'{folder}' has {len(unexpected)} weights that a {config.family} model of this "
+            f"config has no use for: {_some(unexpected)}"
         )
+    own = dict(decoder.named_parameters())
+    for prefix, module in (("", whole), *((f"layers.{index}.", layer) for index, layer in enumerate(whole.layers))):
+        if whole is decoder:
+            _fill(_targets_of(module, prefix, config), stored)
+            continue
+        module.to_empty(device="cpu", recurse=bool(prefix))
+        _fill(_targets_of(module, prefix, config), stored)
+        for name, weight in module.named_parameters(recurse=bool(prefix)):
+            if prefix + name in own:  # a tied head is the embedding
+                own[prefix + name].copy_(decoder.shard.cut(name, weight, config))
+        module.to("meta")
 
 
-def weight_targets(decoder: Decoder) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
-    """Hugging Face name -> (view into the decoder's fused weights, shape the checkpoint's tensor must have).
+Target = tuple[Tensor, tuple[int, ...]]
+"""A view into the decoder's fused weights, and the shape that the checkpoint's tensor must have."""
 
-    The view of a shard is smaller than that shape: `Shard.piece` says which part of the tensor goes there.
-    """
-    views: dict[str, Tensor] = {"model.embed_tokens.weight": decoder.embedding, "model.norm.weight": decoder.norm}
-    if not decoder.config.tie_word_embeddings:
-        views["lm_head.weight"] = decoder.lm_head
-    targets = {name: (view, tuple(view.shape)) for name, view in views.items()}
-    family = decoder.config.family
+
+def weight_targets(decoder: Decoder) -> dict[str, Target]:
+    """Hugging Face name -> where in a whole decoder its tensor goes."""
+    targets = _targets_of(decoder, "", decoder.config)
     for index, layer in enumerate(decoder.layers):
-        assert isinstance(layer, DecoderLayer)
-        targets |= {f"model.layers.{index}.{name}": target for name, target in _layer_targets(layer, family).items()}
-    whole = {name: WHOLE.piece(name, decoder.config) for name in targets}
-    return {
-        name: (view, _fused_shape(name, decoder.config) or _whole_shape(shape, whole[name]))
-        for name, (view, shape) in targets.items()
-    }
+        targets |= _targets_of(layer, f"layers.{index}.", decoder.config)
+    return targets
 
 
-def _fused(name: str) -> str | None:
-    """The decoder's parameter that a tensor of Phi-3 is whole: q, k, v in one, or gate and up."""
-    *_, module, kind = name.split(".")
-    return {"qkv_proj": "qkv", "gate_up_proj": "gate_up"}.get(module) if kind == "weight" else None
+def _targets_of(module: nn.Module, prefix: str, config: ModelConfig) -> dict[str, Target]:
+    """Of one layer; or of the decoder's own weights, those of its layers left out."""
+    if isinstance(module, DecoderLayer):
+        return {f"model.{prefix}{name}": target for name, target in _layer_targets(module, config.family).items()}
+    assert isinstance(module, Decoder)
+    views: dict[str, Tensor] = {"model.embed_tokens.weight": module.embedding, "model.norm.weight": module.norm}
+    if not config.tie_word_embeddings:
+        views["lm_head.weight"] = module.lm_head
+    return {name: (view, tuple(view.shape)) for name, view in views.items()}
 
 
-def _fused_shape(name: str, config: ModelConfig) -> tuple[int, ...] | None:
-    """The shape of such a tensor in the checkpoint."""
-    rows = {
-        "qkv": (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
-        "gate_up": 2 * config.intermediate_size,
-    }
-    fused = _fused(name)
-    return None if fused is None else (rows[fused], config.hidden_size)
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor of a checkpoint: `file` is open, and calls it `name`."""
+
+    path: Path
+    file: Any
+    name: str
 
 
-def _whole_shape(shape: tuple[int, ...], piece: tuple[slice, ...]) -> tuple[int, ...]:
-    """`shape` of a view, where a divided dimension has the size of the whole."""
-    divided = [int(part.stop or size) for part, size in zip(piece, shape, strict=False)]
-    return (*divided, *shape[len(divided) :])
+def _fill(targets: Mapping[str, Target], stored: Mapping[str, _Stored]) -> None:
+    from safetensors import SafetensorError
+
+    for name, (view, shape) in targets.items():
+        found = stored[name]
+        try:
+            tensor = found.file.get_tensor(found.name)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"'{found.path}' is damaged: {name} cannot be read: {error}") from error
+        if tuple(tensor.shape) != shape:
+            raise ModelError(f"'{found.path}': {name} has shape {tuple(tensor.shape)}, the config asks for {shape}")
+        if not tensor.is_floating_point():
+            raise ModelError(f"'{found.path}': {name} is {tensor.dtype}; quantised weights are not supported")
+        view.copy_(tensor)
 
 
 def _norm_views(layer: DecoderLayer) -> dict[str, Tensor]:
@@ -170,58 +169,54 @@ def _expert_views(experts: RoutedExperts, family: str) -> dict[str, Tensor]:
     return views
 
 
-def _layer_targets(layer: DecoderLayer, family: str) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+def _layer_targets(layer: DecoderLayer, family: str) -> dict[str, Target]:
     views = _norm_views(layer)
-    if layer.delta is not None:
-        own = layer.delta
-        parts = zip(("qkv", "z", "b", "a"), torch.split(own.inputs, own.widths), strict=True)
-        views |= {f"linear_attn.in_proj_{name}.weight": part for name, part in parts}
-        views |= {
-            "linear_attn.conv1d.weight": own.convolution,
-            "linear_attn.dt_bias": own.decay_bias,
-            "linear_attn.A_log": own.decay_log,
-            "linear_attn.norm.weight": own.scale,
-            "linear_attn.out_proj.weight": own.output,
-            "mlp.gate_proj.weight": layer.gate_up.chunk(2)[0],
-            "mlp.up_proj.weight": layer.gate_up.chunk(2)[1],
-            "mlp.down_proj.weight": layer.down,
-        }
-        return {name: (view, tuple(view.shape)) for name, view in views.items()}
-    heads, kv = layer.num_heads * layer.head_dim * (1 + layer.output_gate), layer.num_kv_heads * layer.head_dim
-    if layer.sinks is not None:
-        views["self_attn.sinks"] = layer.sinks
-    mlp: tuple[Tensor | None, ...] = (None, None, None, None)
-    if layer.experts is None:
-        mlp = (layer.gate_up, layer.down, layer.gate_up_bias, layer.down_bias)
-    else:
-        views |= _expert_views(layer.experts, family)
-    if family == "phi3":
-        views |= {"self_attn.qkv_proj.weight": layer.qkv, "mlp.gate_up_proj.weight": layer.gate_up}
-        views |= {"self_attn.o_proj.weight": layer.output, "mlp.down_proj.weight": layer.down}
-        return {name: (view, tuple(view.shape)) for name, view in views.items()}
-    fused = (
-        ("weight", layer.qkv, layer.output, mlp[0], mlp[1]),
-        ("bias", layer.qkv_bias, layer.output_bias, mlp[2], mlp[3]),
-    )
-    for kind, qkv, output, gate_up, down in fused:
-        if qkv is not None:
-            for name, part in zip("qkv", torch.split(qkv, [heads, kv, kv]), strict=True):
-                views[f"self_attn.{name}_proj.{kind}"] = part
-        if output is not None:
-            views[f"self_attn.o_proj.{kind}"] = output
-        if gate_up is not None:
-            views[f"mlp.gate_proj.{kind}"], views[f"mlp.up_proj.{kind}"] = gate_up.chunk(2)
-        if down is not None:
-            views[f"mlp.down_proj.{kind}"] = down
-    targets: dict[str, tuple[Tensor, tuple[int, ...]]] = {
-        name: (view, tuple(view.shape)) for name, view in views.items()
-    }
-    if layer.qk_norm is not None:
+    views |= _attention_views(layer, family) if layer.delta is None else _delta_views(layer.delta)
+    views |= _mlp_views(layer, family) if layer.experts is None else _expert_views(layer.experts, family)
+    targets: dict[str, Target] = {name: (view, tuple(view.shape)) for name, view in views.items()}
+    if layer.delta is None and layer.qk_norm is not None:
         # One row of the checkpoint fills the rows of all heads.
         shape = (layer.head_dim,)
         targets["self_attn.q_norm.weight"] = (layer.qk_norm[: layer.num_heads], shape)
         targets["self_attn.k_norm.weight"] = (layer.qk_norm[layer.num_heads :], shape)
     return targets
+
+
+def _attention_views(layer: DecoderLayer, family: str) -> dict[str, Tensor]:
+    views: dict[str, Tensor] = {} if layer.sinks is None else {"self_attn.sinks": layer.sinks}
+    heads, kv = layer.num_heads * layer.head_dim * (1 + layer.output_gate), layer.num_kv_heads * layer.head_dim
+    for kind, qkv, output in (("weight", layer.qkv, layer.output), ("bias", layer.qkv_bias, layer.output_bias)):
+        if qkv is not None and family == "phi3":
+            views[f"self_attn.qkv_proj.{kind}"] = qkv
+        elif qkv is not None:
+            for name, part in zip("qkv", torch.split(qkv, [heads, kv, kv]), strict=True):
+                views[f"self_attn.{name}_proj.{kind}"] = part
+        if output is not None:
+            views[f"self_attn.o_proj.{kind}"] = output
+    return views
+
+
+def _delta_views(delta: GatedDelta) -> dict[str, Tensor]:
+    parts = zip(("qkv", "z", "b", "a"), torch.split(delta.inputs, delta.widths), strict=True)
+    return {f"linear_attn.in_proj_{name}.weight": part for name, part in parts} | {
+        "linear_attn.conv1d.weight": delta.convolution,
+        "linear_attn.dt_bias": delta.decay_bias,
+        "linear_attn.A_log": delta.decay_log,
+        "linear_attn.norm.weight": delta.scale,
+        "linear_attn.out_proj.weight": delta.output,
+    }
+
+
+def _mlp_views(layer: DecoderLayer, family: str) -> dict[str, Tensor]:
+    views: dict[str, Tensor] = {}
+    for kind, gate_up, down in (("weight", layer.gate_up, layer.down), ("bias", layer.gate_up_bias, layer.down_bias)):
+        if gate_up is not None and family == "phi3":
+            views[f"mlp.gate_up_proj.{kind}"] = gate_up
+        elif gate_up is not None:
+            views[f"mlp.gate_proj.{kind}"], views[f"mlp.up_proj.{kind}"] = gate_up.chunk(2)
+        if down is not None:
+            views[f"mlp.down_proj.{kind}"] = down
+    return views
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -259,44 +254,34 @@ def _download(name: str) -> Path:
         raise ModelError(f"model '{name}' cannot be downloaded ({reason}); give a local folder instead") from error
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, tuple[int, ...], Callable[[tuple[slice, ...]], Tensor]]]:
-    """Name and shape of each tensor, and how to read a piece of it; () reads it whole."""
+def _stored(folder: Path) -> dict[str, _Stored]:
+    """Every tensor of the folder's weight files, by the name that a model of text gives it."""
     from safetensors import SafetensorError, safe_open
 
+    found = {}
     for path in _weight_files(folder):
         try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                for name in file.keys():  # noqa: SIM118
-                    yield name, tuple(file.get_slice(name).get_shape()), partial(_read, path, file, name)
+            file: Any = safe_open(path, framework="pt", device="cpu")
+            for stored in file.keys():  # noqa: SIM118
+                name = stored.replace("model.language_model.", "model.", 1)  # of a model that also sees
+                name = name if name.startswith(("model.", "lm_head.", "mtp.")) else f"model.{name}"
+                found[name] = _Stored(path, file, stored)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"'{path}' is damaged or no safetensors file: {error}") from error
-
-
-def _read(path: Path, file: Any, name: str, piece: tuple[slice, ...]) -> Tensor:
-    from safetensors import SafetensorError
-
-    try:
-        tensor: Tensor = file.get_slice(name)[piece] if piece else file.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"'{path}' is damaged: {name} cannot be read: {error}") from error
-    return tensor
+    return found
 
 
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / _INDEX).is_file():
-        found = read_json(folder / _INDEX).get("weight_map", {})
-        if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+        found = read_json(folder / _INDEX).get("weight_map")
+        if not found or not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
             raise ModelError(f"'{folder / _INDEX}': weight_map must be an object of file names")
-        named = set(found.values())
-        odd = [name for name in named if Path(name).name != name]
-        if odd or not named:
-            raise ModelError(
-                f"'{folder / _INDEX}' names no files of its own folder: {_some(odd) or 'weight_map is empty'}"
-            )
-        absent = sorted(name for name in named if not (folder / name).is_file())
-        if absent:
+        named = sorted(set(found.values()))
+        if odd := [name for name in named if Path(name).name != name]:
+            raise ModelError(f"'{folder / _INDEX}' names no files of its own folder: {_some(odd)}")
+        if absent := [name for name in named if not (folder / name).is_file()]:
             raise ModelError(f"'{folder}' lacks {len(absent)} of {len(named)} weight files: {_some(absent)}")
-        return [folder / name for name in sorted(named)]
+        return [folder / name for name in named]
     files = [folder / "model.safetensors"] if (folder / "model.safetensors").is_file() else []
     files = files or sorted(file for file in folder.glob("*.safetensors") if file.is_file())
     if not files:

@@ -37,33 +37,19 @@ class Greedy:
 
 
 class _DenseCache:
-    """Contiguous K and V of one sequence, every layer: (K, T, D), grown by doubling."""
+    """K and V (T, K, D) of one sequence, every layer, and the states of recurrent ones."""
 
     def __init__(self, decoder: Decoder):
-        config = decoder.config
         self._decoder = decoder
-        shape = (config.num_layers, 2, config.num_kv_heads, 256, config.head_dim)
-        self._kv = torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
-        self.length, self._states = 0, SequenceStates()
-
-    def reserve(self, num_tokens: int) -> None:
-        capacity = self._kv.shape[3]
-        while capacity < num_tokens:
-            capacity *= 2
-        if capacity > self._kv.shape[3]:
-            grown = self._kv.new_empty((*self._kv.shape[:3], capacity, self._kv.shape[4]))
-            grown[:, :, :, : self.length] = self._kv[:, :, :, : self.length]
-            self._kv = grown
+        self._kv: dict[int, tuple[Tensor, Tensor]] = {}
+        self._states = SequenceStates()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if (delta := delta_of(self._decoder, layer)) is not None:
             return self._states.recur(layer, delta, q, k, v)
-        start, end = self.length, self.length + len(q)
-        stored = self._kv[layer]
-        stored[0, :, start:end] = k.transpose(0, 1)
-        stored[1, :, start:end] = v.transpose(0, 1)
-        keys, values = stored[:, :, :end]
-        return layer_attention(self._decoder, layer, q, keys.transpose(0, 1), values.transpose(0, 1))
+        before = self._kv.get(layer) or (k[:0], v[:0])
+        self._kv[layer] = keys, values = torch.cat((before[0], k)), torch.cat((before[1], v))
+        return layer_attention(self._decoder, layer, q, keys, values)
 
 
 def delta_of(decoder: Decoder, layer: int) -> GatedDelta | None:
@@ -152,15 +138,14 @@ def greedy(decoder: Decoder, prompt: TokenIds, max_tokens: int, *, stop_token_id
     if decoder.shard.size > 1:
         raise InvalidArgument("greedy needs the whole model in one process; dense_logits works over several ranks")
     ids = _as_ids(decoder, prompt)
-    cache, stops = _DenseCache(decoder), frozenset(stop_token_ids)
+    cache, stops, start = _DenseCache(decoder), frozenset(stop_token_ids), 0
     tokens: list[int] = []
     gaps: list[float] = []
     largest = 0.0
     for _ in range(max_tokens):
-        cache.reserve(cache.length + len(ids))
-        positions = torch.arange(cache.length, cache.length + len(ids), device=ids.device)
+        positions = torch.arange(start, start + len(ids), device=ids.device)
         logits = decoder.logits(decoder(ids, positions, cache.attend)[-1:])[0]
-        cache.length += len(ids)
+        start += len(ids)
         best, second = logits.topk(2).values.tolist()
         tokens.append(int(logits.argmax()))
         gaps.append(best - second)

@@ -16,10 +16,6 @@ from torch import Tensor
 from framework.errors import InvalidArgument
 from framework.model.config import ModelConfig
 
-_BY_ROWS = {"embed_tokens": "vocab", "lm_head": "vocab", "q_proj": "heads", "k_proj": "kv", "v_proj": "kv",
-            "gate_proj": "mlp", "up_proj": "mlp"}  # fmt: skip
-_BY_COLUMNS = {"o_proj": "heads", "down_proj": "mlp"}
-
 _FUSED: dict[str, tuple[int, tuple[str, ...]]] = {
     "embedding": (0, ("vocab",)),
     "lm_head": (0, ("vocab",)),
@@ -100,16 +96,6 @@ class Shard:
         each, more = divmod(count, self.size)
         start = self.rank * each + min(self.rank, more)
         return range(start, start + each + (self.rank < more))
-
-    def piece(self, name: str, config: ModelConfig) -> tuple[slice, ...]:
-        """Index of this rank's part within the whole tensor that a Hugging Face checkpoint calls `name`."""
-        *_, module, kind = name.split(".")
-        if module in _BY_ROWS:
-            unit = config.head_dim * (1 + (config.output_gate and module == "q_proj"))
-            return (self._own(_BY_ROWS[module], config, unit),)
-        if module in _BY_COLUMNS and kind == "weight":
-            return (slice(None), self._own(_BY_COLUMNS[module], config, config.head_dim))
-        return ()
 
     def cut(self, name: str, whole: Tensor, config: ModelConfig) -> Tensor:
         """This rank's part of `whole`, which is what one rank alone would hold as the parameter `name` of a Decoder."""

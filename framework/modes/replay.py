@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
@@ -24,7 +25,6 @@ from framework.guard.workload import GuardedWorkload
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.workload import Workload, WorkloadRequest
-from framework.kv_events.stream import EventStream
 from framework.misses.ledger import Ledger
 from framework.modes.cache_only import cache_only
 from framework.modes.replay_input import block_bytes, groups_input, pool_blocks, what_fewer_bits_buy, workload_of
@@ -39,17 +39,13 @@ from framework.workload.trace_file import TraceFile
 from framework.workload.traces.recording import RecordedWorkload, Recording
 
 _DEFAULT_LEN = 262_144
-_TIMED_IN_STEPS = {"wall_s": "wall_steps", "time_s": "time_steps", "load_wait_s": "load_wait_steps"} | {
-    f"{name}_s_p{percent}": f"{name}_steps_p{percent}"
-    for name in ("ttft", "tpot", "latency")
-    for percent in (50, 95, 99)
-}
 _NOT_IN_STEPS = frozenset(
     {
         "output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "schedule_s",
-        "forward_s", "sample_s", "step_s", "engine_overhead", "load_wait_s",
+        "forward_s", "sample_s", "step_s", "engine_overhead",
     }
 )  # fmt: skip
+_TIME = re.compile(r"_s(?=_p\d+$|$)")
 _OF_ONE_TABLE = [f"{name}{by}" for name in ("utilisation", "waste_internal", "waste_reserved", "waste_external")
                  for by in ("", "_by_step")]  # fmt: skip
 """How a request's blocks are filled, of which a request over groups has several kinds."""
@@ -67,8 +63,8 @@ def replay(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, A
 def full_replay(session: Session) -> dict[str, Any]:
     """Requests overlap, pin their blocks, decode and are preempted, as in a serve run."""
     options = session.config.replay
-    ledger = session.ledger()
-    source = open_source(session.config, session.event_log(), session.kv_events(), ledger)
+    trial = session.trial()
+    source, ledger = open_source(session.config, trial), trial.ledger
     engine, unit = source.engine, source.unit
     of_one_group = KINDS[:1] if options.groups is None else ()
     kinds = (*of_one_group, *KINDS[1:3], "workload", *(("tiering",) if session.config.tiers else ()))
@@ -147,7 +143,7 @@ def offline_reference(config: Config) -> dict[str, float | None]:
 
 def _replay_again(config: Config) -> float | None:
     """The hit rate of this replay, which logs nothing; None where no request fits."""
-    source = open_source(config, None)
+    source = open_source(config, Trial(seed=config.seed, faults=config.faults))
     for _ in feed(source.engine, source.items):
         pass
     hit_rate: float | None = source.engine.metrics.summary(source.engine.state)["hit_rate"]
@@ -163,13 +159,7 @@ def _gap(hit_rate: float | None, of_reference: float | None) -> float | None:
 
 def in_steps(measured: Mapping[str, Any]) -> dict[str, Any]:
     """What was measured on a clock that counts steps: times say so in their names, and rates a second are left out."""
-    counted: dict[str, Any] = {}
-    for key, value in measured.items():
-        if key in _TIMED_IN_STEPS:
-            counted[_TIMED_IN_STEPS[key]] = value
-        elif key not in _NOT_IN_STEPS:
-            counted[key] = value
-    return counted
+    return {_TIME.sub("_steps", key): value for key, value in measured.items() if key not in _NOT_IN_STEPS}
 
 
 @dataclass(slots=True)
@@ -178,7 +168,7 @@ class Source:
 
     Attributes:
         policy: the engine's allocator's.
-        unit: of the engine's clock: "s", or "steps" for a recording, whose arrivals are step numbers.
+        unit: of the engine's clock: "s", or "steps" where arrivals are step numbers.
         clock: as the result names it.
     """
 
@@ -190,67 +180,51 @@ class Source:
     workload: Workload
 
 
-def open_source(config: Config, log: Any, kv_events: EventStream | None = None, ledger: Ledger | None = None) -> Source:
-    """Read what comes first, and build the engine.
+def open_source(config: Config, trial: Trial) -> Source:
+    """Read what comes first, and build the engine: that of a serve run, with a ReplayExecutor in place of the model.
 
     Raises:
         WorkloadError: a file that cannot be read, or without a request.
         ConfigError: a policy that needs the future, over a recording.
     """
     name, workload = workload_of(config)
-    if isinstance(workload, RecordedWorkload):
-        return _recorded_source(config, log, workload, kv_events, ledger)
-    outputs: dict[tuple[int, int], TokenArray] = {}
+    recording = workload.recording() if isinstance(workload, RecordedWorkload) else None
     steps = isinstance(workload, TraceFile) and workload.in_steps()
     if steps and config.executor == "roofline":
         raise ConfigError(
             "the trace has arrivals in steps of the engine that was recorded, and executor=roofline wants "
             "seconds; leave executor out"
         )
-    engine, policy = build_engine(config, log, None, outputs, kv_events, ledger, step_clock=steps)
+    steps = steps or recording is not None
+    outputs: dict[tuple[int, int], TokenArray] = {} if recording is None else dict(recording.outputs)
+    executor = _executor(config, outputs, recording, steps=steps)
+    engine, policy = _engine(config, executor, recording, trial, steps=steps)
+    unit, clock = "s", "virtual" if config.executor == "roofline" else f"{config.replay.step_s} s a step"
+    if config.executor != "roofline" and config.replay.costs:
+        clock = f"costs of {config.replay.costs}"
+    if steps:
+        unit, clock = "steps", "steps"
+    if recording is not None:
+        if policy.needs_future:
+            raise ConfigError(
+                f"eviction={config.eviction.name} needs every block's next use, which workload=trace "
+                "gives and workload=recording does not; replay a trace, or choose another policy"
+            )
+        return Source(engine, policy, iter(recording.requests), unit, clock, workload)
     if policy.needs_future:
         future = with_blocks(requests_of(workload, name), engine.allocator.block_size)
         Foresight(engine.allocator, future, max_len=engine.max_model_len).attach(engine)
     next(requests_of(workload, name))  # what cannot be read is found before anything is written
-    timed = f"costs of {config.replay.costs}" if config.replay.costs else f"{config.replay.step_s} s a step"
-    unit, clock = "s", "virtual" if config.executor == "roofline" else timed
-    if steps:
-        unit, clock = "steps", "steps"
     return Source(engine, policy, trace_items(requests_of(workload, name), outputs), unit, clock, workload)
 
 
-def _recorded_source(
-    config: Config, log: Any, workload: RecordedWorkload, kv_events: EventStream | None, ledger: Ledger | None
-) -> Source:
-    recording = workload.recording()
-    engine, policy = build_engine(config, log, recording, None, kv_events, ledger)
-    if policy.needs_future:
-        raise ConfigError(
-            f"eviction={config.eviction.name} needs every block's next use, which workload=trace "
-            "gives and workload=recording does not; replay a trace, or choose another policy"
-        )
-    return Source(engine, policy, iter(recording.requests), "steps", "steps", workload)
-
-
-def build_engine(
-    config: Config,
-    log: Any,
-    recording: Recording | None,
-    outputs: MutableMapping[tuple[int, int], TokenArray] | None = None,
-    kv_events: EventStream | None = None,
-    ledger: Ledger | None = None,
-    *,
-    step_clock: bool = False,
+def _engine(
+    config: Config, executor: Executor, recording: Recording | None, trial: Trial, *, steps: bool
 ) -> tuple[Engine, EvictionPolicy]:
-    """The engine of a serve run with a ReplayExecutor in place of the model, and its policy.
-
-    Args:
-        outputs: what a trace's requests generate, see ReplayExecutor; a recording brings its own.
-        step_clock: the trace's arrivals count steps.
-    """
-    engine_options, block_size, seed = config.engine, config.cache.block_size, config.seed
+    """The engine and its allocator's policy. `steps`: its clock counts them."""
+    block_size, seed = config.cache.block_size, config.seed
     longest = recording.max_model_len if recording is not None else _DEFAULT_LEN
-    max_len, pool = engine_options.max_model_len or longest, 0
+    max_len, pool = config.engine.max_model_len or longest, 0
     allocator: Allocator
     if config.replay.groups is None:
         num_blocks = pool_blocks(config.cache, config.replay)
@@ -261,14 +235,12 @@ def build_engine(
         allocator = build_allocator(config.allocator.plain(), policy, config.hash.plain(), **sizes)
     else:  # no length is too long for windows and states alone: the allocator says what never fits
         allocator, policy = _over_groups(config)
-    executor = _executor(config, recording, outputs, step_clock=step_clock)
     to_raise = f"cache.num_blocks: the pool's {allocator.num_blocks} blocks hold {pool} tokens"
-    advice = f"raise {to_raise if max_len == pool else 'engine.max_model_len'}"
     tiers = None
     if config.tiers:
         require_tiers(allocator, config.hash.plain(), seed)
         shared = {"block_size": block_size, "max_model_len": max_len, "seed": seed}
-        tiers = _tier_maker(config, executor, shared, timed=recording is None and not step_clock)
+        tiers = _tier_maker(config, executor, shared, timed=not steps)
     recorded = recording.outputs if recording is not None else {}
     lengths = {sample: len(tokens) for sample, tokens in recorded.items()}
     engine = Engine(
@@ -276,13 +248,13 @@ def build_engine(
         executor,
         limits=ModelLimits(
             max_model_len=max_len,
-            length_advice=advice,
+            length_advice=f"raise {to_raise if max_len == pool else 'engine.max_model_len'}",
             eos_token_ids=recording.eos_token_ids if recording else (),
             window=recording.window if recording else None,
         ),
-        options=engine_options,
+        options=config.engine,
         virtual_clock=True,
-        trial=Trial(seed=seed, faults=config.faults, log=log, kv_events=kv_events, ledger=ledger),
+        trial=trial,
         stop_watch=lambda number, stream, stops: RecordedEnd(lengths.get((number, stream))),
         tiers=tiers,
     )
@@ -328,20 +300,15 @@ def _tier_maker(config: Config, executor: Executor, shared: Mapping[str, Any], *
 
 
 def _executor(
-    config: Config,
-    recording: Recording | None,
-    outputs: MutableMapping[tuple[int, int], TokenArray] | None,
-    *,
-    step_clock: bool = False,
+    config: Config, outputs: MutableMapping[tuple[int, int], TokenArray], recording: Recording | None, *, steps: bool
 ) -> Executor:
-    if recording is not None:
-        outputs = dict(recording.outputs)
-        return ReplayExecutor(constant_step(0.0), outputs=outputs, tops=recording.tops, step_clock=True)
-    options = config.replay
-    if step_clock:
-        return ReplayExecutor(constant_step(0.0), outputs=outputs, step_clock=True)
+    """What stands in for the model. `outputs`: what requests generate, see ReplayExecutor."""
+    if steps:
+        tops = recording.tops if recording is not None else None
+        return ReplayExecutor(constant_step(0.0), outputs=outputs, tops=tops, step_clock=True)
     if config.executor == "roofline":
         return ReplayExecutor(_roofline(config), outputs=outputs)
+    options = config.replay
     step_time = StepCosts.read(options.costs) if options.costs else constant_step(options.step_s)
     return ReplayExecutor(step_time, outputs=outputs)
 

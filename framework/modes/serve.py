@@ -23,7 +23,6 @@ from framework.guard.backend import GuardedBackend
 from framework.guard.facts import Reporting, reported
 from framework.guard.policy import GuardedPolicy
 from framework.guard.workload import GuardedWorkload
-from framework.kv_events.stream import EventStream
 from framework.llm import LLM, Tiers, Trial
 from framework.misses.ledger import Ledger
 from framework.model.loading import LoadedModel, build_model, model_config
@@ -54,14 +53,14 @@ def serve(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, An
             items = build_workload(requests, config.workload.name, model)
             session.facts |= GuardedWorkload(requests).result()
             longest = max(item.max_total_tokens for item in items)
-            events, log = session.kv_events(), session.event_log()
-            ledger = session.ledger()
-            with build_llm(config, model, longest=longest, log=log, kv_events=events, ledger=ledger) as llm:
+            own_dtype = config.cache.kv_dtype in (None, str(model.decoder.dtype).removeprefix("torch."))
+            trial = session.trial(record=config.run.record or not own_dtype)  # `what_fewer_bits_buy` replays it
+            with build_llm(config, model, longest=longest, trial=trial) as llm:
                 session.begin(llm.device)
                 session.say_length(
                     config.engine.max_model_len, longest, llm.max_model_len, llm.engine.limits.length_advice
                 )
-                return _answer(llm, session, items, ledger)
+                return _answer(llm, session, items, trial.ledger)
 
 
 def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest], ledger: Ledger | None) -> dict[str, Any]:
@@ -122,20 +121,11 @@ def load_model(config: Config) -> LoadedModel:
     )
 
 
-def build_llm(
-    config: Config,
-    model: LoadedModel,
-    *,
-    longest: int,
-    log: Any = None,
-    kv_events: EventStream | None = None,
-    ledger: Ledger | None = None,
-) -> LLM:
+def build_llm(config: Config, model: LoadedModel, *, longest: int, trial: Trial) -> LLM:
     """The cache and engine that `config` describes, around `model`.
 
     Where `engine.max_model_len` is null it is `longest`, the workload's longest request: what `contiguous` reserves.
     """
-    stored, own = config.cache.kv_dtype, str(model.decoder.dtype).removeprefix("torch.")
     parts: dict[str, Any] = {kind: choice.plain() for kind, choice in config.choices().items() if kind in KINDS}
     engine = config.engine
     with warnings.catch_warnings():
@@ -146,14 +136,7 @@ def build_llm(
             device=default_device(config.device),
             cache=config.cache,
             tiers=Tiers(tiers=config.tiers, tiering=config.tiering.plain()),
-            trial=Trial(
-                seed=config.seed,
-                faults=config.faults,
-                record=config.run.record or stored not in (None, own),  # `what_fewer_bits_buy` replays it
-                log=log,
-                kv_events=kv_events,
-                ledger=ledger,
-            ),
+            trial=trial,
             engine=engine if engine.max_model_len is not None else replace(engine, max_model_len=longest),
         )
 

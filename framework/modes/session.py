@@ -11,7 +11,7 @@ from typing import Any
 from framework import tracking
 from framework.cli.exit import complain, describe, interrupts
 from framework.config.config import Config
-from framework.engine.engine import Engine
+from framework.engine.engine import Engine, Trial
 from framework.engine.sizes import shortened
 from framework.errors import FrameworkError
 from framework.files.secrets import hidden, masked, secrets_of
@@ -87,18 +87,27 @@ class Session:
         """Where the jobs of a sweep keep what they share; None outside a sweep. After `begin`."""
         return self.run.path.parent / SHARED if (self.run.path / JOB).exists() else None
 
-    def event_log(self) -> Callable[..., None] | None:
-        """What writes a line of `events.jsonl`, given (event, **facts); None where no log is wanted."""
-        if not self.settings.events:
-            return None
-        return lambda event, **facts: self.run.log_event({"event": event, **facts})
+    def trial(self, *, record: bool = False) -> Trial:
+        """The run's seed and faults, and who listens: event log, KV events and ledger, each where it is asked for.
 
-    def kv_events(self) -> EventStream | None:
-        """Where the run's engine sends its KV events; None where nobody wants any. Closed with the session.
+        Args:
+            record: whether the engine keeps what a recording needs.
 
         Raises:
             ConfigError: an address that cannot be bound, or a package that is not installed.
         """
+        config, run = self.config, self.run
+        log = ledger = None
+        if self.settings.events:
+            log = lambda event, **facts: run.log_event({"event": event, **facts})  # noqa: E731
+        if self.settings.explain:
+            ledger = Ledger(config.cache.block_size, policy=config.eviction.name, most_contents=_MOST_CONTENTS)
+        return Trial(
+            seed=config.seed, faults=config.faults, record=record, log=log, kv_events=self._open_events(), ledger=ledger
+        )
+
+    def _open_events(self) -> EventStream | None:
+        """Where the run's engine sends its KV events; None where nobody wants any. Closed with the session."""
         asked = self.config.kv_events
         if not asked.file and not asked.publish:
             return None
@@ -165,13 +174,6 @@ class Session:
         step = engine.state.step_number
         if step < 10_000 or step % 100 == 0:
             self.log(step, named(engine.metrics.step_row(engine.state)))
-
-    def ledger(self) -> Ledger | None:
-        """What finds a cause for each missed prompt token of an engine; None where nobody asks why."""
-        config = self.config
-        if not self.settings.explain:
-            return None
-        return Ledger(config.cache.block_size, policy=config.eviction.name, most_contents=_MOST_CONTENTS)
 
     def explained_by(self, ledger: Ledger, num_blocks: int) -> dict[str, int]:
         """The ledger's account, against LRU and the optimum of `num_blocks`: `explained`, and what the result says."""

@@ -103,7 +103,7 @@ def build_problem(
     tokens = sum(case.queries)
     packed = torch.randn(tokens, spec.num_heads + 2, spec.head_dim, generator=generator) * scale_q
     q = packed.to(torch_dtype(spec.dtype)).to(device)[:, 1:-1]  # a slice of a packed qkv: not contiguous in T
-    return Problem(case, q, _to(pool, device), _batch(case, tables, device))
+    return Problem(case, q, _to(pool, device), batch_of(case, tables, device))
 
 
 def _empty_pool(spec: AttentionSpec, num_blocks: int, fill: float) -> LayerKV:
@@ -174,7 +174,8 @@ def _to(pool: LayerKV, device: str) -> LayerKV:
     )
 
 
-def _batch(case: Case, tables: Tensor, device: str) -> Batch:
+def batch_of(case: Case, tables: Tensor, device: str) -> Batch:
+    """The batch of a case whose rows have these block tables (B, M) int32; every query is to be written to its slot."""
     contexts = np.array(case.contexts, np.int32)
     starts = np.concatenate([[0], np.cumsum(case.queries)]).astype(np.int32)
     size = case.spec.block_size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -48,82 +47,57 @@ _NOT_FOREIGN = re.compile(rf"{LOCK}|{re.escape(JOB)}|{re.escape(FAILURE)}|\.hydr
 
 
 class JsonLinesWriter:
-    """Appends records to one file, whole lines at a time.
+    """Writes records to one file, a line each.
 
-    Lines are held back up to a second or 64 KiB, so that a step costs no system call. A write that fails midway
-    (disk full, quota) is undone to the last whole line, and the file keeps everything before it.
+    Lines are held back up to a second or 64 KiB, so that a step costs no system call. Once a write has failed (disk
+    full, quota) the file is closed: it keeps what fitted, of which a reader drops a cut-off last line.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._pending: list[bytes] = []
-        self._pending_bytes = 0
-        self._written_bytes = 0
-        self._last_flush_s = time.monotonic()
+        self.path, self._last_flush_s = path, time.monotonic()
         with _as_run_directory_error(path):
-            self._handle: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            self._file = path.open("wb", buffering=_FLUSH_BYTES)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Add one record. NaN and infinities become null.
 
         Raises:
             InvalidArgument: the record holds what JSON cannot; nothing was added.
-            RunDirectoryError: the file cannot be written; earlier lines are kept.
+            RunDirectoryError: the file cannot be written, or was closed; earlier lines are kept.
         """
-        line = dump_line(record)
-        self._pending.append(line)
-        self._pending_bytes += len(line)
-        if self._pending_bytes >= _FLUSH_BYTES or time.monotonic() - self._last_flush_s >= _FLUSH_AFTER_S:
+        line, now = dump_line(record), time.monotonic()
+        if self._file.closed:
+            raise RunDirectoryError(f"{self.path}: written to after it was closed")
+        with self._closed_by_failure():
+            self._file.write(line)
+        if now - self._last_flush_s >= _FLUSH_AFTER_S:
+            self._last_flush_s = now
             self.flush()
 
     def flush(self) -> None:
         """Hand all lines to the operating system.
 
         Raises:
-            RunDirectoryError: the file cannot be written, or was closed; lines that did not fit are dropped.
+            RunDirectoryError: the file cannot be written.
         """
-        data, self._last_flush_s = b"".join(self._pending), time.monotonic()
-        if not data:
-            return
-        if self._handle is None:
-            raise RunDirectoryError(f"{self.path}: written to after it was closed")
-        try:
-            with _as_run_directory_error(self.path):
-                self._write_whole_lines(data)
-        except FrameworkError:
-            self._drop_pending()
-            raise
-        self._drop_pending()
-
-    def _drop_pending(self) -> None:
-        self._pending.clear()
-        self._pending_bytes = 0
+        if not self._file.closed:
+            with self._closed_by_failure():
+                self._file.flush()
 
     def close(self) -> None:
         """Flush and close. Closing twice is harmless."""
-        if self._handle is None:
-            return
-        try:
-            self.flush()
-        finally:
-            handle, self._handle = self._handle, None
-            os.close(handle)
+        with _as_run_directory_error(self.path):
+            self._file.close()
 
-    def _write_whole_lines(self, data: bytes) -> None:
-        assert self._handle is not None
-        view, done = memoryview(data), 0
-        try:
-            while done < len(data):
-                done += os.write(self._handle, view[done:])
-        except BaseException as error:
-            # After an interrupt the lines are still pending, and the next flush writes all of them.
-            whole = data.rfind(b"\n", 0, done) + 1 if isinstance(error, OSError) else 0
-            with suppress(OSError):  # a device or a pipe cannot be cut; the reader drops a partial last line
-                os.ftruncate(self._handle, self._written_bytes + whole)
-                os.lseek(self._handle, self._written_bytes + whole, os.SEEK_SET)
-            self._written_bytes += whole
-            raise
-        self._written_bytes += len(data)
+    @contextmanager
+    def _closed_by_failure(self) -> Iterator[None]:
+        with _as_run_directory_error(self.path):
+            try:
+                yield
+            except OSError:
+                with suppress(OSError):  # the rest does not fit either
+                    self._file.close()
+                raise
 
 
 class RunDirectory:

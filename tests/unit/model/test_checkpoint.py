@@ -114,10 +114,7 @@ def test_an_index_that_lies_is_found_out(folder):
     index.write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))
     with pytest.raises(ModelError, match="names no files of its own folder"):
         load(folder)
-    index.write_text("{}")
-    with pytest.raises(ModelError, match="weight_map is empty"):
-        load(folder)
-    for wrong in ([], "text", {"a": ["model.safetensors"]}):
+    for wrong in ({}, [], "text", {"a": ["model.safetensors"]}):
         index.write_text(json.dumps({"weight_map": wrong}))
         with pytest.raises(ModelError, match="weight_map must be an object of file names"):
             load(folder)

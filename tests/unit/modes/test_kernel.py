@@ -19,8 +19,7 @@ from framework.kernel import bench as benches
 from framework.kernel import grid as gates
 from framework.kernel import grid as grids
 from framework.kernel.bench import build, judge_timed, num_pools, time_on_cpu
-from framework.kernel.cells import Cell, cells, for_device
-from framework.kernel.floors import floor_s, work_of
+from framework.kernel.cells import Cell, cells, floor_s, for_device, work_of
 from framework.kernel.grid import Ceilings
 from framework.report.console import print_kernel
 from framework_builtin.backend.gather import GatherBackend
