@@ -87,7 +87,8 @@ def _anatomy(
             hit = [results[Cell(trace, name, part, folder)]["unit_hits"] for part in fractions]
             found[name] = np.array(hit, np.float64)
         for policy, hits in found.items():
-            area, at, points = closed_by(field, hits), closed_at(field, hits), points_over_lru(field, hits)
+            area, low, high = closed_by(field, hits)
+            at, points = closed_at(field, hits), points_over_lru(field, hits)
             for index, part in enumerate(fractions):
                 cost = results.get(Cell(trace, policy, part, folder), {}).get("us_per_block", "")
                 rows.append(
@@ -100,9 +101,9 @@ def _anatomy(
                         "references": field.num_references,
                         "closed": float(at[index]),
                         "points_over_lru": float(points[index]),
-                        "area_closed": area.value,
-                        "area_low": area.low,
-                        "area_high": area.high,
+                        "area_closed": area,
+                        "area_low": low,
+                        "area_high": high,
                         "us_per_block": cost,
                     }
                 )
@@ -116,7 +117,7 @@ def _information(results: dict[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
         if cell.policy != "hinted":
             continue
         field = bounds(cell.trace, (cell.fraction,))
-        closed = closed_by_at(field, np.array([result["unit_hits"]], np.float64))
+        closed, low, high = closed_by_at(field, np.array([result["unit_hits"]], np.float64))
         kind, _, value = cell.foretold.partition(" ")
         rows.append(
             {
@@ -125,9 +126,9 @@ def _information(results: dict[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
                 "foretold": kind or "nothing",
                 "error": float(value) if value else 0.0,
                 "hit_blocks": result["hit_blocks"],
-                "closed": closed.value,
-                "low": closed.low,
-                "high": closed.high,
+                "closed": closed,
+                "low": low,
+                "high": high,
             }
         )
     return rows

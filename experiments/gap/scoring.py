@@ -12,7 +12,6 @@ import numpy.typing as npt
 from framework.replay.optimum import optimum_hits
 from framework.replay.paths import RequestPaths
 from framework.replay.stack import reuse_distances
-from framework.report.statistics import Interval, interval
 
 FRACTIONS = (0.01, 0.02, 0.035, 0.06, 0.1, 0.2, 0.35, 0.5)
 """Capacities, as shares of a trace's distinct blocks."""
@@ -21,6 +20,8 @@ _SEED = 0
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Scored = tuple[float, float, float]
+"""A share that was closed, and the ends of its 95 % interval by percentiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def field_of(paths: RequestPaths, units: Ints, fractions: Sequence[float] = FRAC
     return Field(paths, units, capacities, *rows)
 
 
-def closed_by(field: Field, hits: Floats, resamples: int = NUM_RESAMPLES) -> Interval:
+def closed_by(field: Field, hits: Floats, resamples: int = NUM_RESAMPLES) -> Scored:
     """Share of the area between LRU and the pinned optimum, over the logarithm of the capacity, that is closed.
 
     1 is the optimum, 0 LRU, below 0 worse than LRU. Units are drawn with replacement, as many as there are; what a
@@ -75,7 +76,7 @@ def closed_by(field: Field, hits: Floats, resamples: int = NUM_RESAMPLES) -> Int
     )
 
 
-def closed_by_at(field: Field, hits: Floats, index: int = 0, resamples: int = NUM_RESAMPLES) -> Interval:
+def closed_by_at(field: Field, hits: Floats, index: int = 0, resamples: int = NUM_RESAMPLES) -> Scored:
     """The same at one capacity: the share of the gap between LRU and the pinned optimum there."""
     weights = _resampled(field.lru.shape[1], resamples)
     gained, gap = ((rows[index] - field.lru[index]) @ weights.T for rows in (hits, field.optimum))
@@ -88,9 +89,12 @@ def _resampled(units: int, resamples: int) -> Floats:
     return np.vstack([np.ones(units), draws.astype(np.float64)])
 
 
-def _interval(gained: Floats, gap: Floats) -> Interval:
+def _interval(gained: Floats, gap: Floats) -> Scored:
     """Of (B + 1,) what was gained of each gap, the first of which is the value; resamples without a gap say nothing."""
-    return interval(np.divide(gained, gap, out=np.full(len(gap), np.nan), where=gap > 0))
+    closed = np.divide(gained, gap, out=np.full(len(gap), np.nan), where=gap > 0)
+    drawn = closed[1:][np.isfinite(closed[1:])]
+    low, high = np.percentile(drawn, (2.5, 97.5)) if len(drawn) else (np.nan, np.nan)
+    return float(closed[0]), float(low), float(high)
 
 
 def closed_at(field: Field, hits: Floats) -> Floats:

@@ -159,7 +159,7 @@ def _on(trace: str, entry: Entry, options: argparse.Namespace, results: dict[Cel
     field = bounds(trace, options.fractions)
     mine = [results[Cell(trace, entry.spec, part, options.cells)] for part in options.fractions]
     hits = np.array([result["unit_hits"] for result in mine], np.float64)
-    area, file = closed_by(field, hits), file_of(trace)
+    (closed, low, high), file = closed_by(field, hits), file_of(trace)
     return {
         "trace": trace, "sha256": hashlib.sha256(file.read_bytes()).hexdigest() if file else "",
         "unit": stream(trace).unit_name,
@@ -167,7 +167,7 @@ def _on(trace: str, entry: Entry, options: argparse.Namespace, results: dict[Cel
         "capacities": list(field.capacities), "hit_blocks": hits.sum(axis=1).astype(int).tolist(),
         "lru_hit_blocks": field.lru.sum(axis=1).astype(int).tolist(),
         "pinned_optimum_hit_blocks": field.optimum.sum(axis=1).astype(int).tolist(),
-        "closed": area.value, "low": area.low, "high": area.high,
+        "closed": closed, "low": low, "high": high,
         "worst_points": float(points_over_lru(field, hits).min()),
         "gap_points": points_over_lru(field, field.optimum).tolist(),
     }  # fmt: skip
@@ -179,8 +179,8 @@ def _score(closed: Sequence[float]) -> dict[str, float]:
     if not known:
         return dict.fromkeys(("score", "low", "high"), math.nan)
     found = paired(known, "trace")
-    ends = (math.nan if end is None else end for end in (found.low, found.high))
-    return dict(zip(("score", "low", "high"), (found.mean, *ends), strict=True))
+    low, high = found.interval or (math.nan, math.nan)
+    return {"score": found.value, "low": low, "high": high}
 
 
 def _chosen(entries: Sequence[Entry], names: Sequence[str] | None) -> list[Entry]:

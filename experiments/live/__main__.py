@@ -243,10 +243,11 @@ class Laboratory:
                 for side, hits, order in (("live", live, orders[0]), ("replay", said, orders[1])):
                     gain = hits[policy] - hits["lru"]
                     found = sessions([(_by(units, gain), _by(units, wholes))], "session")
-                    ends = "" if found.p is None else f" [{found.low:+.1%}, {found.high:+.1%}]"
+                    low, high = found.interval or (0.0, 0.0)
+                    ends = "" if found.p is None else f" [{low:+.1%}, {high:+.1%}]"
                     row |= {f"place, {side}": order.index(policy) + 1,
                             f"hit rate, {side}": float(hits[policy].sum() / wholes.sum()),
-                            f"beyond lru, {side}": f"{found.mean:+.1%}{ends}"}  # fmt: skip
+                            f"beyond lru, {side}": f"{found.value:+.1%}{ends}"}  # fmt: skip
                 rows.append(row)
             rows[-1]["pairs in the same order"] = _agreeing(live, said)
         for row in rows:

@@ -345,11 +345,12 @@ def _order(rows: Rows) -> str:
         runs = {policy: [row["measured_s"] for row in own if row["policy"] == policy] for policy in said}
         for policy, row in said.items():
             apart = paired([time - lru for time, lru in zip(runs[policy], runs["lru"], strict=True)], "repeat")
-            interval = "" if apart.low is None else f" [{1000 * apart.low:+.0f}, {1000 * (apart.high or 0.0):+.0f}]"
+            low, high = apart.interval or (0.0, 0.0)
+            interval = "" if apart.interval is None else f" [{1000 * low:+.0f}, {1000 * high:+.0f}]"
             beyond = row["replayed_s"] - said["lru"]["replayed_s"]
             lines.append([
                 engine, measure, policy, f"{row['hit_rate']:.1%}", f"{1000 * fmean(runs[policy]):.0f} ms",
-                "" if policy == "lru" else f"{1000 * apart.mean:+.0f} ms{interval}",
+                "" if policy == "lru" else f"{1000 * apart.value:+.0f} ms{interval}",
                 f"{1000 * row['replayed_s']:.0f} ms", "" if policy == "lru" else f"{1000 * beyond:+.0f} ms",
             ])  # fmt: skip
     return table(header, lines)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from framework.report.statistics import Mean
+from framework.report.statistics import Estimate
 from framework.report.study import Study
 from framework.results.catalogue import find, title
 
@@ -51,11 +51,16 @@ class Column:
         """A difference, with its sign."""
         return f"{self.scale * value:+,.{self.decimals}f}"
 
-    def mean(self, value: Mean | None) -> str:
-        """A mean with its half-width, where runs differ."""
-        if value is None:
+    def mean(self, found: Estimate | None) -> str:
+        """A mean with the half-width of its interval, where runs differ."""
+        if found is None:
             return "-"
-        return self.number(value.value) + ("" if value.half_width is None else f" ± {self.number(value.half_width)}")
+        half = "" if found.interval is None else f" ± {self.number(found.interval[1] - found.value)}"
+        return self.number(found.value) + half
+
+    def scaled(self, interval: tuple[float, float] | None) -> tuple[float, float] | None:
+        """An interval as a figure draws it; None for none."""
+        return None if interval is None else (self.scale * interval[0], self.scale * interval[1])
 
 
 def column(metric: str, values: Iterable[float]) -> Column:

@@ -31,15 +31,14 @@ import numpy as np
 from framework.errors import FrameworkError
 from framework.files.jsonl import iter_objects
 from framework.report.statistics import (
-    Difference,
+    Estimate,
     Floats,
-    Interval,
     can_test,
     holm,
     least_p,
     mean_of,
     paired,
-    rate,
+    rate_interval,
     sessions,
 )
 from framework.results.catalogue import is_wall_time
@@ -152,7 +151,7 @@ class Comparison:
     """
 
     challenger: Key
-    difference: Difference
+    difference: Estimate
     by_setting: Mapping[Context, float]
     too_few: str
     better: bool | None
@@ -165,7 +164,7 @@ class Comparison:
     @property
     def contradicted(self) -> bool:
         """Whether one trace shows a difference and another the opposite."""
-        return len({made.difference.mean > 0 for made in self.by_trace.values() if made.shown}) > 1
+        return len({made.difference.value > 0 for made in self.by_trace.values() if made.shown}) > 1
 
     @property
     def shown(self) -> bool:
@@ -189,7 +188,7 @@ class Comparison:
         if not self.shown:
             return "not shown"
         if self.better is None:
-            word = "higher" if self.difference.mean > 0 else "lower"
+            word = "higher" if self.difference.value > 0 else "lower"
         else:
             word = "better" if self.better else "worse"
         if self.difference.unit in _BEYOND_TRACES:
@@ -264,7 +263,7 @@ class Evidence:
             (name,) = {self._trace_names[context.trace] for context in made.by_setting}
             alone.setdefault(made.challenger, {})[name] = made
         found = [replace(made, by_trace=alone.get(made.challenger, {})) for made in self._compared(pairs)]
-        return sorted(found, key=lambda made: (-self._sign * made.difference.mean, str(made.challenger)))
+        return sorted(found, key=lambda made: (-self._sign * made.difference.value, str(made.challenger)))
 
     @cached_property
     def ties(self) -> dict[Key, Key]:
@@ -277,10 +276,10 @@ class Evidence:
         order = sorted(self._runs, key=lambda value: (value != self._reference, tuple(map(str, value))))
         return {value: firsts.setdefault(self._signature(value), value) for value in order}
 
-    def interval(self, runs: Sequence[Run]) -> Interval | None:
+    def interval(self, runs: Sequence[Run]) -> tuple[float, float] | None:
         """Of the ranked metric over the sessions of these runs' trace; None where it is not counted by session."""
         found = self._mean_hits(runs) if self._metric == _BY_SESSION else None
-        return None if found is None else rate(found.hit_tokens, found.prompt_tokens)
+        return None if found is None else rate_interval(found.hit_tokens, found.prompt_tokens)
 
     def pieces(self) -> list[str]:
         """The names of traces that were cut from one recording, a text for each recording."""
@@ -358,13 +357,13 @@ class Evidence:
             by_trace.setdefault(context.trace, []).append(number)
         means = {trace: fmean(numbers) for trace, numbers in by_trace.items()}
         identical, mean, too_few = _identical(differences), fmean(means.values()), ""
-        difference = Difference(mean=mean)
+        difference = Estimate(value=mean)
         if not identical:
             difference, too_few = self._difference(value, differences, means, num_comparisons)
         best = [context for context in by_setting if self._sign * self._mean(value, context) == self._best.get(context)]
         return Comparison(
             challenger=value,
-            difference=replace(difference, mean=mean),
+            difference=replace(difference, value=mean),
             by_setting=by_setting,
             too_few=too_few,
             better=None if self._higher_is_better is None or mean == 0 else (mean > 0) == self._higher_is_better,
@@ -375,7 +374,7 @@ class Evidence:
 
     def _difference(
         self, value: Key, differences: Differences, by_trace: Mapping[str, float], num_comparisons: int
-    ) -> tuple[Difference, str]:
+    ) -> tuple[Estimate, str]:
         """With the interval and the test that the evidence allows, and why there is no test."""
         by_recording: dict[str, list[float]] = {}
         for trace, number in by_trace.items():
@@ -393,7 +392,7 @@ class Evidence:
         kinds = [(made, _too_few(made, num_comparisons)) for made in found if made is not None]
         # With none that can show something, what says why: most of all sessions, whose number can be raised.
         chosen = next((pair for pair in kinds if not pair[1]), None)
-        made, why = chosen or max(kinds, key=lambda pair: pair[0].count, default=(Difference(mean=0.0), ""))
+        made, why = chosen or max(kinds, key=lambda pair: pair[0].count, default=(Estimate(value=0.0), ""))
         return (replace(made, p=None) if why else made), why
 
     def _seed_unit(self, value: Key, contexts: Iterable[Context]) -> str:
@@ -404,7 +403,7 @@ class Evidence:
         recorded = any(run.settings.get("workload.path") or run.origin.inputs for run in runs)
         return POLICY_SEED if recorded else "seed"
 
-    def _by_session(self, value: Key, contexts: Iterable[Context]) -> Difference | None:
+    def _by_session(self, value: Key, contexts: Iterable[Context]) -> Estimate | None:
         """Over the sessions of each trace, of which all contexts are averaged; None unless all have them."""
         assert self._reference is not None
         if self._metric != _BY_SESSION:
@@ -447,7 +446,7 @@ def plural(word: str, count: int) -> str:
     return word if count == 1 else f"{head}s{space}{rest}"
 
 
-def _too_few(found: Difference, num_comparisons: int) -> str:
+def _too_few(found: Estimate, num_comparisons: int) -> str:
     """Why these units can show nothing; empty where they can."""
     if not can_test():
         return "SciPy is not installed"

@@ -92,17 +92,15 @@ def _differences(study: Study) -> Iterator[Plot]:
     if not found:
         return
     shown = column_of_differences(study)
-    rows = []
-    for made in found:
-        low, high = made.difference.low, made.difference.high
-        rows.append(
-            intervals.Row(
-                label=study.name_of(made.challenger),
-                value=shown.scale * made.difference.mean,
-                interval=None if low is None or high is None else (shown.scale * low, shown.scale * high),
-                parts=[shown.scale * number for number in made.by_setting.values()],
-            )
+    rows = [
+        intervals.Row(
+            label=study.name_of(made.challenger),
+            value=shown.scale * made.difference.value,
+            interval=shown.scaled(made.difference.interval),
+            parts=[shown.scale * number for number in made.by_setting.values()],
         )
+        for made in found
+    ]
     yield Plot(
         name="differences",
         title=f"{title(study.metric)} against {study.baseline}",
@@ -186,18 +184,14 @@ def _line(study: Study, points: Sequence[Point], keys: Sequence[str], metric: Co
         label=study.label(points[0][1], keys),
         x=[x for x, _ in points],
         y=[metric.scale * setting.means[study.metric].value for _, setting in points],
-        intervals=[_interval(study, setting, metric.scale) for _, setting in points],
+        intervals=[metric.scaled(_interval(study, setting)) for _, setting in points],
         look=look,
     )
 
 
-def _interval(study: Study, setting: Setting, scale: float) -> tuple[float, float] | None:
+def _interval(study: Study, setting: Setting) -> tuple[float, float] | None:
     """Of a setting's mean: over seeds that differ, else over the sessions of its trace."""
-    mean = setting.means[study.metric]
-    if mean.half_width is not None:
-        return scale * (mean.value - mean.half_width), scale * (mean.value + mean.half_width)
-    found = study.evidence.interval(setting.runs)
-    return None if found is None else (scale * found.low, scale * found.high)
+    return setting.means[study.metric].interval or study.evidence.interval(setting.runs)
 
 
 def _reference_lines(
@@ -236,7 +230,7 @@ def _dots(study: Study) -> Plot:
             label=study.label(setting),
             value=metric.scale * setting.means[study.metric].value,
             baseline=bool(study.compared_keys) and setting.compared[0] == study.baseline,
-            interval=_interval(study, setting, metric.scale),
+            interval=metric.scaled(_interval(study, setting)),
         )
         for setting in ranked
     ]

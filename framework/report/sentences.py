@@ -145,11 +145,11 @@ def _baseline_leads(study: Study, nearest: Comparison) -> str:
 def _difference(study: Study, made: Comparison, against: str) -> str:
     """`+0.9 points of hit rate over lru, 95 % interval [0.2, 1.6]`."""
     found, column = made.difference, column_of_differences(study)
-    amount = f"{column.signed(found.mean)} {column.unit}".rstrip()
+    amount = f"{column.signed(found.value)} {column.unit}".rstrip()
     words = f"{amount} of {title(study.metric)} {against} {study.baseline}"
-    if found.low is None or found.high is None:
+    if found.interval is None:
         return words
-    return f"{words}, 95 % interval [{column.signed(found.low)}, {column.signed(found.high)}]"
+    return f"{words}, 95 % interval [{', '.join(map(column.signed, found.interval))}]"
 
 
 def _shown(made: Comparison) -> str:

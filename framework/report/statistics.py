@@ -34,37 +34,18 @@ _RUNS_FOR_A_CORRELATION = 10
 _TIMES_LONGER = 6  # runs than the longest at which neighbours correlate: 1/20 of the correlation is left
 
 
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """A mean over `count` runs with the half-width of its 95 % interval; None where the runs are copies, or one."""
-
-    value: float
-    half_width: float | None
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A value and the ends of its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """A mean paired difference, challenger minus baseline.
+class Estimate:
+    """A mean, a mean paired difference (challenger minus baseline) or a rate, and what is known of it.
 
     Attributes:
-        low, high: 95 % interval; None where nothing independent repeats.
-        p: two-sided; None where evidence is too little for a test.
+        interval: ends of the 95 % interval; None where nothing independent repeats.
+        p: two-sided, of a difference; None where evidence is too little for a test.
         count: independent observations, of what `unit` names: trace, seed, repeat, session; 0 and empty for none.
     """
 
-    mean: float
-    low: float | None = None
-    high: float | None = None
+    value: float
+    interval: tuple[float, float] | None = None
     p: float | None = None
     count: int = 0
     unit: str = ""
@@ -76,27 +57,26 @@ def can_test() -> bool:
     return importlib.util.find_spec("scipy") is not None
 
 
-def mean_of(values: Sequence[float]) -> Mean:
+def mean_of(values: Sequence[float]) -> Estimate:
     """Mean and interval over runs; equal values are copies of one observation and have no interval."""
     array = np.asarray(values, dtype=np.float64)
     if (array == array[0]).all():
-        return Mean(float(array[0]), None, len(array))
-    return Mean(float(array.mean()), _half_width(array) if can_test() else None, len(array))
+        return Estimate(value=float(array[0]))
+    return Estimate(value=float(array.mean()), interval=_t_interval(array) if can_test() else None)
 
 
-def paired(differences: Sequence[float], unit: str) -> Difference:
+def paired(differences: Sequence[float], unit: str) -> Estimate:
     """The mean of independent paired differences; a p value from `FEW` of them on."""
     array = np.asarray(differences, dtype=np.float64)
     mean, count = float(array.mean()), len(array)
     if count < 2 or not can_test():
-        return Difference(mean=mean, count=count, unit=unit)
-    half = _half_width(array)
+        return Estimate(value=mean, count=count, unit=unit)
     p = None
     if count >= FEW:
         spread = float(array.std(ddof=1))
         by_t = 2 * float(_stats().t.sf(abs(mean) / spread * np.sqrt(count), count - 1)) if spread else 0.0
         p = max(sign_flip(array), by_t)
-    return Difference(mean=mean, low=mean - half, high=mean + half, p=p, count=count, unit=unit)
+    return Estimate(value=mean, interval=_t_interval(array), p=p, count=count, unit=unit)
 
 
 def least_p(count: int) -> float:
@@ -113,7 +93,7 @@ def sign_flip(differences: Floats) -> float:
     return float(found.pvalue)
 
 
-def sessions(traces: Sequence[tuple[Floats, Floats]], word: str) -> Difference:
+def sessions(traces: Sequence[tuple[Floats, Floats]], word: str) -> Estimate:
     """The difference of a rate over the sessions of one trace, or its mean over traces, drawn within each.
 
     Args:
@@ -124,24 +104,24 @@ def sessions(traces: Sequence[tuple[Floats, Floats]], word: str) -> Difference:
     rates = [float(parts.sum() / wholes.sum()) for parts, wholes in traces]
     mean, lengths = float(np.mean(rates)), [run_length(parts, wholes) for parts, wholes in traces]
     if min(len(parts) for parts, _ in traces) < 2 or not can_test():
-        return Difference(mean=mean, count=sum(len(parts) for parts, _ in traces), unit=word)
+        return Estimate(value=mean, count=sum(len(parts) for parts, _ in traces), unit=word)
     merged = [(_merged(p, length), _merged(w, length)) for (p, w), length in zip(traces, lengths, strict=True)]
     low, high, p = _studentised([_resampled(*pair) for pair in merged])
     flips = sign_flip(np.concatenate([parts / (len(merged) * wholes.sum()) for parts, wholes in merged]))
     few = min(len(parts) for parts, _ in traces) < FEW_SESSIONS or min(len(parts) for parts, _ in merged) < FEW_RUNS
-    return Difference(
-        mean=mean, low=low, high=high, p=None if few else max(p, flips), count=sum(len(parts) for parts, _ in merged),
-        unit=_run_of(word, [len(p) / len(m) for (p, _), (m, _) in zip(traces, merged, strict=True)]),
+    lengths_used = [len(parts) / len(runs) for (parts, _), (runs, _) in zip(traces, merged, strict=True)]
+    return Estimate(
+        value=mean, interval=(low, high), p=None if few else max(p, flips),
+        count=sum(len(parts) for parts, _ in merged), unit=_run_of(word, lengths_used),
     )  # fmt: skip
 
 
-def rate(parts: Floats, wholes: Floats) -> Interval | None:
-    """The ratio of sums over the sessions of one trace, with its interval; None under `FEW_SESSIONS` of them."""
+def rate_interval(parts: Floats, wholes: Floats) -> tuple[float, float] | None:
+    """Of the ratio of sums over the sessions of one trace; None under `FEW_SESSIONS` of them."""
     length = run_length(parts, wholes)
     if not can_test() or len(parts) < FEW_SESSIONS or len(parts) // length < FEW_RUNS:
         return None
-    resamples = _resampled(_merged(parts, length), _merged(wholes, length))
-    return Interval(float(resamples[0, 0]), *_studentised([resamples])[:2])
+    return _studentised([_resampled(_merged(parts, length), _merged(wholes, length))])[:2]
 
 
 def run_length(parts: Floats, wholes: Floats) -> int:
@@ -170,16 +150,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = highest
     return adjusted
-
-
-def interval(values: Floats) -> Interval:
-    """Of (B + 1,) a value and its resamples: percentiles, for statistics that have no standard error.
-
-    Resamples that are no number say nothing; NaN where none is a number.
-    """
-    drawn = values[1:][np.isfinite(values[1:])]
-    low, high = np.percentile(drawn, (2.5, 97.5)) if len(drawn) else (np.nan, np.nan)
-    return Interval(float(values[0]), float(low), float(high))
 
 
 def _resampled(parts: Floats, wholes: Floats) -> Floats:
@@ -223,9 +193,12 @@ def _run_of(word: str, lengths: Sequence[float]) -> str:
     return f"run of {least if least == most else f'{least} to {most}'} {word}s"
 
 
-def _half_width(array: Floats) -> float:
-    quantile = _stats().t.ppf(0.975, len(array) - 1)
-    return float(quantile * array.std(ddof=1) / np.sqrt(len(array)))
+def _t_interval(array: Floats) -> tuple[float, float]:
+    mean, half = (
+        float(array.mean()),
+        float(_stats().t.ppf(0.975, len(array) - 1) * array.std(ddof=1) / len(array) ** 0.5),
+    )
+    return mean - half, mean + half
 
 
 def _stats() -> Any:

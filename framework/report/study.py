@@ -11,7 +11,7 @@ from typing import Any
 from framework.errors import ConfigError
 from framework.registry.signatures import did_you_mean, listing
 from framework.report.evidence import Evidence, Key
-from framework.report.statistics import Mean, mean_of
+from framework.report.statistics import Estimate, mean_of
 from framework.report.trials import Trials
 from framework.results.catalogue import higher_is_better
 from framework.results.metric import is_number
@@ -44,7 +44,7 @@ class Setting:
     values: Mapping[str, Value]
     compared: Key
     runs: tuple[Run, ...]
-    means: Mapping[str, Mean]
+    means: Mapping[str, Estimate]
 
 
 class Study:

@@ -79,13 +79,12 @@ def comparison(study: Study) -> Table:
 
 
 def _compared(study: Study, made: Comparison, trace: list[str]) -> list[str]:
-    found, column, interval = made.difference, column_of_differences(study), "-"
-    if found.low is not None and found.high is not None:
-        interval = f"{column.signed(found.low)} to {column.signed(found.high)}"
+    column, interval = column_of_differences(study), made.difference.interval
+    ends = "-" if interval is None else " to ".join(map(column.signed, interval))
     offline = made.challenger in study.evidence.offline
     best = "knows the future" if offline else f"{made.best_at} of {len(made.by_setting)}"
-    return [study.name_of(made.challenger), *trace, column.signed(found.mean), interval, best, made.p, made.verdict,
-            made.evidence]  # fmt: skip
+    name, amount = study.name_of(made.challenger), column.signed(made.difference.value)
+    return [name, *trace, amount, ends, best, made.p, made.verdict, made.evidence]
 
 
 def by_setting(study: Study) -> Table:
@@ -96,7 +95,7 @@ def by_setting(study: Study) -> Table:
         [
             study.name_of(made.challenger),
             *(column.signed(made.by_setting[context]) if context in made.by_setting else "-" for context in contexts),
-            column.signed(made.difference.mean),
+            column.signed(made.difference.value),
         ]
         for made in study.comparisons
         if not made.identical
@@ -135,8 +134,11 @@ def settings_csv(study: Study) -> str:
     heads = [name for metric in study.metrics for name in (metric, f"{metric}_ci95")]
     rows = []
     for rank, setting in study.ranked_with_ties:
-        means = [setting.means.get(metric) for metric in study.metrics]
-        numbers = [cell for mean in means for cell in ((mean.value, mean.half_width) if mean else (None, None))]
+        numbers: list[float | None] = []
+        for metric in study.metrics:
+            mean = setting.means.get(metric)
+            half = mean.interval[1] - mean.value if mean is not None and mean.interval is not None else None
+            numbers += [None if mean is None else mean.value, half]
         rows.append([rank, *setting.values.values(), len(setting.runs), *numbers])
     return _csv([["rank", *study.keys, "runs", *heads], *rows])
 

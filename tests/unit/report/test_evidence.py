@@ -34,7 +34,7 @@ def test_seeds_that_repeat_one_deterministic_run_are_one_observation(tmp_path: P
             make_run(tmp_path / f"{eviction}{seed}", result={"hit_rate": rate}, eviction=eviction, seed=seed)
     made = compare(tmp_path)["s3fifo"]
     assert (made.verdict, made.p_adjusted, made.evidence) == ("not shown", None, "1 trace, no repetition")
-    assert made.difference.low is None
+    assert made.difference.interval is None
 
 
 def test_a_random_policy_in_the_sweep_makes_no_evidence_of_the_copies_of_others(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_capacities_of_one_trace_are_not_independent(tmp_path: Path) -> None:
     made = compare(tmp_path)["arc"]
     assert (made.verdict, made.p_adjusted, len(made.by_setting)) == ("not shown", None, 8)
     assert made.best_at == 8
-    assert made.difference.mean == pytest.approx(0.01)
+    assert made.difference.value == pytest.approx(0.01)
     study = Study(collect([tmp_path]))
     assert lead(study) == (
         "arc: +1.00 points of hit rate over lru, best at 8 of 8 settings. "
@@ -133,7 +133,7 @@ def test_the_sessions_of_one_trace_are_resampled(tmp_path: Path, sessions: int, 
             write_requests(folder, hits, prompts, sessions)
     made = compare(tmp_path)["arc"]
     assert (made.verdict, made.difference.unit, made.difference.count) == (verdict, "session", sessions)
-    assert made.difference.low < made.difference.mean < made.difference.high
+    assert made.difference.interval[0] < made.difference.value < made.difference.interval[1]
     if sessions < 20:
         assert (made.p_adjusted, made.evidence) == (None, "5 sessions, 1 trace: too few")
     elif shift:

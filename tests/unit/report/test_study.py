@@ -22,7 +22,8 @@ def test_what_varied_is_found_and_seeds_become_means(sweep: Path) -> None:
         values = [run.result["hit_rate"] for run in setting.runs]
         mean = setting.means["hit_rate"]
         assert mean.value == pytest.approx(np.mean(values))
-        assert mean.half_width == pytest.approx(4.3027 * np.std(values, ddof=1) / np.sqrt(3), rel=1e-4)
+        half = 4.3027 * np.std(values, ddof=1) / np.sqrt(3)
+        assert mean.interval == pytest.approx((mean.value - half, mean.value + half), rel=1e-4)
     ranked = [(rank, tuple(setting.values.values())) for rank, setting in study.ranked]
     assert ranked == [(1, ("lru", 64)), (2, ("fifo", 64)), (1, ("lru", 1024)), (2, ("fifo", 1024))]
 
@@ -35,12 +36,11 @@ def test_policies_are_compared_over_all_pairs_alike_in_the_rest(sweep: Path) -> 
     assert (entry.verdict, entry.evidence) == ("not shown", "3 seeds of a policy, 1 trace: too few"), (
         "two sizes are not six pairs"
     )
-    assert entry.difference.low is not None
-    assert entry.difference.high is not None
-    assert entry.difference.low < -0.1 < entry.difference.high
+    assert entry.difference.interval is not None
+    assert entry.difference.interval[0] < -0.1 < entry.difference.interval[1]
     (other,) = Study(collect([sweep]), baseline="eviction=fifo").comparisons
     assert (other.challenger, other.better) == (("lru",), True)
-    assert other.difference.mean == pytest.approx(-entry.difference.mean)
+    assert other.difference.value == pytest.approx(-entry.difference.value)
 
 
 def test_an_option_of_two_components_varied_only_if_one_component_s_did(tmp_path: Path) -> None:
