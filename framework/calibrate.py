@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.cli.exit import command, exit_with
-from framework.engine.executors.costs import StepCosts
+from framework.engine.executors.replay import StepCosts
 from framework.errors import ConfigError, WorkloadError
 from framework.files.jsonl import iter_objects
 

@@ -23,11 +23,9 @@ from framework.engine.executors.base import Executor
 from framework.engine.executors.build import largest_step_bytes, require_writes_first
 from framework.engine.executors.checks import attention_spec, default_device, require_backend, require_no_foresight
 from framework.engine.kv_scales import require_scales
-from framework.engine.prompts import is_one_prompt, one_each
 from framework.engine.request import Request, StopWatch
 from framework.engine.sizes import LengthWarning, Sizes, longest_sequence, pool_blocks, shortened
-from framework.engine.streaming import RequestStream, abandon
-from framework.engine.text import StopTexts, add_texts
+from framework.engine.streaming import RequestStream, StopTexts, abandon, add_texts
 from framework.engine.tiers.engine_tiers import tier_maker
 from framework.engine.tiers.setup import require_one_rank, tier_opener
 from framework.engine.warm_up import warm_up
@@ -357,9 +355,9 @@ class LLM:
         """
         if not isinstance(prompts, (str, Sequence, np.ndarray)):
             raise InvalidArgument(f"prompts must be one prompt or a list of prompts, found {shown(prompts)}")
-        batch: list[Any] = [prompts] if is_one_prompt(prompts) else list(prompts)
+        batch: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
         each = [
-            one_each(name, values, len(batch))
+            _one_each(name, values, len(batch))
             for name, values in (
                 ("samplings", sampling), ("priorities", priority), ("tenants", tenant), ("sessions", session),
                 ("namespaces", namespace),
@@ -459,6 +457,20 @@ def _sampling(asked: Sampling | None) -> Sampling:
     if asked is not None and not isinstance(asked, Sampling):
         raise InvalidArgument(f"sampling must be a Sampling, found {shown(asked)}")
     return asked or Sampling()
+
+
+def _is_one_prompt(prompts: Any) -> bool:
+    """A text, a list of ids or a chat is one prompt; a list of these is many."""
+    return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], (str, Sequence, np.ndarray)))
+
+
+def _one_each(name: str, values: Any, count: int) -> list[Any]:
+    """A list of one for each of `count` prompts, from such a list or from one for all."""
+    if not isinstance(values, (list, tuple)):
+        return [values] * count
+    if len(values) != count:
+        raise InvalidArgument(f"{count} prompts but {len(values)} {name}; give one for all or one each")
+    return list(values)
 
 
 def _close_tiers(engine: Engine, *, drain: bool) -> None:

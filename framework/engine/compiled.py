@@ -1,4 +1,8 @@
-"""A decoder through torch.compile, and attention as one operation that it neither enters nor specialises on."""
+"""A decoder through torch.compile, with attention and sums over ranks opaque to it.
+
+A traced program can hold tensors and integers only: an operator that stands for an object's method takes a number and
+looks the object up.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,17 @@ import functools
 import itertools
 import types
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from framework.model.decoder import Attention, Decoder
+from framework.model.shard import Group
 
-Operator = Callable[..., Any]
+_OWNERS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_NUMBERS = itertools.count()
 
 
 def compiled_forward(decoder: Decoder) -> Callable[..., Any]:
@@ -33,11 +39,16 @@ def compiled_forward(decoder: Decoder) -> Callable[..., Any]:
     return torch.compile(own, dynamic=True, fullgraph=True)
 
 
-def opaque_attention(attention: Attention) -> Attention:
-    """`attention`, a bound method, behind a registered operator: its owner is not kept alive by it."""
-    operator, methods, numbers = _operator()
-    number = next(numbers)
-    methods[number] = weakref.WeakMethod(attention, lambda _: methods.pop(number, None))
+class Attends(Protocol):
+    """What computes a layer's attention."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `framework.model.decoder.Attention`."""
+
+
+def opaque_attention(owner: Attends) -> Attention:
+    """The attention of `owner` behind a registered operator, which does not keep it alive."""
+    operator, number = _attend(), _number_of(owner)
 
     def through(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         found: Tensor = operator(q, k, v, layer, number)
@@ -46,26 +57,48 @@ def opaque_attention(attention: Attention) -> Attention:
     return through
 
 
-@functools.cache
-def _operator() -> tuple[Operator, dict[int, Any], Iterator[int]]:
-    methods: dict[int, Any] = {}
+class OpaqueGroup:
+    """A group of ranks whose `sum` is a registered operator. Each sum has a tensor of its own."""
 
+    def __init__(self, group: Group) -> None:
+        self._group, self._operator, self._number = group, _sum(), _number_of(group)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """See Group."""
+        total: Tensor = self._operator(x, self._number)
+        return total
+
+    def gather(self, x: Tensor, widths: list[int]) -> Tensor:
+        """See Group."""
+        return self._group.gather(x, widths)
+
+
+def _number_of(owner: Any) -> int:
+    number = next(_NUMBERS)
+    _OWNERS[number] = owner
+    return number
+
+
+@functools.cache
+def _attend() -> Callable[..., Any]:
     def attend(q: Tensor, k: Tensor, v: Tensor, layer: int, number: int) -> Tensor:
-        attention = methods[number]()
-        assert attention is not None, "the executor of this compiled decoder is gone"
-        found: Tensor = attention(layer, q, k, v)
+        found: Tensor = _OWNERS[number].attend(layer, q, k, v)
         return found
 
-    schema = "(Tensor q, Tensor k, Tensor v, int layer, int number) -> Tensor"
-    return opaque_operator("attend", schema, attend), methods, itertools.count()
+    return _operator("attend", "(Tensor q, Tensor k, Tensor v, int layer, int number) -> Tensor", attend)
 
 
-def opaque_operator(name: str, schema: str, work: Operator) -> Operator:
-    """`work` as an operator that torch.compile neither enters nor specialises on; gives one like its first argument.
+@functools.cache
+def _sum() -> Callable[..., Any]:
+    def add_up(x: Tensor, number: int) -> Tensor:
+        found: Tensor = _OWNERS[number].sum(x.clone())
+        return found
 
-    A traced program can hold tensors and integers only: an operator that stands for an object's method takes a number
-    and looks the object up. Make it once, when first wanted: torch keeps one of a name for the whole process.
-    """
+    return _operator("sum", "(Tensor x, int number) -> Tensor", add_up)
+
+
+def _operator(name: str, schema: str, work: Callable[..., Tensor]) -> Callable[..., Any]:
+    """`work` as an operator that gives a tensor like its first argument. torch keeps one of a name for the process."""
     operator = torch.library.custom_op(f"kvcache_framework::{name}", work, mutates_args=(), schema=schema)
     operator.register_fake(lambda first, *others: torch.empty_like(first))
     return operator

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.engine.below import Below
-from framework.engine.executors.base import Executor, Step
-from framework.engine.executors.costs import work_of
+from framework.engine.executors.base import Executor, Step, work_of
 from framework.engine.request import Request, Status
 from framework.engine.rows import Rows
 from framework.errors import PluginError

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from framework.engine.executors.costs import work_of
+from framework.engine.executors.base import work_of
 from framework.errors import ConfigError
 from framework.export.vllm_connector import MovesNothing, connector_base, importable
 from framework.workload.traces.private import LiveRequest, PrivateTrace

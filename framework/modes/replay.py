@@ -11,10 +11,9 @@ from typing import Any
 from framework.config.config import Choice, Config
 from framework.engine.engine import Engine, MakeTiers, ModelLimits, Trial
 from framework.engine.executors.base import Executor
-from framework.engine.executors.costs import StepCosts
-from framework.engine.executors.replay import ReplayExecutor, constant_step
+from framework.engine.executors.replay import ReplayExecutor, StepCosts, constant_step
 from framework.engine.request import Request
-from framework.engine.text import RecordedEnd
+from framework.engine.streaming import RecordedEnd
 from framework.engine.tiers.engine_tiers import tier_maker
 from framework.engine.tiers.setup import replayed_tiers, require_tiers
 from framework.errors import ConfigError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from framework.calibrate import COSTS, WORK, Floats, calibrate, main
-from framework.engine.executors.costs import work_of
+from framework.engine.executors.base import work_of
 
 TRUE = np.array([4e-3, 2e-4, 3e-5, 4e-7, 2e-8])
 

@@ -42,6 +42,21 @@ class Step:
         return int(self.num_new.sum())
 
 
+def work_of(num_new: IntArray, computed: IntArray) -> dict[str, int]:
+    """A step's rows, the tokens it computes, those whose K and V were there before, and attention's (query, key) pairs.
+
+    Args:
+        num_new: (B,) tokens to compute, of each row.
+        computed: (B,) tokens of each row that were computed before.
+    """
+    return {
+        "rows": len(num_new),
+        "new_tokens": int(num_new.sum()),
+        "context_tokens": int(computed.sum()),
+        "pairs": int((num_new * computed + num_new * (num_new + 1) // 2).sum()),
+    }
+
+
 class Executor(Protocol):
     """Does a step's work. Tables and copies are sent to it as they change; it never sees the allocator."""
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from framework.config.sections import EngineOptions
 from framework.engine import graphs
+from framework.engine.compiled import OpaqueGroup
 from framework.engine.executors.model import ModelExecutor
 from framework.engine.kv_scales import set_scales
-from framework.engine.opaque_group import opaque_group
 from framework.engine.pool import KVPool
 from framework.engine.rows import Rows
 from framework.engine.sizes import Sizes
@@ -66,8 +66,8 @@ def make_executor(
         captured, off = (), "recurrent layers are not captured"
     executor = ModelExecutor(decoder, backends, pool, tables, others, states)
     if options.compile:
-        if decoder.group is not None:
-            decoder.join(opaque_group(decoder.group))
+        if decoder.group is not None and not isinstance(decoder.group, OpaqueGroup):
+            decoder.join(OpaqueGroup(decoder.group))
         executor.compile()
     elif options.prepack:
         decoder.prepack(options.max_batch_requests)

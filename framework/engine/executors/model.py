@@ -61,7 +61,7 @@ class ModelExecutor:
         self.graphs_off = ""
         self.num_eager_steps = 0
         self._forward: Callable[..., Any] = decoder
-        self._attention: Attention = self._attend
+        self._attention: Attention = self.attend
         self._batches: Sequence[Batch] = ()  # a group each
         self._kv_of = {layer: at for at, layer in enumerate(decoder.config.attention_layers)}
         guarded = {id(own): GuardedBackend(own) for own in by_layer}
@@ -87,7 +87,7 @@ class ModelExecutor:
         Attention stays as it is, an opaque operation to the compiler. `decoder` itself stays eager: the dense check
         is not to depend on a compiler.
 
-        Of a model over several ranks, sums are opaque as well: see `framework.engine.opaque_group`.
+        Of a model over several ranks, sums are opaque as well: see `framework.engine.compiled`.
 
         Raises:
             ConfigError: one rank's part, which has not joined the others.
@@ -96,7 +96,7 @@ class ModelExecutor:
             raise ConfigError(
                 f"engine.compile=true cannot be with a model over {self.decoder.shard.size} ranks that are not joined"
             )
-        self._attention = opaque_attention(self._attend)
+        self._attention = opaque_attention(self)
         self._forward = compiled_forward(self.decoder)
 
     def summary(self) -> dict[str, Any]:
@@ -249,7 +249,7 @@ class ModelExecutor:
             hidden = self._forward(tokens, positions, self._attention, rotate)[rows]
         return hidden
 
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """One layer's attention over the batch that was planned last."""
         at = self._kv_of.get(layer)
         if at is None:

@@ -34,7 +34,7 @@ class _Owner:
 
 def test_the_opaque_operator_calls_its_owner_and_does_not_keep_it_alive() -> None:
     first, second = _Owner(), _Owner()
-    one, other = opaque_attention(first.attend), opaque_attention(second.attend)
+    one, other = opaque_attention(first), opaque_attention(second)
     q = torch.ones(2, 3, 4)
     assert torch.equal(one(3, q, q, q), q * 3)
     alive = weakref.ref(first)

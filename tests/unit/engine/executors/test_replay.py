@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from framework.engine.executors.costs import StepCosts, work_of
+from framework.engine.executors.base import work_of
+from framework.engine.executors.replay import StepCosts
 from framework.errors import ConfigError
 
 COSTS = {"step_s": 1.0, "row_s": 0.1, "token_s": 0.01, "context_s": 0.001, "pair_s": 0.0001}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.request import Status
-from framework.engine.text import RecordedEnd, StopTexts, TextStream, cut_at_stop, num_certain
+from framework.engine.streaming import RecordedEnd, StopTexts, TextStream, cut_at_stop, num_certain
 from framework.errors import InvalidArgument, RequestFailed
 from framework.llm import LLM, CacheOptions, EngineOptions
 from framework.model.tokenizer import ByteTokenizer
