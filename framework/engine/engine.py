@@ -131,10 +131,7 @@ class Engine:
     ) -> None:
         given = locals()
         for one in signature(Engine).parameters:
-            if one.annotation is not Executor:  # a protocol
-                convert(given[one.name], one.annotation, one.name)
-        if not callable(getattr(executor, "begin_step", None)):
-            raise InvalidArgument(f"executor must be an Executor, found {shown(executor)}")
+            convert(given[one.name], one.annotation, one.name)
         options, trial = options or EngineOptions(), trial or Trial()
         if options.max_batch_tokens < options.max_batch_requests:
             raise InvalidArgument(

@@ -31,7 +31,7 @@ from framework.types import BlockCopy
 T = TypeVar("T")
 
 
-class LeaderExecutor:
+class LeaderExecutor(Executor):
     """Passes every call on to `inner` and, with the next step, to the other ranks: one message a step.
 
     Tokens are drawn on rank 0 alone, which has the logits of the whole vocabulary. The clock is its own.
@@ -46,15 +46,12 @@ class LeaderExecutor:
         ranks.leader = self
 
     def begin_step(self, number: int) -> None:
-        """See Executor."""
         self.inner.begin_step(number)
 
     def restart_clock(self) -> None:
-        """See Executor."""
         self.inner.restart_clock()
 
     def summary(self) -> dict[str, Any]:
-        """See Executor."""
         return self.inner.summary()
 
     def reset(self) -> None:
@@ -68,7 +65,6 @@ class LeaderExecutor:
         self.inner.reset()
 
     def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
-        """See Executor."""
         self._calls.append((execute, ("set_table", row, start, ids.copy())))
         self.inner.set_table(row, start, ids)
 
@@ -81,17 +77,14 @@ class LeaderExecutor:
         raise Unsupported("several groups of KV are served on one rank; set engine.tensor_parallel_size=1")
 
     def clear_table(self, row: int) -> None:
-        """See Executor."""
         self._calls.append((execute, ("clear_table", row)))
         self.inner.clear_table(row)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """See Executor."""
         self._calls.append((execute, ("copy_blocks", list(copies))))
         self.inner.copy_blocks(copies)
 
     def fresh(self, ids: npt.NDArray[np.int32]) -> None:
-        """See Executor."""
         self._calls.append((execute, ("fresh", ids.copy())))
         self.inner.fresh(ids)
 
@@ -108,19 +101,15 @@ class LeaderExecutor:
             self.inner.forward(step, rows)
 
     def sample(self, at: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
-        """See Executor."""
         return self._drawn(lambda: self.inner.sample(at, streams, step, rows))
 
     def logprobs(self, at: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
-        """See Executor."""
         return self._drawn(lambda: self.inner.logprobs(at, tokens, k))
 
     def now(self) -> float:
-        """See Executor."""
         return self.inner.now()
 
     def wait_until(self, when: float) -> None:
-        """See Executor."""
         self.inner.wait_until(when)
 
     def _require_ranks(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from framework.types import BlockHash
 
@@ -33,43 +34,49 @@ class Copy:
     load: Any = None
 
 
-class Transfers(Protocol):
+class Transfers(ABC):
     """Carries out copies: a thread over real stores in a serve run, a model of the links in a replay.
 
     A load goes ahead of stores that wait, but never ahead of what writes or removes its own content. Everything else
     happens in the order of the calls, so that a tier's bytes follow its keys.
+
+    Attributes:
+        failure: the first thing that a store did wrong, with its tier; empty while none did. A block that is not there,
+            or damaged, is no failure of a store that says so.
+        num_pending: copies submitted and not yet returned by `finished`.
     """
 
-    @property
-    def failure(self) -> str:
-        """The first thing that a store did wrong, with its tier; empty while none did. A block that is not there, or
-        damaged, is no failure of a store that says so."""
+    failure = ""
+    num_pending = 0
 
+    @abstractmethod
     def submit(self, copies: Sequence[Copy]) -> None:
         """Begin these copies; those of one call are one operation of their links."""
 
+    @abstractmethod
     def remove(self, key: BlockHash, tier: int) -> None:
         """Once all that was submitted before has ended, the tier forgets this content."""
 
-    def release(self, copy: Copy) -> None:
+    def release(self, copy: Copy) -> None:  # noqa: B027
         """The pool's block that `copy` reads is about to be overwritten: read it before that happens."""
 
+    @abstractmethod
     def finished(self) -> Sequence[Copy]:
         """The copies that ended since the last call."""
 
     def discovered(self) -> Sequence[tuple[int, Sequence[BlockHash]]]:
         """(tier, contents) that somebody else may have stored there since the last call."""
+        return ()
 
-    @property
-    def num_pending(self) -> int:
-        """Copies submitted and not yet returned by `finished`."""
-
+    @abstractmethod
     def wait(self, until: float | None) -> None:
         """Let time pass until a copy has ended, at most to `until` on the run's clock."""
 
+    @abstractmethod
     def load_times(self, tiers: Sequence[int]) -> tuple[float, ...] | None:
         """Predicted seconds until blocks in these tiers, loaded in this order, are in the pool; None where unknown."""
 
+    @abstractmethod
     def close(self, *, drain: bool) -> None:
         """End. With `drain`, what was submitted is carried out first; else it is dropped. Idempotent."""
 
@@ -90,7 +97,7 @@ class Link:
     operation_s: float = 0.0
 
 
-class LinkTransfers:
+class LinkTransfers(Transfers):
     """Transfers that take the time of modelled links on a virtual clock, and move nothing.
 
     A block that is loaded while it is still being stored waits for that. A copy from one tier to the next occupies the
@@ -100,8 +107,6 @@ class LinkTransfers:
         links: of the tiers from 1 on.
         now, wait_until: the run's clock. Where it counts steps, links must take no time.
     """
-
-    failure = ""  # see Transfers: a model of a link does nothing wrong
 
     def __init__(
         self, links: Sequence[Link], block_bytes: int, now: Callable[[], float], wait_until: Callable[[float], None]
@@ -120,7 +125,6 @@ class LinkTransfers:
         return self._bytes / self._links[tier - 1].bytes_per_s
 
     def submit(self, copies: Sequence[Copy]) -> None:
-        """See Transfers: one operation of each link that they use."""
         begun = set[tuple[Way, int]]()
         for copy in copies:
             ends: tuple[tuple[Way, int], ...] = (("read", copy.source), ("write", copy.target))
@@ -137,13 +141,10 @@ class LinkTransfers:
                 self._stored_s[copy.target, copy.key] = start + each
             self._count += 1
             heapq.heappush(self._ends, (start + each, self._count, copy))
+            self.num_pending += 1
 
     def remove(self, key: BlockHash, tier: int) -> None:
-        """See Transfers: it takes no time."""
         self._stored_s.pop((tier, key), None)
-
-    def release(self, copy: Copy) -> None:
-        """See Transfers. There is no pool."""
 
     def finished(self) -> Sequence[Copy]:
         ended, now = list[Copy](), self._now()
@@ -152,18 +153,10 @@ class LinkTransfers:
             copy.ended_s = when
             self._stored_s.pop((copy.target, copy.key), None)
             ended.append(copy)
+        self.num_pending -= len(ended)
         return ended
 
-    def discovered(self) -> Sequence[tuple[int, Sequence[BlockHash]]]:
-        """See Transfers. There is nobody else."""
-        return ()
-
-    @property
-    def num_pending(self) -> int:
-        return len(self._ends)
-
     def wait(self, until: float | None) -> None:
-        """See Transfers: jump."""
         if self._ends:
             self._wait_until(self._ends[0][0] if until is None else min(self._ends[0][0], until))
 
@@ -181,3 +174,4 @@ class LinkTransfers:
 
     def close(self, *, drain: bool) -> None:
         self._ends.clear()
+        self.num_pending = 0

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from framework.errors import FrameworkError
 from framework.guard.boundary import OUTSIDE, shown
 from framework.guard.store import GuardedStore
-from framework.tiers.transfers import Copy
+from framework.tiers.transfers import Copy, Transfers
 from framework.types import BlockHash
 
 Bytes = npt.NDArray[np.uint8]
@@ -68,7 +68,7 @@ class _Job:
     placed: bool = False
 
 
-class WorkerTransfers:
+class WorkerTransfers(Transfers):
     """Carries out copies over real stores in one thread; the thread that steps the engine only asks.
 
     NOTE. One thread for all tiers: a store is called from one thread at a time, and the order of the calls is the order
@@ -78,9 +78,6 @@ class WorkerTransfers:
     Args:
         stores: opened, of the tiers from 1 on. A store that keeps keys only gets nothing, and finds nothing.
         now: the run's clock.
-
-    Attributes:
-        failure: see Transfers.
     """
 
     def __init__(self, pool: PoolBytes, stores: Sequence[GuardedStore], now: Callable[[], float]) -> None:
@@ -95,7 +92,6 @@ class WorkerTransfers:
         self._num_staged = self.num_pending = self._loads_in_a_row = 0
         self._read_s: list[float | None] = [None for _ in stores]
         self._closing = False
-        self.failure = ""
         self._listing = [store.lists for store in self._stores]
         self._seen: list[set[BlockHash]] = [set() for _ in stores]
         self._found: list[tuple[int, list[BlockHash]]] = []

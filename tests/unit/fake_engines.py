@@ -101,7 +101,7 @@ class FakeModel:
         return tokens[len(prompt) :]
 
 
-class FakeExecutor:
+class FakeExecutor(Executor):
     """Runs `model` over a pool of names, on a virtual clock of one second a step.
 
     Checks every step against the rules an engine must keep: new tokens follow the computed ones, no row comes twice,
@@ -128,24 +128,14 @@ class FakeExecutor:
         self._before = before_forward
         self._logits: list[DoubleArray] = []
 
-    def begin_step(self, number: int) -> None:
-        """See Executor."""
-
     def restart_clock(self) -> None:
-        """See Executor."""
         self.time = 0.0
 
     def reset(self) -> None:
-        """See Executor."""
         self.tables.clear()
         self._logits = []
 
-    def summary(self) -> dict[str, Any]:
-        """See Executor: nothing worth a line."""
-        return {}
-
     def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
-        """See Executor."""
         table = self.tables.setdefault(row, [])
         assert start <= len(table), f"row {row}: entries from {start} on leave a gap after {len(table)}"
         table[start:] = [int(block) for block in ids]
@@ -153,15 +143,10 @@ class FakeExecutor:
         known = table[null:]
         assert all(0 < block < len(self.pool) for block in known), f"row {row} names blocks outside the pool: {table}"
 
-    def set_further(self, group: int, row: int, ids: npt.NDArray[np.int32], kept: int) -> None:
-        """See Executor. It computes over the first group alone."""
-
     def clear_table(self, row: int) -> None:
-        """See Executor."""
         self.tables.pop(row)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """See Executor."""
         for copy in copies:
             self.pool[copy.destination] = self.pool[copy.source]
 
@@ -179,7 +164,6 @@ class FakeExecutor:
         self.time = max(self.time, when)
 
     def forward(self, step: Step, rows: Rows) -> None:
-        """See Executor."""
         if self._before is not None:
             self._before(step)
         self._check(step, rows)
@@ -249,7 +233,6 @@ class FakeExecutor:
         assert (rows.tokens[row, :end] == rows.tokens[writer, :end]).all(), f"rows {row} and {writer} differ in a block"
 
     def sample(self, at: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
-        """See Executor."""
         tokens, bad = np.zeros(len(at), dtype=np.int64), np.zeros(len(at), dtype=bool)
         for i, (which, stream) in enumerate(zip(at.tolist(), streams.tolist(), strict=True)):
             row, logits = int(step.rows[step.sampled[which]]), self._logits[which]
@@ -260,7 +243,6 @@ class FakeExecutor:
         return tokens, bad
 
     def logprobs(self, at: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
-        """See Executor."""
         all_logprobs = np.stack([log_softmax(self._logits[which]) for which in at])
         ids = np.argsort(-all_logprobs, axis=1, kind="stable")[:, :k]
         chosen = np.take_along_axis(all_logprobs, np.asarray(tokens)[:, None], axis=1)[:, 0]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,46 +58,56 @@ def work_of(num_new: IntArray, computed: IntArray) -> dict[str, int]:
     }
 
 
-class Executor(Protocol):
-    """Does a step's work. Tables and copies are sent to it as they change; it never sees the allocator."""
+class Executor(ABC):
+    """Does a step's work. Tables and copies are sent to it as they change; it never sees the allocator.
 
-    def begin_step(self, number: int) -> None:
+    What has a default is for executors with a pool, or with more to say.
+    """
+
+    def begin_step(self, number: int) -> None:  # noqa: B027
         """Step `number` begins, counted from 1; what is set, copied and computed from here on belongs to it."""
 
-    def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
+    def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:  # noqa: B027
         """From logical index `start` on, `row`'s block table is `ids`."""
 
-    def set_further(self, group: int, row: int, ids: npt.NDArray[np.int32], kept: int) -> None:
+    def set_further(self, group: int, row: int, ids: npt.NDArray[np.int32], kept: int) -> None:  # noqa: B027
         """`row`'s block table in a group of KV after the first is `ids`; from logical index `kept` on, blocks that it
         did not have before were just handed out."""
 
-    def clear_table(self, row: int) -> None:
+    def clear_table(self, row: int) -> None:  # noqa: B027
         """`row` holds no table any more, in any group."""
 
-    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:  # noqa: B027
         """Copy these blocks in every layer, in order, before any later write."""
 
-    def fresh(self, ids: npt.NDArray[np.int32]) -> None:
+    def fresh(self, ids: npt.NDArray[np.int32]) -> None:  # noqa: B027
         """These blocks were just handed out: what they hold is nobody's. A debugging executor poisons them."""
 
+    @abstractmethod
     def forward(self, step: Step, rows: Rows) -> None:
         """Compute the step's tokens and keep the logits of `step.sampled`."""
 
+    @abstractmethod
     def sample(self, at: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
         """Next tokens (K,), and which rows' logits were not finite (K,). `at` (K,) indexes `step.sampled`."""
 
+    @abstractmethod
     def logprobs(self, at: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
         """Log-probabilities (K,) of `tokens`, and the k likeliest: ids (K, k) and log-probabilities (K, k)."""
 
+    @abstractmethod
     def now(self) -> float:
         """The clock, seconds."""
 
+    @abstractmethod
     def wait_until(self, when: float) -> None:
         """Let the clock pass to `when`: sleep, or jump."""
 
+    @abstractmethod
     def restart_clock(self) -> None:
         """The clock starts again at 0: what came before is no part of a run."""
 
+    @abstractmethod
     def reset(self) -> None:
         """Forget all tables and all that belongs to requests, whatever an interrupted step left behind.
 
@@ -106,3 +117,4 @@ class Executor(Protocol):
 
     def summary(self) -> dict[str, Any]:
         """How steps were run, for a run's result; may be empty."""
+        return {}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from framework.engine.compiled import compiled_forward, opaque_attention
-from framework.engine.executors.base import BoolArray, FloatArray, Step
+from framework.engine.executors.base import BoolArray, Executor, FloatArray, Step
 from framework.engine.graphs import DecodeGraphs, Recorder
 from framework.engine.pool import KVPool
 from framework.engine.rows import IntArray, Rows
@@ -28,7 +28,7 @@ from framework.model.decoder import Attention, Decoder
 from framework.types import BlockCopy
 
 
-class ModelExecutor:
+class ModelExecutor(Executor):
     """Runs the decoder on packed tokens, with attention by `backend` over `pool`, on the wall clock.
 
     A step's integers go to the device in one copy, and only `sample` and `logprobs` wait for it: once each.
@@ -131,9 +131,6 @@ class ModelExecutor:
         """Sleep."""
         time.sleep(max(0.0, when - self.now()))
 
-    def begin_step(self, number: int) -> None:
-        """See Executor. Steps need no number here."""
-
     def reset(self) -> None:
         """See Executor. The pool keeps its bytes, which no table names any more."""
         for tables in (self.tables, *self._further):
@@ -142,11 +139,9 @@ class ModelExecutor:
         self._logits = torch.empty(0)
 
     def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
-        """See Executor."""
         self.tables.set(row, start, ids)
 
     def set_further(self, group: int, row: int, ids: npt.NDArray[np.int32], kept: int) -> None:
-        """See Executor."""
         tables = self._further[group - 1]
         new = ids[max(kept, tables.num_blocks(row)) :]
         if self.states is None:
@@ -156,24 +151,20 @@ class ModelExecutor:
         tables.set(row, 0, ids)
 
     def clear_table(self, row: int) -> None:
-        """See Executor."""
         self.tables.clear(row)
         for tables in self._further:
             tables.clear(row)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """See Executor."""
         self.pool.copy(self._layer_backends[0], copies)
         if self.states is not None:
             self.states.copy([(copy.source, copy.destination) for copy in copies if copy.group == 1])
 
     def fresh(self, ids: npt.NDArray[np.int32]) -> None:
-        """See Executor."""
         self.pool.freed(ids)
 
     @torch.inference_mode()
     def forward(self, step: Step, rows: Rows) -> None:
-        """See Executor."""
         ends = np.cumsum(step.num_new)
         row_of = np.repeat(step.rows, step.num_new)
         positions = np.arange(ends[-1]) + np.repeat(step.computed - (ends - step.num_new), step.num_new)
@@ -268,7 +259,6 @@ class ModelExecutor:
 
     @torch.inference_mode()
     def sample(self, at: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
-        """See Executor."""
         where = step.rows[step.sampled][at]
         logits = self._logits if len(at) == len(self._logits) and (np.diff(at) == 1).all() else None
         if logits is None:
@@ -288,7 +278,6 @@ class ModelExecutor:
 
     @torch.inference_mode()
     def logprobs(self, at: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
-        """See Executor."""
         index, chosen = self._drawing.upload(at, tokens)
         chosen, ids, values = sampler.logprobs(self._logits[index], chosen, k)
         # float64 holds float32 and token ids exactly: one copy brings all three.

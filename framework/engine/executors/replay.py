@@ -7,12 +7,10 @@ import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from framework.engine.executors.base import BoolArray, FloatArray, Step, work_of
+from framework.engine.executors.base import BoolArray, Executor, FloatArray, Step, work_of
 from framework.engine.rows import IntArray, Rows
 from framework.errors import ConfigError, Unsupported
 from framework.types import BlockCopy, TokenArray
@@ -78,7 +76,7 @@ class StepCosts:
         return cls(**costs)
 
 
-class ReplayExecutor:
+class ReplayExecutor(Executor):
     """Computes nothing. A virtual clock moves on by `step_time` a step and jumps to the next arrival when idle.
 
     Args:
@@ -107,7 +105,6 @@ class ReplayExecutor:
         self.copied_blocks = 0
 
     def begin_step(self, number: int) -> None:
-        """See Executor."""
         if self._step_clock:
             self._now = float(number)
 
@@ -121,32 +118,14 @@ class ReplayExecutor:
             self._now = max(self._now, when)
 
     def restart_clock(self) -> None:
-        """See Executor."""
         self._now = 0.0
 
     def reset(self) -> None:
         """See Executor. It holds no tables."""
         self._beam_calls.clear()
 
-    def summary(self) -> dict[str, Any]:
-        """See Executor: nothing was computed."""
-        return {}
-
-    def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
-        """See Executor. There is no pool."""
-
-    def set_further(self, group: int, row: int, ids: npt.NDArray[np.int32], kept: int) -> None:
-        """See Executor."""
-
-    def clear_table(self, row: int) -> None:
-        """See Executor."""
-
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """See Executor."""
         self.copied_blocks += len(copies)
-
-    def fresh(self, ids: npt.NDArray[np.int32]) -> None:
-        """See Executor."""
 
     def forward(self, step: Step, rows: Rows) -> None:
         """See Executor: only time passes."""
