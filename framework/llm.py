@@ -426,7 +426,7 @@ class LLM:
         `cached_blocks` and `used_blocks`, which sum to `num_blocks`; `kv_bytes`.
         """
         state = self.engine.state
-        served = state.metrics.summary(state) | self.executor.summary()
+        served = state.summary() | self.executor.summary()
         return served | state.holdings() | self.group_facts() | {"kv_bytes": self.kv_bytes}
 
     def group_facts(self) -> dict[str, Any]:

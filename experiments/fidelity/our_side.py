@@ -160,5 +160,5 @@ def run(
         engine.step()
         if seen is not None:
             seen(engine)
-    outcome.num_preemptions = engine.state.num_preemptions
+    outcome.num_preemptions = engine.metrics.num_preemptions
     return outcome

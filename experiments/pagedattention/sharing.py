@@ -51,14 +51,14 @@ def usage(lengths: Sequence[tuple[int, int]], width: int, *, beam: bool, allocat
         engine.step()
         block_steps += manager.stats().used_blocks
     engine.check()
-    assert not engine.state.num_preemptions, "the pool was full; schedules differ"
-    metrics, state = engine.metrics, engine.state
+    assert not engine.metrics.num_preemptions, "the pool was full; schedules differ"
+    metrics = engine.metrics
     return Usage(
         block_steps,
         metrics.num_steps,
         metrics.num_output_tokens,
-        state.num_forks,
-        state.num_copied_blocks,
+        metrics.num_forks,
+        metrics.num_copied_blocks,
     )
 
 

@@ -111,5 +111,5 @@ def saturated(prompts: Ints, outputs: Ints, limit: int, how: Reservation, pool_s
         steps += 1
     live, internal, reserved, external, cached, free = (sums / max(1, sums.sum())).tolist()
     assert cached == 0, "nothing is published by these allocators"
-    preemptions = engine.state.num_preemptions
+    preemptions = engine.metrics.num_preemptions
     return Saturated(live, internal, reserved, external, free, steps, engine.metrics.peak_rows, preemptions)

@@ -159,22 +159,22 @@ class Engine:
         stream = self._kv_events
         guarded = GuardedAllocator(allocator, longest) if stream is None else EventAllocator(allocator, longest, stream)
         rows = Rows(options.max_batch_requests, self.max_model_len)
-        metrics = Metrics(guarded.num_blocks, guarded.block_size)
+        metrics = Metrics(guarded, rows)
+        promises = Promises(guarded, rows, self._ledger, chunk_size if options.share_within_step else 0)
         state = EngineState(
-            guarded=guarded, executor=self.executor, rows=rows, metrics=metrics, log=self._log, ledger=self._ledger
-        )
+            guarded=guarded, executor=self.executor, rows=rows, metrics=metrics, promises=promises, log=self._log,
+            ledger=self._ledger,
+        )  # fmt: skip
         life = Lifecycle(state, eos, self._stop_watch)
         if self._ledger is not None:
             self._ledger.reset()
         if self._make_tiers is not None:
             state.tiers = self._make_tiers(state, life, stream)
         listen(state)
-        promises = state.promises = Promises(state, life, chunk_size) if options.share_within_step else None
         self.allocator, self.state, self.life, self.metrics = allocator, state, life, state.metrics
         self.scheduler = Scheduler(
             state,
             life,
-            promises,
             max_batch_tokens=options.max_batch_tokens,
             chunk_size=chunk_size,
             order=options.scheduling,
@@ -368,8 +368,7 @@ class Engine:
 
     def _flush(self, events: EventStream) -> None:
         """Send the step's cache events, unless what it promised is still to be computed."""
-        promises = self.state.promises
-        if promises is None or not promises.made:
+        if not self.state.promises.made:
             events.flush(float(self.state.step_number))
 
     def _step(self) -> None:
@@ -385,15 +384,16 @@ class Engine:
             self._fail_one(error)
         if self.preempt_every and state.step_number % self.preempt_every == 0:
             self._inject_preemption()
-        before = len(state.requests), state.num_preemptions
+        before = len(state.requests), state.metrics.num_preemptions
         step = self.scheduler.schedule()
         if step is None:
             # Where a request failed or was preempted just now, the next step finds room; nobody is stuck yet.
-            if before == (len(state.requests), state.num_preemptions):
+            if before == (len(state.requests), state.metrics.num_preemptions):
                 self._idle(state)
             return
         if self._log is not None:
-            self._log_step(self._log, step)
+            ids = [state.rows.sequence(int(row)).id for row in step.rows]
+            self._log("step", step=step.number, sequences=ids, new=step.num_new.tolist())
         scheduled = executor.now()
         state.tiers.flush()
         try:
@@ -406,7 +406,7 @@ class Engine:
         computed = executor.now()
         self._commit(step)
         try:
-            state.metrics.occupancy(step, state)
+            state.metrics.occupancy(step)
         except FrameworkError as error:
             self._fail_one(error)
         self._outputs.sample(step)
@@ -473,10 +473,6 @@ class Engine:
             if seq is not None:
                 self.life.fail(seq, error)
 
-    def _log_step(self, log: Log, step: Step) -> None:
-        ids = [self.state.rows.sequence(int(row)).id for row in step.rows]
-        log("step", step=step.number, sequences=ids, new=step.num_new.tolist())
-
     def _inject_preemption(self) -> None:
         """Preempt the newest row, unless its request is the only one running: that would never end."""
         rows = self.state.rows
@@ -486,8 +482,8 @@ class Engine:
 
     def _commit(self, step: Step) -> None:
         """Publish the blocks this step filled: Python is touched once a block, not once a token."""
-        rows, size, promises = self.state.rows, self.state.guarded.block_size, self.scheduler.promises
-        made = promises.made if promises is not None else None
+        rows, size, promises = self.state.rows, self.state.guarded.block_size, self.state.promises
+        made = promises.made
         now_computed = step.computed + step.num_new
         rows.computed[step.rows] = now_computed
         filled = now_computed // size > step.computed // size
@@ -502,7 +498,7 @@ class Engine:
                 self.life.commit(seq, count)
             except FrameworkError as error:
                 self.life.fail(seq, error)
-        if promises is not None and made:
+        if made:
             promises.keep()
         if self.limits.window is not None:
             self.life.unref_passed(step, self.limits.window)

@@ -95,11 +95,21 @@ class Lifecycle:
         seq.computed_before = int(self.state.rows.computed[row])
         self.state.rows.remove(seq)
         self.state.reserved_rows -= seq.forks_due
-        if self.state.promises is not None:
-            self.state.promises.withdraw(seq)
+        if seq in self.state.promises.made:
+            self.withdraw(seq)
         if not returning:
             self.state.tiers.ending(seq)
         self.free_table(seq, None if self.state.foresee is None else self.state.foresee(seq, returning))
+
+    def withdraw(self, seq: Sequence) -> None:
+        """What `seq` promised is not computed: preempt whoever relies on it."""
+        relying = self.state.promises.withdraw(seq)
+        for other in list(self.state.rows.sequences):
+            if other is not None and other is not seq and other.row >= 0 and (relying is None or other.id in relying):
+                self.preempt(other)
+        for other in self.state.tiers.holding():
+            if other is not seq and (relying is None or other.id in relying):
+                self.state.tiers.drop(other, returning=True)
 
     def free_table(self, seq: Sequence, next_use: list[float] | None = None) -> None:
         """Free the table of `seq`. A plugin that fails here fails the request in the end, not whoever asked for it."""
@@ -121,7 +131,7 @@ class Lifecycle:
         for member in list(group.live) if group else [seq]:
             if member.row >= 0:
                 self.release(member, returning=True)
-                self.state.num_preemptions += 1
+                self.state.metrics.num_preemptions += 1
                 member.request.num_preemptions += 1
                 self.state.note("preempt", member)
                 self.state.waiting.push(member)
@@ -154,7 +164,7 @@ class Lifecycle:
         except FrameworkError as error:
             self.fail(parent, error)
             return False
-        self.state.num_forks += 1
+        self.state.metrics.num_forks += 1
         child.committed = parent.committed
         if parent.row >= 0:
             self.state.rows.touch[parent.row] = True
@@ -164,7 +174,7 @@ class Lifecycle:
     def _copy(self, change: TableChange) -> None:
         if change.copies:
             self.state.executor.copy_blocks(change.copies)
-            self.state.num_copied_blocks += len(change.copies)
+            self.state.metrics.num_copied_blocks += len(change.copies)
 
     def commit(self, seq: Sequence, num_tokens: int) -> None:
         """Tell the allocator that the first `num_tokens` of `seq`, which has a row, have their KV."""
@@ -176,16 +186,13 @@ class Lifecycle:
         change = self.state.guarded.commit(seq.id, self.state.rows.known[row, :num_tokens])
         seq.committed = num_tokens
         self.state.tiers.committed(seq, before, num_tokens)
-        if change.start * self.state.guarded.block_size < self.state.rows.room[row]:
-            self._update_table(seq, change.start)
+        size, start = self.state.guarded.block_size, change.start
+        if start * size < self.state.rows.room[row]:
+            table = self.state.guarded.table(seq.id, start=start)
+            self.state.executor.set_table(row, start, table[start:])
+            self.state.rows.room[row] = len(table) * size
         if self.state.guarded.num_groups > 1:
             self._set_further(seq)
-
-    def _update_table(self, seq: Sequence, start: int) -> None:
-        size = self.state.guarded.block_size
-        table = self.state.guarded.table(seq.id, start=start)
-        self.state.executor.set_table(seq.row, start, table[start:])
-        self.state.rows.room[seq.row] = len(table) * size
 
     def _set_further(self, seq: Sequence) -> None:
         """Hand the executor the tables of the groups of KV after the first; those may have less room."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from framework.engine.below import Below
-from framework.engine.executors.base import Executor, Step, work_of
+from framework.engine.executors.base import Step, work_of
 from framework.engine.request import Request, Status
 from framework.engine.rows import Rows
 from framework.errors import PluginError
@@ -17,20 +16,7 @@ from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import AllocatorStats
 
 _sum = np.add.reduce  # what ndarray.sum() calls, at a third of its cost for the few rows of a step
-_KINDS = ("live", "internal", "reserved", "external", "cached_idle", "free")
-
-
-class Measured(Protocol):
-    """What is read of an engine's state."""
-
-    guarded: GuardedAllocator
-    executor: Executor
-    rows: Rows
-    tiers: Below
-    waiting: Any
-    num_preemptions: int
-    num_forks: int
-    num_copied_blocks: int
+KINDS = ("live", "internal", "reserved", "external", "cached_idle", "free")
 
 
 class Metrics:
@@ -41,17 +27,21 @@ class Metrics:
     in no run a request could get; *cached idle*: findable, used by nobody; *free*. They sum to the pool. Utilisation is
     live / (live + internal + reserved), weighted by time; weighted by steps it is the same in every run of one
     command. Times are seconds on the engine's clock.
+
+    Attributes:
+        slots: of each of `KINDS`, after the last step's writes.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.num_blocks, self.block_size = num_blocks, block_size
+    def __init__(self, guarded: GuardedAllocator, rows: Rows) -> None:
+        self._guarded, self._rows = guarded, rows
+        self.num_preemptions = self.num_forks = self.num_copied_blocks = 0
         self.num_steps = self.num_scheduled_tokens = self.num_output_tokens = self.num_decode_tokens = 0
         self.schedule_s = self.forward_s = self.sample_s = self.step_s = 0.0
         self._last: tuple[Step, float] | None = None
         # Of each kind. Lists: for so few, NumPy's overhead a call is more than the work.
-        self._slots = [0] * len(_KINDS)
-        self._slot_seconds = [0.0] * len(_KINDS)
-        self._slot_steps = [0] * len(_KINDS)
+        self.slots = [0] * len(KINDS)
+        self._slot_seconds = [0.0] * len(KINDS)
+        self._slot_steps = [0] * len(KINDS)
         self.peak_used_blocks = 0
         self.peak_rows = 0
         self.statuses: Counter[str] = Counter()
@@ -84,8 +74,8 @@ class Metrics:
             length, cached = len(request.prompt), request.num_cached_tokens
             self.prompt_tokens += length
             self.hit_tokens += cached
-            self.prompt_blocks += -(-length // self.block_size)
-            self.hit_blocks += cached // self.block_size
+            self.prompt_blocks += -(-length // self._guarded.block_size)
+            self.hit_blocks += cached // self._guarded.block_size
             self.request_hit_rates.append(cached / length)
         if request.status is not Status.FINISHED:
             return
@@ -106,9 +96,9 @@ class Metrics:
         )
         return _ratio(met, self.last_end_s - (self.first_arrival_s or 0.0))
 
-    def occupancy(self, step: Step, state: Measured) -> None:
+    def occupancy(self, step: Step) -> None:
         """Take the slots' split, after this step's writes."""
-        rows, size, stats = state.rows, self.block_size, state.guarded.stats()
+        rows, size, stats = self._rows, self._guarded.block_size, self._guarded.stats()
         active = rows.active()
         computed = rows.computed[active]
         unwritten_each = rows.room[active] - computed
@@ -118,7 +108,7 @@ class Metrics:
         live = max(0, used - unwritten)
         external = stats.external_blocks * size
         free = stats.free_blocks * size - external
-        self._slots = [live, internal, unwritten - internal, external, stats.cached_blocks * size, free]
+        self.slots = [live, internal, unwritten - internal, external, stats.cached_blocks * size, free]
         self.peak_used_blocks = max(self.peak_used_blocks, stats.used_blocks)
         self.peak_rows = max(self.peak_rows, len(active))
         decodes_only = step.num_decodes == len(step.rows)
@@ -133,55 +123,35 @@ class Metrics:
         self.sample_s += end - computed
         self.step_s += end - start
         self._last = step, end - start
-        seconds, slots = end - start, self._slots
+        seconds, slots = end - start, self.slots
         self._slot_seconds = [total + count * seconds for total, count in zip(self._slot_seconds, slots, strict=True)]
         self._slot_steps = [total + count for total, count in zip(self._slot_steps, slots, strict=True)]
 
-    @property
-    def slots(self) -> npt.NDArray[np.int64]:
-        """(6,) slots after the last step's writes: live, internal, reserved, external, cached idle, free."""
-        return np.array(self._slots, dtype=np.int64)
-
-    def step_row(self, state: Measured) -> dict[str, Any]:
-        """One line for a run's metrics file: the last step's seconds and work, and the state after it. Shares of 0
+    def step_row(self) -> dict[str, Any]:
+        """Of a line for a run's metrics file: the last step's seconds and work, and the state after it. Shares of 0
         reserved slots are None."""
-        live, internal, reserved, external, cached, free = self._slots
-        used, pool = live + internal + reserved, self.num_blocks * self.block_size
         timed: dict[str, Any] = {}
         if self._last is not None:
             step, seconds = self._last
             timed = {"step_s": seconds, **work_of(step.num_new, step.computed)}
+        shares = _shares(self.slots)
+        del shares["pool_used"]
         return {
-            "time_s": state.executor.now(),
             **timed,
-            "running": state.rows.num_active,
-            "waiting": len(state.waiting),
+            "running": self._rows.num_active,
             "output_tokens": self.num_output_tokens,
-            "preemptions": state.num_preemptions,
-            "live_slots": live,
-            "internal_slots": internal,
-            "reserved_slots": reserved,
-            "external_slots": external,
-            "cached_idle_slots": cached,
-            "free_slots": free,
-            "utilisation": _ratio(live, used),
-            "waste_internal": _ratio(internal, used),
-            "waste_reserved": _ratio(reserved, used),
-            "waste_external": _ratio(external, pool),
-            "cached_idle": _ratio(cached, pool),
-            **state.tiers.step_row(),
+            "preemptions": self.num_preemptions,
+            **{f"{kind}_slots": count for kind, count in zip(KINDS, self.slots, strict=True)},
+            **shares,
         }
 
-    def _final_stats(self, state: Measured) -> AllocatorStats | None:
+    def summary(self) -> dict[str, Any]:
+        """The run's result, flat. What has no denominator, or the allocator failed to count, is None."""
+        stats: AllocatorStats | None = None
         try:
-            return state.guarded.final_stats()
+            stats = self._guarded.final_stats()
         except PluginError as error:
             self.first_failure = self.first_failure or str(error)
-            return None
-
-    def summary(self, state: Measured) -> dict[str, Any]:
-        """The run's result, flat. What has no denominator, or the allocator failed to count, is None."""
-        stats = self._final_stats(state)
         wall = self.last_end_s - (self.first_arrival_s or 0.0)
         result: dict[str, Any] = {
             "num_requests": self.num_submitted,
@@ -201,22 +171,21 @@ class Metrics:
             "hit_rate": _ratio(self.hit_tokens, self.prompt_tokens),
             "hit_rate_blocks": _ratio(self.hit_blocks, self.prompt_blocks),
             "hit_rate_request_mean": float(np.mean(self.request_hit_rates)) if self.request_hit_rates else None,
-            **_shares(np.array(self._slot_seconds)),
-            **{f"{name}_by_step": share for name, share in _shares(np.array(self._slot_steps)).items()},
+            **_shares(self._slot_seconds),
+            **{f"{name}_by_step": share for name, share in _shares(self._slot_steps).items()},
             "peak_used_blocks": self.peak_used_blocks,
             "peak_running": self.peak_rows,
-            "num_forks": state.num_forks,
-            "num_copied_blocks": state.num_copied_blocks,
+            "num_forks": self.num_forks,
+            "num_copied_blocks": self.num_copied_blocks,
             "num_evictions": stats and stats.evictions,
             "num_collisions": stats and stats.collisions,
-            "num_preemptions": state.num_preemptions,
+            "num_preemptions": self.num_preemptions,
             "num_steps": self.num_steps,
             "schedule_s": self.schedule_s,
             "forward_s": self.forward_s,
             "sample_s": self.sample_s,
             "engine_overhead": _ratio(self.step_s - self.forward_s, self.step_s),
         }
-        result.update(state.tiers.summary())
         if self.first_failure:
             result["first_failure"] = self.first_failure
         tpot_s = [tpot for tpot in self.request_tpot_s if tpot is not None]
@@ -226,10 +195,10 @@ class Metrics:
         return result
 
 
-def _shares(slots: npt.NDArray[Any]) -> dict[str, float | None]:
+def _shares(slots: Sequence[float]) -> dict[str, float | None]:
     """What the slots of each kind, summed over time or steps, are of those reserved or of the pool."""
-    live, internal, reserved, external, cached, _ = slots.tolist()
-    used, pool = live + internal + reserved, slots.sum().item()
+    live, internal, reserved, external, cached, _ = slots
+    used, pool = live + internal + reserved, sum(slots)
     return {
         "utilisation": _ratio(live, used),
         "waste_internal": _ratio(internal, used),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from framework.engine.executors.base import BoolArray, Step
@@ -52,25 +54,25 @@ class Outputs:
         if len(at):
             tokens, bad = self.state.executor.sample(at, streams, step, rows)
             self._append(where[at], at, streams, tokens, bad)
-        for group, entries in self.beams.by_group(beams):
+        for group, places in beams.items():
             try:
-                self.beams.step(group, entries)
+                self.beams.step(group, places)
             except FrameworkError:
                 raise
             except Exception as error:
-                self.life.fail(entries[0][1], error)
+                self.life.fail(group.live[0], error)
 
-    def _expand(self, where: IntArray) -> tuple[IntArray, IntArray, list[tuple[int, Sequence]]]:
-        """Index into the sampled rows, and stream, of each token to draw; beam rows apart."""
+    def _expand(self, where: IntArray) -> tuple[IntArray, IntArray, dict[BeamGroup, dict[Sequence, int]]]:
+        """Index into the sampled rows, and stream, of each token to draw; apart, the index of each beam, by group."""
         at: list[int] = []
         streams: list[int] = []
-        beams: list[tuple[int, Sequence]] = []
+        beams: dict[BeamGroup, dict[Sequence, int]] = {}
         for i, row in enumerate(where):
             seq = self.state.rows.sequences[int(row)]
             if seq is None:
                 continue
             if seq.request.group is not None:
-                beams.append((i, seq))
+                beams.setdefault(seq.request.group, {})[seq] = i
                 continue
             # The parent's own token comes last: it may end it, and the others fork from it.
             for k in (*range(1, 1 + seq.forks_due), 0):
@@ -174,19 +176,12 @@ class BeamSearch:
     def __init__(self, state: EngineState, life: Lifecycle, candidates: dict[int, list[Candidates]] | None) -> None:
         self.state, self.life, self._candidates = state, life, candidates
 
-    def by_group(self, beams: list[tuple[int, Sequence]]) -> list[tuple[BeamGroup, list[tuple[int, Sequence]]]]:
-        groups: dict[int, tuple[BeamGroup, list[tuple[int, Sequence]]]] = {}
-        for at, seq in beams:
-            if seq.request.group is not None:
-                groups.setdefault(id(seq.request.group), (seq.request.group, []))[1].append((at, seq))
-        return list(groups.values())
-
-    def step(self, group: BeamGroup, entries: list[tuple[int, Sequence]]) -> None:
-        request, now = entries[0][1].request, self.state.executor.now()
+    def step(self, group: BeamGroup, places: Mapping[Sequence, int]) -> None:
+        """Move `group` on; `places` has the index of each live beam among the sampled rows."""
+        request, now = group.live[0].request, self.state.executor.now()
         if request.status.ended:
             return
-        at = {seq: i for i, seq in entries}
-        index = np.array([at[seq] for seq in group.live], dtype=np.int64)
+        index = np.array([places[seq] for seq in group.live], dtype=np.int64)
         k = group.num_candidates
         _, ids, values = self.state.executor.logprobs(index, np.zeros(len(index), dtype=np.int64), k)
         found = ids.tolist(), values.tolist()

@@ -188,6 +188,12 @@ class Sequence:
         return self._info
 
     @property
+    def is_among_beams(self) -> bool:
+        """Whether it is one of several live beams, which take their steps together."""
+        group = self.request.group
+        return group is not None and len(group.live) > 1
+
+    @property
     def generated(self) -> list[int]:
         """Generated tokens, valid while it has no row."""
         tokens: list[int] = self.tokens[len(self.request.prompt) :].tolist()

@@ -8,7 +8,6 @@ import numpy as np
 
 from framework.engine.executors.base import Step
 from framework.engine.lifecycle import Lifecycle
-from framework.engine.promises import Promises
 from framework.engine.request import Sequence
 from framework.engine.rows import IntArray
 from framework.engine.state import EngineState
@@ -34,7 +33,6 @@ class Scheduler:
     shares it. Source: vLLM 0.33.0, vllm/v1/core/sched/scheduler.py, Scheduler.schedule, with policy=fcfs.
 
     Args:
-        promises: None where rows of one step share no blocks.
         max_batch_tokens: tokens computed a step.
         chunk_size: most prompt tokens of one row a step.
     """
@@ -43,22 +41,22 @@ class Scheduler:
         self,
         state: EngineState,
         life: Lifecycle,
-        promises: Promises | None,
         *,
         max_batch_tokens: int,
         chunk_size: int,
         order: Scheduling = "admit_first",
     ) -> None:
-        self.state, self.life, self.promises = state, life, promises
+        self.state, self.life, self.promises = state, life, state.promises
         self.max_batch_tokens, self.chunk_size = max_batch_tokens, chunk_size
         self.running_first = order == "running_first"
-        self._ends_steps = state.guarded.ends_steps
+        self._ends_steps, self._block_size = state.guarded.ends_steps, state.guarded.block_size
 
     def schedule(self) -> Step | None:
         """Admit, choose each row's new tokens and make room for them. None if there is nothing to compute."""
         promises = self.promises
-        if promises is not None and promises.made:
-            promises.withdraw_all()
+        if promises.made:  # the last step did not finish: nothing that it promised was computed
+            for seq in list(promises.made):
+                self.life.withdraw(seq)
         self.state.tiers.poll()
         decodes_only = False
         if self.running_first:
@@ -68,8 +66,8 @@ class Scheduler:
             self.admit(self.max_batch_tokens)
             num_new, decodes_only = self._plan()
             num_new = self._make_room(num_new)
-        if promises is not None and (self.running_first or promises.planned or promises.made):
-            promises.require(num_new)
+        if promises.planned or promises.made:
+            self._require_promised(num_new)
         return self._step(num_new, decodes_only)
 
     def admit(self, budget: int, num_new: IntArray | None = None) -> None:
@@ -85,8 +83,8 @@ class Scheduler:
         if num_new is None:
             budget = self._left_by_rows(budget)
         while budget > 0:
-            if promises is not None and promises.planned and waiting:
-                promises.make()
+            if promises.planned and waiting:
+                self._promise_planned()
             seq = waiting.peek()
             if seq is None:
                 return
@@ -112,7 +110,7 @@ class Scheduler:
                 if (
                     num_new is not None
                 ):  # a beam among others waits with its last token: the next step computes those together
-                    count = min(count - self._is_among_beams(seq), budget, self.chunk_size)
+                    count = min(count - seq.is_among_beams, budget, self.chunk_size)
                     if self._ends_steps and count:
                         end = hit.num_tokens + count
                         count = state.guarded.step_end(seq.info, hit.num_tokens, end, hit) - hit.num_tokens
@@ -130,8 +128,7 @@ class Scheduler:
             waiting.pop()
             self.life.admitted(seq, hit.num_tokens)
             if num_new is None:
-                if promises is not None:
-                    promises.plan(seq)
+                promises.plan(seq)
             else:
                 if count:
                     self._make_room_for(seq, count)
@@ -147,14 +144,32 @@ class Scheduler:
         need = rows.length[active] - rows.computed[active]
         total = int(_sum(need))
         budget -= total
-        if promises is not None and budget > 0 and total > len(active):  # each row needs at least one token
+        if budget > 0 and total > len(active):  # each row needs at least one token
             for row in active[need > 1].tolist():
                 promises.plan(rows.sequence(row))
         return budget
 
-    def _is_among_beams(self, seq: Sequence) -> bool:
-        group = seq.request.group
-        return group is not None and len(group.live) > 1
+    def _promise_planned(self) -> None:
+        """A sequence is about to be looked up: promise what was planned since."""
+        rows, promises = self.state.rows, self.promises
+        planned, promises.planned = promises.planned, []
+        for seq in planned:
+            if seq.row >= 0:
+                self._promise(seq, min(int(rows.length[seq.row]), int(rows.computed[seq.row]) + self.chunk_size))
+
+    def _promise(self, seq: Sequence, end: int) -> None:
+        try:
+            self.promises.make(seq, end)
+        except FrameworkError as error:
+            self.life.fail(seq, error)
+
+    def _require_promised(self, num_new: IntArray) -> None:
+        """Withdraw what rows promised and, as planned, do not compute; who is preempted for it gets no new tokens."""
+        self.promises.planned = []
+        for seq, end in list(self.promises.made.items()):
+            if seq.row >= 0 and self.state.rows.computed[seq.row] + num_new[seq.row] < end:
+                self.life.withdraw(seq)
+                self._drop_empty(num_new)
 
     def _place_ready(self) -> None:
         """Give rows to sequences whose blocks have all been loaded, while there are any."""
@@ -172,9 +187,9 @@ class Scheduler:
         """New tokens for each row, (max_rows,), and their blocks: running_first."""
         state, rows = self.state, self.state.rows
         num_new = np.zeros(rows.max_rows, dtype=np.int64)
-        preempted = state.num_preemptions
+        preempted = state.metrics.num_preemptions
         budget = self._continue(num_new)
-        if state.num_preemptions == preempted:
+        if state.metrics.num_preemptions == preempted:
             self.admit(budget, num_new)
             if not num_new.any():  # beams that came back and found all but their last tokens cached
                 self._continue(num_new)
@@ -211,12 +226,14 @@ class Scheduler:
 
     def _make_room_for(self, seq: Sequence, count: int) -> None:
         """Blocks for the next `count` tokens of `seq`, which has a row, and the promise of what they fill."""
-        rows, row = self.state.rows, seq.row
-        end = int(rows.computed[row]) + count
+        rows, row, size = self.state.rows, seq.row, self._block_size
+        start = int(rows.computed[row])
+        end = start + count
         if end > rows.room[row] or rows.touch[row]:
             self._extend(seq, end)
-        if self.promises is not None and seq.row == row:
-            self.promises.make_at_once(seq, end)
+        fills = end // size > start // size
+        if fills and self.promises.chunk_size and seq.row == row and not seq.is_among_beams:
+            self._promise(seq, end)
 
     def _step(self, num_new: IntArray, decodes_only: bool) -> Step | None:
         """The step that computes so many new tokens of each row; None if there are none.
@@ -256,9 +273,8 @@ class Scheduler:
             return num_new, True
         budget = self.max_batch_tokens - num_decodes
         prompts = (need > 1).nonzero()[0].tolist()
-        promises = self.promises
-        if promises is not None and promises.made:
-            made = promises.made
+        made = self.promises.made
+        if made:
             prompts.sort(key=lambda i: rows.sequence(int(active[i])) not in made)
         for i in prompts:
             if budget <= 0:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from framework.engine.below import Below
 from framework.engine.executors.base import Executor
 from framework.engine.metrics import Metrics
+from framework.engine.promises import Promises
 from framework.engine.request import BeamGroup, Request, Sequence
 from framework.engine.rows import Rows
 from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import CacheEvent
+from framework.misses.ledger import Ledger
 from framework.types import PolicyTime, RequestId
-
-if TYPE_CHECKING:
-    from framework.misses.ledger import Ledger
 
 Log = Callable[..., Any]
 """(event, **facts): receives scheduling and cache events."""
@@ -34,15 +33,6 @@ def write_log_header(log: Log | None) -> None:
     """The first line of an event log: its version."""
     if log is not None:
         log("log", version=LOG_VERSION)
-
-
-class StepPromises(Protocol):
-    """What rows of this step promised; see `engine.promises`."""
-
-    made: dict[Sequence, int]
-
-    def withdraw(self, seq: Sequence) -> None:
-        """What `seq` promised is not computed."""
 
 
 class WaitingQueue:
@@ -87,7 +77,7 @@ class EngineState:
         requests: that have not ended, by number.
         arrivals: a heap of (arrival, number, request) that are not due yet.
         groups: of beam searches that have arrived.
-        promises: blocks that rows of this step share before they are computed; None where that is off.
+        promises: blocks that rows of this step share before they are computed.
         tiers: what lies below the pool.
         listeners: of the tiers, which hear the allocator's events.
         reserved_rows: kept free for samples that will be forked off.
@@ -100,11 +90,11 @@ class EngineState:
     executor: Executor
     rows: Rows
     metrics: Metrics
+    promises: Promises
     log: Log | None = None
     ledger: Ledger | None = None
     foresee: Foresee | None = None
     on_end: Callable[[Request], object] | None = None
-    promises: StepPromises | None = None
     tiers: Below = field(default_factory=Below)
     listeners: list[Callable[[CacheEvent], object]] = field(default_factory=list)
     requests: dict[int, Request] = field(default_factory=dict)
@@ -115,14 +105,20 @@ class EngineState:
     step_number: int = 0
     now: PolicyTime = 0.0
     last_id: int = 0
-    num_preemptions: int = 0
-    num_forks: int = 0
-    num_copied_blocks: int = 0
 
     def take_id(self) -> RequestId:
         """A sequence id nobody had before."""
         self.last_id += 1
         return RequestId(self.last_id)
+
+    def summary(self) -> dict[str, Any]:
+        """What was counted so far, as a run's result has it."""
+        return self.metrics.summary() | self.tiers.summary()
+
+    def step_row(self) -> dict[str, Any]:
+        """One line for a run's metrics file."""
+        now = {"time_s": self.executor.now(), "waiting": len(self.waiting)}
+        return now | self.metrics.step_row() | self.tiers.step_row()
 
     def holdings(self) -> dict[str, Any]:
         """Requests and blocks by what is done with them now."""

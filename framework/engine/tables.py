@@ -7,9 +7,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from framework.engine.rows import IntArray
 from framework.errors import InvalidArgument
-
-IntArray = npt.NDArray[np.int64]
 
 
 class BlockTables:

@@ -92,7 +92,7 @@ def full_replay(session: Session) -> dict[str, Any]:
         )
 
     def outcome(complete: bool) -> dict[str, Any]:
-        summary = engine.metrics.summary(engine.state)
+        summary = engine.state.summary()
         summary["goodput_requests_per_s"] = engine.metrics.goodput(options.slo_ttft_s, options.slo_tpot_s)
         summary = in_steps(summary) if unit == "steps" else summary
         for measured_by_the_wall in ("schedule_s", "sample_s", "engine_overhead"):
@@ -145,7 +145,7 @@ def _replay_again(config: Config) -> float | None:
     source = open_source(config, Trial(seed=config.seed, faults=config.faults))
     for _ in feed(source.engine, source.items):
         pass
-    hit_rate: float | None = source.engine.metrics.summary(source.engine.state)["hit_rate"]
+    hit_rate: float | None = source.engine.state.summary()["hit_rate"]
     return hit_rate
 
 

@@ -229,7 +229,7 @@ def summarise(llm: LLM, config: Config) -> dict[str, Any]:
     )
     size = llm.tensor_parallel_size
     result.update(tensor_parallel_size=size, kv_bytes=llm.kv_bytes, kv_bytes_per_rank=llm.kv_bytes // size)
-    result.update(llm.engine.metrics.summary(llm.engine.state))
+    result.update(llm.engine.state.summary())
     if config.tiers:
         result.update(names_of(config, ("tiering",)))
     result.update(llm.executor.summary(), warm_up_s=llm.warm_up_s, **llm.group_facts())

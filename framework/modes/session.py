@@ -173,7 +173,7 @@ class Session:
         """The engine's last step, its times as `named`; of a long run every 100th from the 10,000th on."""
         step = engine.state.step_number
         if step < 10_000 or step % 100 == 0:
-            self.log(step, named(engine.metrics.step_row(engine.state)))
+            self.log(step, named(engine.state.step_row()))
 
     def explained_by(self, ledger: Ledger, num_blocks: int) -> dict[str, int]:
         """The ledger's account, against LRU and the optimum of `num_blocks`: `explained`, and what the result says."""

@@ -18,8 +18,6 @@ class Copy:
     Attributes:
         block: the pool's block that is read or written; 0 where the pool has no part in it.
         failed: why the bytes did not arrive; empty while they may.
-        waited: whether a request waits for it: a load.
-        begun_s, ended_s: on the run's clock, when it was asked for and when it was found to have ended.
         load: what waits for it; belongs to who submitted it.
     """
 
@@ -28,9 +26,6 @@ class Copy:
     target: int
     block: int = 0
     failed: str = ""
-    waited: bool = False
-    begun_s: float = 0.0
-    ended_s: float = 0.0
     load: Any = None
 
 
@@ -149,8 +144,7 @@ class LinkTransfers(Transfers):
     def finished(self) -> Sequence[Copy]:
         ended, now = list[Copy](), self._now()
         while self._ends and self._ends[0][0] <= now:
-            when, _, copy = heapq.heappop(self._ends)
-            copy.ended_s = when
+            _, _, copy = heapq.heappop(self._ends)
             self._stored_s.pop((copy.target, copy.key), None)
             ended.append(copy)
         self.num_pending -= len(ended)

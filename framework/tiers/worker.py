@@ -145,9 +145,6 @@ class WorkerTransfers(Transfers):
             ended = list(self._ended)
             self._ended.clear()
             self.num_pending -= len(ended)
-        now = self._now()
-        for copy in ended:
-            copy.ended_s = now
         return ended
 
     def wait(self, until: float | None) -> None:

@@ -107,7 +107,7 @@ def differences(served: Served, count: int | None = None, **point: Any) -> str:
     dense = check_dense(served.model, requests, len(requests), device="cpu")
     if dense["dense_mismatches"] or dense["dense_checked"] != len(requests):
         wrong.append(f"against the dense model: {dense}")
-    if point["preempt_every"] and not llm.engine.state.num_preemptions:
+    if point["preempt_every"] and not llm.engine.metrics.num_preemptions:
         wrong.append("nothing was preempted")
     return f"{point}: {wrong}" if wrong else ""
 

@@ -84,14 +84,14 @@ def run_case(allocator: Any, case: dict[str, Any]) -> None:
         if not engine.num_unfinished:
             break
         before, tokens, clock = engine.num_unfinished, engine.executor.num_tokens, engine.executor.now()
-        preempted = engine.state.num_preemptions
+        preempted = engine.metrics.num_preemptions
         engine.step()
         engine.allocator.check()
         counts_add_up(engine, requests)
         spent = engine.executor.num_tokens - tokens
         assert spent <= case["max_batch_tokens"], f"{spent} tokens in one step of {case['max_batch_tokens']}"
         moved = engine.num_unfinished < before or engine.executor.num_tokens > tokens or engine.executor.now() > clock
-        assert moved or engine.state.num_preemptions > preempted, f"step {step} did nothing: {describe(engine)}"
+        assert moved or engine.metrics.num_preemptions > preempted, f"step {step} did nothing: {describe(engine)}"
         if case["force"] % 3 == 0 and shuffle.random() < 0.1:
             preempt_someone(engine, shuffle)
     assert not engine.num_unfinished, f"no end after {bound} steps: {describe(engine)}"
@@ -112,8 +112,8 @@ def counts_add_up(engine: Engine, requests: list[Request]) -> None:
     assert due <= state.rows.num_free, f"{due} forks due, {state.rows.num_free} rows free"
     pool = engine.allocator.num_blocks * engine.allocator.block_size
     if metrics.num_steps:
-        assert int(metrics.slots.sum()) == pool, f"slots {metrics.slots} do not sum to {pool}"
-        assert (metrics.slots >= 0).all(), f"negative slots: {metrics.slots}"
+        assert sum(metrics.slots) == pool, f"slots {metrics.slots} do not sum to {pool}"
+        assert min(metrics.slots) >= 0, f"negative slots: {metrics.slots}"
     for request in requests:
         assert request.num_cached_tokens < max(1, len(request.prompt)), f"request {request.number} hit all its prompt"
 

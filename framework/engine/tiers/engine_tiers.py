@@ -239,7 +239,7 @@ class EngineTiers(Below):
         copies: list[Copy | None] = []
         within: list[PoolCopy] = []
         for key, place, block in zip(part.keys, part.places, blocks, strict=True):
-            copy = Copy(key, place, 0, block, waited=True, begun_s=executor.now()) if place else None
+            copy = Copy(key, place, 0, block) if place else None
             if not place:
                 source = part.at.pool.get(key)
                 if source is None:  # evicted for this very table

@@ -160,7 +160,7 @@ class Placement:
     def copy(self, key: BlockHash, source: int, target: int) -> None:
         """See Moves."""
         block = 0 if source else self.pool[key]
-        copy = Copy(key, source, target, block, begun_s=self._state.executor.now())
+        copy = Copy(key, source, target, block)
         if block:
             self.reading.setdefault(block, []).append(copy)
         self.transfers.submit((copy,))

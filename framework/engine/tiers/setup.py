@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,27 +97,33 @@ def open_store(entry: TierEntry, format: BlockFormat, pool: PoolBytes) -> Guarde
     return store
 
 
-def open_stores(tiers: Sequence[TierEntry], format: BlockFormat, pool: PoolBytes) -> list[GuardedStore]:
-    """The stores of the tiers, ready.
+def open_stores(
+    tiers: Sequence[TierEntry], format: BlockFormat, pool: PoolBytes
+) -> tuple[list[GuardedStore], list[list[BlockHash]]]:
+    """The stores of the tiers, ready, and what each holds already.
 
     Raises:
-        StoreFailed, PluginError: one could not be opened; the others are closed.
+        StoreFailed, PluginError, ConfigError: one could not be opened or listed; the others are closed.
     """
-    opened: list[GuardedStore] = []
-    try:
-        for entry in tiers:
-            opened.append(open_store(entry, format, pool))
-    except BaseException:
-        close_stores(opened)
-        raise
-    return opened
+    stores: list[GuardedStore] = []
+    found: list[list[BlockHash]] = []
+    with ExitStack() as opened:
+        for number, entry in enumerate(tiers, start=1):
+            store = open_store(entry, format, pool)
+            opened.callback(_close, store)
+            stores.append(store)
+            try:
+                found.append(list(store.keys()))
+            except FrameworkError as error:
+                raise ConfigError(f"tier {number}: what {store.name} holds cannot be listed: {error}") from error
+        opened.pop_all()
+    return stores, found
 
 
-def close_stores(stores: Sequence[GuardedStore]) -> None:
+def _close(store: GuardedStore) -> None:
     """Close what a run that cannot begin has opened; the first error is the one to report."""
-    for store in stores:
-        with suppress(FrameworkError):
-            store.close()
+    with suppress(FrameworkError):
+        store.close()
 
 
 def served_tiers(
@@ -138,14 +144,7 @@ def served_tiers(
         StoreFailed: a store cannot be opened.
     """
     policies, rule = tier_policies(tiers, shared), build_component("tiering", tiering, shared)
-    stores = open_stores(tiers, format, pool)
-    found: list[list[BlockHash]] = []
-    for number, store in enumerate(stores, start=1):
-        try:
-            found.append(list(store.keys()))
-        except FrameworkError as error:
-            close_stores(stores)
-            raise ConfigError(f"tier {number}: what {store.name} holds cannot be listed: {error}") from error
+    stores, found = open_stores(tiers, format, pool)
     return TierSetup(
         tiers=policies,
         rule=rule,
@@ -171,7 +170,10 @@ def replayed_tiers(
 ) -> TierSetup:
     """Tiers without bytes, behind modelled links; `timed` False: copies take no time."""
     stores = [build_component("store", entry["store"], {}) for entry in tiers]  # nothing is stored in them
-    links = [link_of(entry) if timed else Link() for entry in tiers]
+    links = [
+        Link(bytes_per_s=entry["bytes_per_s"] or float("inf"), operation_s=entry["operation_s"]) if timed else Link()
+        for entry in tiers
+    ]
     return TierSetup(
         tiers=tier_policies(tiers, shared),
         rule=build_component("tiering", tiering, shared),
@@ -180,14 +182,6 @@ def replayed_tiers(
         media=[GuardedStore(store).medium for store in stores],
         recompute_s=recompute_s,
         block_bytes=block_bytes,
-    )
-
-
-def link_of(entry: TierEntry) -> Link:
-    """The model of a tier's link."""
-    rate = entry.get("bytes_per_s")
-    return Link(
-        bytes_per_s=float("inf") if rate is None else float(rate), operation_s=float(entry.get("operation_s", 0.0))
     )
 
 

@@ -41,6 +41,7 @@ WINDOWS = {"sliding_window": 9, "sliding_layers": (True, False)}
 SCENARIOS: dict[str, dict[str, Any]] = {
     "greedy": {"samplings": [GREEDY] * 4},
     "drawn": {"samplings": DRAWN},
+    "drawn without forks": {"samplings": [replace(DRAWN[1], max_tokens=6)] * 2},
     "searched and preempted": {"samplings": SEARCHED, "preempt_every": 5},
     "windows and sinks": {"samplings": DRAWN, "model": {**WINDOWS, "sinks": True, "soft_cap": 20.0}},
     "int8": {"samplings": DRAWN, "kv_dtype": "int8"},
@@ -83,10 +84,10 @@ class OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operators over tensors of both devices, indices included, and copies to the host.
 
     Attributes:
-        calls: operators on the device so far.
+        calls, uploads: operators on the device and copies to it so far.
     """
 
-    calls = 0
+    calls = uploads = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = str(func), kwargs or {}
@@ -96,12 +97,14 @@ class OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 tensor.constant = None  # type: ignore[attr-defined]
         kinds = {tensor.device.type for tensor in tensors if tensor.dim() or tensor.device.type != "cpu"}
         self.calls += "pretended" in kinds
-        if len(kinds) > 1 and name not in ("aten.copy_.default", "aten._to_copy.default"):
+        copies = name in ("aten.copy_.default", "aten._to_copy.default")
+        if len(kinds) > 1 and not copies:
             raise AssertionError(f"{name} over tensors of {sorted(kinds)}")
         found = func(*args, **kwargs)
         outputs = [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
         if "pretended" in kinds and any(output.device.type == "cpu" for output in outputs):
             raise AssertionError(f"{name} waits for the device")
+        self.uploads += copies and len({tensor.device.type for tensor in (*tensors, *outputs)}) > 1
         return found
 
 
@@ -140,6 +143,7 @@ def serve(samplings: list[Sampling], model: Any = None, backend: str = "Pretende
         "replays": executor.graphs.num_replays if executor.graphs else 0,
         "waits": executor._drawing.num_fetches + executor._inputs.num_fetches,
         "calls": watch.calls,
+        "uploads": watch.uploads,
     }
 
 

@@ -6,14 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from fake_engines import make_llm
 from static_backend import StaticBackend
 
 from framework.engine.graphs import bucket_sizes, choose, reasons_against
-from framework.engine.staging import Staging, layout
 from framework.errors import ConfigError, InvariantViolation
 from framework.llm import LLM, EngineOptions
 from framework.sampling import Sampling
@@ -211,25 +209,3 @@ def test_a_run_without_graphs_says_why_in_its_result() -> None:
     assert found["cuda_graphs"] is False
     assert found["cuda_graphs_off"] == "device cpu has no CUDA graphs"
     assert found["graph_batch_sizes"] == []
-
-
-# Staging
-
-
-def test_arrays_come_back_as_they_were_sent_and_land_where_they_landed_before() -> None:
-    staging = Staging("cpu", 64)
-    arrays = [np.arange(5), np.array([[0.5, 2.0]]), np.array([7], np.int32), np.empty(0, np.int64)]
-    first = staging.upload(*arrays)
-    addresses = [tensor.data_ptr() for tensor in first[:3]]
-    again = staging.upload(*(array + 1 for array in arrays))
-    assert [tensor.data_ptr() for tensor in again[:3]] == addresses
-    for array, tensor in zip(arrays, again, strict=True):
-        assert np.array_equal(tensor.numpy(), array + 1), tensor
-    assert all(place % 64 == 0 for place in layout(*arrays)[0])
-    assert staging.num_uploads == 2
-
-
-def test_a_fixed_staging_buffer_does_not_grow() -> None:
-    staging = Staging("cpu", 128, fixed=True)
-    with pytest.raises(AssertionError, match="fixed staging buffer of 128"):
-        staging.upload(np.zeros(17, np.int64))

@@ -102,20 +102,6 @@ def test_higher_priority_is_admitted_first_and_lower_is_preempted_first() -> Non
     assert 1 not in preempted, log
 
 
-def test_a_preempted_request_comes_back_before_one_that_has_not_started() -> None:
-    log: list[tuple[str, int]] = []
-    engine = fake_engine(
-        "naive", num_blocks=8, max_model_len=32, max_batch_requests=2,
-        log=lambda event, **facts: log.append((event, facts.get("request", -1))),
-    )  # fmt: skip
-    requests = [engine.submit([i] * 8, Sampling(max_tokens=14)) for i in range(4)]
-    drive(engine)
-    assert_right(requests)
-    first = log.index(("preempt", 1))
-    again = log.index(("admit", 1), first)
-    assert ("admit", 2) not in log[first:again], log
-
-
 def test_a_preempted_request_comes_back_before_an_earlier_one_that_has_not_started() -> None:
     engine = fake_engine(max_batch_requests=1)
     late = engine.submit([1] * 5, KINDS["plain"], arrival_s=2.0)

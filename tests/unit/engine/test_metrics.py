@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from fake_engines import ALLOCATORS, drive, fake_engine, named, prompts
 
@@ -19,7 +18,7 @@ from framework.sampling import Sampling
 
 def slots(engine: Engine) -> dict[str, int]:
     names = ("live", "internal", "reserved", "external", "cached", "free")
-    return dict(zip(names, engine.metrics.slots.tolist(), strict=True))
+    return dict(zip(names, engine.metrics.slots, strict=True))
 
 
 def one_step(allocator: Any, prompt_tokens: int, max_tokens: int, **options: Any) -> dict[str, int]:
@@ -70,7 +69,7 @@ def test_time_weighted_utilisation_is_the_one_worked_out_by_hand() -> None:
     engine = fake_engine({"name": "contiguous", "reserve": "oracle"}, num_blocks=4, block_size=4, max_model_len=16)
     engine.submit([1] * 6, Sampling(max_tokens=3))
     drive(engine)
-    result = engine.metrics.summary(engine.state)
+    result = engine.state.summary()
     # Three steps of a second with 6, 7 and 8 live of 12 reserved slots.
     assert result["utilisation"] == pytest.approx(21 / 36), result
     assert result["waste_internal"] == pytest.approx(3 / 36), result
@@ -89,7 +88,7 @@ def test_every_token_is_cached_or_computed_and_recomputed_ones_are_apart(allocat
     engine = fake_engine(allocator, num_blocks=num_blocks, max_model_len=28, max_batch_requests=3)
     requests = [engine.submit(prompt, Sampling(max_tokens=6)) for prompt in prompts(8)]
     drive(engine)
-    result = engine.metrics.summary(engine.state)
+    result = engine.state.summary()
     # Of each output all but the last token is computed; nothing else is, but for what preemption cost or saved.
     needed = sum(len(request.prompt) - request.num_cached_tokens + 5 for request in requests)
     assert computed_by(engine) == needed + result["recomputed_tokens"] - result["spared_tokens"], result
@@ -108,7 +107,7 @@ def test_hits_are_those_counted_by_hand() -> None:
         requests.append(engine.submit(prompt, Sampling(max_tokens=1)))
         drive(engine)
     assert [request.num_cached_tokens for request in requests] == [0, 8, 4, 4, 0]
-    result = engine.metrics.summary(engine.state)
+    result = engine.state.summary()
     assert (result["hit_tokens"], result["prompt_tokens"]) == (16, 44), result
     assert result["hit_rate"] == pytest.approx(16 / 44)
     assert result["hit_rate_blocks"] == pytest.approx(4 / 14)
@@ -144,7 +143,7 @@ def test_times_are_taken_on_the_engines_clock() -> None:
     drive(engine)
     assert (early.first_token_s, early.finished_s) == (1.0, 4.0), early
     assert (late.first_scheduled_s, late.first_token_s, late.finished_s) == (100.0, 101.0, 101.0), late
-    result = engine.metrics.summary(engine.state)
+    result = engine.state.summary()
     assert result["tpot_s_p50"] == 1.0, result
     assert result["ttft_s_p95"] == 1.0, result
 
@@ -154,14 +153,14 @@ def test_no_copy_without_a_fork_and_no_fork_leaves_a_block(allocator: Any) -> No
     engine = fake_engine(allocator, num_blocks=100, max_model_len=32)
     plain = [engine.submit(prompt, Sampling(max_tokens=6)) for prompt in prompts(4)]
     drive(engine)
-    assert engine.state.num_copied_blocks == 0, [request.number for request in plain]
+    assert engine.metrics.num_copied_blocks == 0, [request.number for request in plain]
     for prompt in prompts(4):
         engine.submit(prompt, Sampling(max_tokens=6, n=2, temperature=1.0))
     drive(engine)
-    assert engine.state.num_forks == 4
+    assert engine.metrics.num_forks == 4
     stats = engine.allocator.stats()
     assert (stats.used_blocks, stats.num_requests) == (0, 0), stats
-    assert engine.state.num_copied_blocks == stats.copied_blocks, stats
+    assert engine.metrics.num_copied_blocks == stats.copied_blocks, stats
 
 
 SCRIPT = """
@@ -186,17 +185,3 @@ def test_the_same_seed_writes_the_same_log_in_any_process() -> None:
     assert logs[0] == logs[1]
     for event in ("'arrive'", "'admit'", "'evict'", "'preempt'", "'fork'", "'step'", "'finished'"):
         assert event in logs[0], f"no {event} among {len(logs[0].splitlines())} lines"
-
-
-def test_a_long_run_ends_with_as_many_arrays_and_rows_as_it_began() -> None:
-    engine = fake_engine(num_blocks=20, max_batch_requests=4)
-    for prompt in prompts(40):
-        engine.submit(prompt, Sampling(max_tokens=5, n=2))
-    drive(engine)
-    rows = engine.state.rows
-    assert rows.num_free == 4, rows.num_free
-    assert not engine.state.requests, engine.state.requests
-    assert not engine.state.arrivals, engine.state.arrivals
-    assert len(engine.state.waiting) == 0
-    assert not engine.executor.tables, engine.executor.tables  # type: ignore[attr-defined]
-    assert not np.any(rows.length), rows.length

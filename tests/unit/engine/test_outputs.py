@@ -121,7 +121,7 @@ def test_sampled_tokens_do_not_depend_on_the_schedule(preempt_every: int, chunk:
     options = {"preempt_every": preempt_every, "chunk_size": chunk, "num_blocks": 30, "seed": 11}
     engine, requests = serve(prompts(6), SAMPLED, **options)
     assert_as_model(requests)
-    assert engine.state.num_preemptions > 0 or not preempt_every
+    assert engine.metrics.num_preemptions > 0 or not preempt_every
 
 
 def test_two_requests_without_a_seed_draw_from_different_streams() -> None:

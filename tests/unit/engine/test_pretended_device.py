@@ -17,7 +17,16 @@ pytestmark = pytest.mark.skipif(
     reason="needs a torch that can pretend a device (2.10 or newer)",
 )
 PROGRAM = Path(__file__).with_name("pretended_device.py")
-PLAIN = ("greedy", "drawn", "windows and sinks", "int8", "float8_e4m3fn", "HND", "recorded steps")
+PLAIN = (
+    "greedy",
+    "drawn",
+    "drawn without forks",
+    "windows and sinks",
+    "int8",
+    "float8_e4m3fn",
+    "HND",
+    "recorded steps",
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +50,11 @@ def test_the_host_waits_exactly_once_a_step_and_no_operator_meets_two_devices(se
     assert found["waits"] == found["steps"] > 5, found
     assert found["calls"] > 100 * found["steps"], "nothing ran on the device"
     assert (found["replays"] > 3) == (scenario == "recorded steps"), found
+
+
+def test_a_step_sends_its_integers_in_one_copy_and_what_a_draw_needs_in_another(served: Any) -> None:
+    for scenario, each in (("greedy", 1), ("drawn without forks", 2)):
+        assert served[scenario]["uploads"] == each * served[scenario]["steps"], served[scenario]
 
 
 def test_log_probabilities_and_beams_wait_once_more_each(served: Any) -> None:

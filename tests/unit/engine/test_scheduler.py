@@ -71,7 +71,7 @@ def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
     requests = submit(engine, 7, 7, max_tokens=8)
     engine.step()
     urgent = engine.submit([9], Sampling(max_tokens=1, ignore_eos=True), priority=1)
-    while not engine.state.num_preemptions:
+    while not engine.metrics.num_preemptions:
         engine.step()
     assert [request.num_preemptions for request in requests] == [0, 1]
     assert urgent.status is Status.WAITING, "there was a block for it after the preemption"

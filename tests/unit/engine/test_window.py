@@ -82,7 +82,7 @@ def test_a_pool_that_holds_no_whole_sequence_of_each_serves_them_without_preempt
         )
         requests = [engine.submit([i, i + 1, i + 2], Sampling(max_tokens=50)) for i in range(5)]
         drive(engine)
-        counts[window] = engine.state.num_preemptions
+        counts[window] = engine.metrics.num_preemptions
         assert all(tokens_of(r) == expected(FakeModel(window=WINDOW), r) for r in requests)
     assert counts[WINDOW] == 0 < counts[None], counts
 

@@ -116,7 +116,7 @@ def test_a_result_without_the_counts_says_so_and_is_a_result(value: Any) -> None
     request = engine.submit([1, 2, 3], Sampling(max_tokens=2))
     drive(engine)
     assert request.status.value == "finished"
-    result = engine.metrics.summary(engine.state)
+    result = engine.state.summary()
     assert result["num_evictions"] is None, result
     assert "Odd.stats: must return AllocatorStats of ints" in result["first_failure"], result
 

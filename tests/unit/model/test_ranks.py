@@ -98,9 +98,9 @@ def test_two_ranks_give_the_tokens_and_the_log_of_one(
     assert answers_of(together) == answers_of(alone)
     assert all(request.status is Status.FINISHED for request in together), answers_of(together)
     assert log_together == log_alone
-    assert two.engine.state.num_forks == one.engine.state.num_forks > 0
-    copied = two.engine.state.num_copied_blocks
-    assert copied == one.engine.state.num_copied_blocks
+    assert two.engine.metrics.num_forks == one.engine.metrics.num_forks > 0
+    copied = two.engine.metrics.num_copied_blocks
+    assert copied == one.engine.metrics.num_copied_blocks
     assert copied > 0 or options.get("allocator") == "contiguous", copied
     assert two.pool.layers[0].k.numel() * 2 == one.pool.layers[0].k.numel(), "each rank holds half of the heads"
     assert two.kv_bytes == one.kv_bytes == 2 * two.pool.bytes

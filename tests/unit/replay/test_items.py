@@ -129,7 +129,7 @@ def test_a_preempted_request_finds_its_blocks_near() -> None:
 
     engine.state.foresee = foresee
     drain(engine, requests)
-    assert engine.state.num_preemptions > 0
+    assert engine.metrics.num_preemptions > 0
     returning = [(request, uses) for request, uses, back in seen if back]
     assert returning
     for number, uses in returning:

@@ -33,7 +33,7 @@ def ends(model: LinkTransfers) -> dict[str, float]:
     found = {}
     while model.num_pending:
         model.wait(None)
-        found.update({done.key.decode(): done.ended_s for done in model.finished()})
+        found.update({done.key.decode(): model._now() for done in model.finished()})
     return found
 
 

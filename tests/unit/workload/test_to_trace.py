@@ -38,7 +38,7 @@ def test_replay_forks_what_the_trace_asks_for() -> None:
     for _ in feed(engine, trace_items(requests)):
         pass
     engine.check()
-    assert engine.state.num_forks == 16, "two further samples each"
+    assert engine.metrics.num_forks == 16, "two further samples each"
     assert engine.metrics.num_output_tokens == 3 * sum(r.output_tokens for r in requests)
 
 

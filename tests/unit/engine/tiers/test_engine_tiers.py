@@ -169,7 +169,7 @@ def test_a_rule_that_breaks_its_contract_turns_the_tiers_off_and_harms_no_reques
     done = serve(engine, *(prompt(100 * (number % 3)) for number in range(9)))
     assert {request.status.value for request in done} == {"finished"}
     assert rule.__name__ in below(engine).placement.off
-    assert rule.__name__ in engine.metrics.summary(engine.state)["tiers_off"]
+    assert rule.__name__ in engine.state.summary()["tiers_off"]
 
 
 def test_a_waiting_request_can_be_cancelled_while_its_blocks_are_on_their_way() -> None:
