@@ -38,7 +38,7 @@ from framework.replay import paths, reference
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import core_of, count
 from framework.types import Hint
-from framework.workload.agent_text import AgentText
+from framework.workload.prompts import AgentText
 from framework.workload.to_trace import synthetic_trace
 from framework.workload.traces import TraceRequest, open_trace
 from framework.workload.traces.own_format import name_blocks

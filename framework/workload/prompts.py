@@ -1,28 +1,27 @@
-"""Prompts from a user's file: one a line, or JSON lines with everything a request can say."""
+"""Prompts from files: a user's own, one a line or in JSON lines, and recorded agents' as text."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import lzma
+import tarfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
-from framework.errors import ConfigError, FrameworkError, InvalidTokens, WorkloadError
+import numpy as np
+
+from framework.errors import ConfigError, FrameworkError, WorkloadError
 from framework.files.jsonl import JsonObject, iter_lines, iter_objects
+from framework.interfaces.records import FieldError, hint, integer, integers, number, text
 from framework.interfaces.workload import Message, Namespace, Sampling, Workload, WorkloadRequest
-from framework.types import Hint, as_tokens
+from framework.registry.signatures import require_names
+from framework.types import TokenArray
 
-_SAMPLING = {
-    "max_tokens": int, "temperature": float, "top_k": int, "top_p": float, "seed": int, "n": int, "beam_width": int,
-    "length_penalty": float, "ignore_eos": bool, "logprobs": int,
-}  # fmt: skip
-_PLAIN = {"arrival_s": float, "priority": int, "tenant": str, "session": str, "turn": int, "category": str, "key": str}
-_NAMESPACE = {"adapter": str, "salt": str}
 _PROMPT = ("prompt", "messages", "tokens")
-_FIELDS = (*_PROMPT, *_SAMPLING, "stop", "stop_token_ids", *_PLAIN, "hint", *_NAMESPACE)
-_OPTIONAL = ("seed", "logprobs", "session", "turn", "category")
-"""Fields that may be null."""
+_SAMPLING = tuple(field.name for field in fields(Sampling))
+_FACTS = ("arrival_s", "priority", "tenant", "session", "turn", "category", "hint", "key", "adapter", "salt")
 
 
 @dataclass(kw_only=True)
@@ -58,14 +57,14 @@ class Prompts(Workload):
         """
         defaults = {"max_tokens": self.max_tokens, "temperature": self.temperature}
         lines: dict[str, int] = {}
-        for number, record in self._records():
+        for line, record in self._records():
             try:
-                request = _request({"key": f"line-{number}", **record}, defaults)
+                request = _request({"key": f"line-{line}", **defaults, **record})
                 if request.key in lines:
-                    raise WorkloadError(f"key: {request.key[:60]!r} names the request of line {lines[request.key]} too")
-            except FrameworkError as fault:
-                raise WorkloadError(f"{self.path}:{number}: {fault}") from fault
-            lines[request.key] = number
+                    raise FieldError("key", f"{request.key[:60]!r} names the request of line {lines[request.key]} too")
+            except (FieldError, FrameworkError) as fault:
+                raise WorkloadError(f"{self.path}:{line}: {fault}") from fault
+            lines[request.key] = line
             yield request
             if len(lines) == self.limit:
                 return
@@ -75,107 +74,160 @@ class Prompts(Workload):
     def _records(self) -> Iterator[tuple[int, JsonObject]]:
         suffixes = [suffix for suffix in self.path.suffixes if suffix != ".gz"]
         if suffixes and suffixes[-1] in (".jsonl", ".ndjson", ".json"):
-            return iter_objects(self.path, WorkloadError)
-        return self._text_records()
-
-    def _text_records(self) -> Iterator[tuple[int, JsonObject]]:
-        for number, line in iter_lines(self.path, WorkloadError):
-            if "\0" in line:
-                raise WorkloadError(f"{self.path}:{number}: prompt: holds a NUL byte; is this a text file?")
-            if line.strip():
-                yield number, {"prompt": line}
+            yield from iter_objects(self.path, WorkloadError)
+            return
+        for line, prompt in iter_lines(self.path, WorkloadError):
+            if "\0" in prompt:
+                raise WorkloadError(f"{self.path}:{line}: prompt: holds a NUL byte; is this a text file?")
+            if prompt.strip():
+                yield line, {"prompt": prompt}
 
 
-def _request(record: JsonObject, defaults: JsonObject) -> WorkloadRequest:
-    for field in record:
-        if field not in _FIELDS:
-            near = difflib.get_close_matches(field, _FIELDS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(_FIELDS)}"
-            raise WorkloadError(f"{ascii(field)[1:-1][:60]}: no such field; {hint}")
-    given = [name for name in _PROMPT if name in record]
-    if len(given) != 1:
-        found = " and ".join(given) or "none"
-        raise WorkloadError(
-            f"{given[-1] if given else 'prompt'}: want exactly one of {', '.join(_PROMPT)}, found {found}"
-        )
-    sampling = {**defaults, **_typed(record, _SAMPLING)}
-    if "stop_token_ids" in record:
-        sampling["stop_token_ids"] = tuple(int(token) for token in _tokens("stop_token_ids", record["stop_token_ids"]))
-    if "stop" in record:
-        sampling["stop"] = record["stop"]
+def _request(record: JsonObject) -> WorkloadRequest:
+    require_names("a line", (ascii(name)[1:-1] for name in record), (*_PROMPT, *_SAMPLING, *_FACTS))
     return WorkloadRequest(
-        prompt=_PROMPT_READERS[given[0]](record[given[0]]),
-        sampling=Sampling(**sampling),
-        namespace=Namespace(**_typed(record, _NAMESPACE)),
-        hint=Hint.of(record.get("hint")),
-        **_typed(record, _PLAIN),
+        prompt=_prompt(record),
+        sampling=Sampling(**{name: record[name] for name in _SAMPLING if name in record}),
+        namespace=Namespace(adapter=text(record, "adapter") or "", salt=text(record, "salt") or ""),
+        arrival_s=number(record, "arrival_s") if "arrival_s" in record else 0.0,
+        priority=integer(record, "priority", -(2**31), 2**31) if "priority" in record else 0,
+        tenant=text(record, "tenant") or "",
+        session=text(record, "session"),
+        turn=integer(record, "turn", 0) if record.get("turn") is not None else None,
+        category=text(record, "category"),
+        hint=hint(record),
+        key=text(record, "key") or "",
     )
 
 
-def _typed(record: JsonObject, kinds: Mapping[str, type]) -> dict[str, Any]:
-    return {name: _value(name, record[name], kind) for name, kind in kinds.items() if name in record}
-
-
-def _value(name: str, value: Any, kind: type) -> Any:
-    if value is None and name in _OPTIONAL:
-        return None
-    fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
-    if not fits or (isinstance(value, bool) and kind is not bool):
-        raise WorkloadError(f"{name}: want {kind.__name__}, found {type(value).__name__} {_shown(value)}")
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise WorkloadError(f"{name}: want a number of 64 bits, found {_shown(value)}")
-    if isinstance(value, str):
-        utf8(name, value)
-    return float(value) if kind is float else value
-
-
-def _shown(value: Any) -> str:
-    """A value for a message: short, and printable on any terminal."""
-    if isinstance(value, int):
-        return str(value) if value.bit_length() < 200 else f"a number of {value.bit_length()} bits"
-    return ascii(value)[:60]
-
-
-def utf8(name: str, value: str) -> str:
-    """Text that UTF-8 can hold: JSON may spell half of a surrogate pair."""
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise WorkloadError(f"{name}: holds a lone surrogate at character {error.start}, which is no text") from None
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        more = "; token ids go into `tokens`" if isinstance(value, list) else ""
-        raise WorkloadError(f"prompt: want text that is not empty, found {type(value).__name__} {_shown(value)}{more}")
-    return utf8("prompt", value)
-
-
-def _messages(value: Any) -> tuple[Message, ...]:
-    if not isinstance(value, list) or not value:
-        raise WorkloadError(f"messages: want a list that is not empty, found {type(value).__name__} {_shown(value)}")
-    for index, message in enumerate(value):
+def _prompt(record: JsonObject) -> str | tuple[Message, ...] | TokenArray:
+    given = [name for name in _PROMPT if name in record]
+    if len(given) != 1:
+        raise FieldError("prompt", f"want exactly one of {', '.join(_PROMPT)}, found {' and '.join(given) or 'none'}")
+    if given[0] == "tokens":
+        return integers(record, "tokens", limit=2**31 - 1).astype(np.int32)
+    if given[0] == "prompt":
+        return _text("prompt", record["prompt"])
+    messages = record["messages"]
+    if not isinstance(messages, list) or not messages:
+        raise FieldError("messages", f"want a list that is not empty, found {ascii(messages)[:60]}")
+    for index, message in enumerate(messages):
         if not isinstance(message, dict) or set(message) != {"role", "content"}:
-            raise WorkloadError(f"messages[{index}]: want an object of role and content, found {_shown(message)}")
-        for name, text in message.items():
-            if not isinstance(text, str):
-                raise WorkloadError(f"messages[{index}].{name}: want text, found {type(text).__name__} {_shown(text)}")
-            utf8(f"messages[{index}].{name}", text)
-    return tuple(value)
+            raise FieldError(f"messages[{index}]", f"want an object of role and content, found {ascii(message)[:60]}")
+        for name, said in message.items():
+            if said != "":
+                _text(f"messages[{index}].{name}", said)
+    return tuple(messages)
 
 
-def _tokens(field: str, value: Any) -> Any:
-    if not isinstance(value, list):
-        raise WorkloadError(f"{field}: want a list of token ids, found {type(value).__name__} {_shown(value)}")
-    try:
-        return as_tokens(value)
-    except (InvalidTokens, ValueError, OverflowError) as fault:
-        raise WorkloadError(f"{field}: {str(fault)[:200]}") from fault
+def _text(name: str, value: Any) -> str:
+    """Text that is not empty and that UTF-8 can hold: JSON may spell half of a surrogate pair."""
+    if not isinstance(value, str) or not value:
+        raise FieldError(name, f"want text that is not empty, found {type(value).__name__} {ascii(value)[:60]}")
+    return text({name: value}, name) or ""
 
 
-_PROMPT_READERS: dict[str, Callable[[Any], Any]] = {
-    "prompt": _text,
-    "messages": _messages,
-    "tokens": lambda value: _tokens("tokens", value),
-}
+@dataclass(kw_only=True)
+class AgentText(Workload):
+    """Recorded agent prompts as text, in order of their time stamps: JSON lines, a folder of them, or a tar archive.
+
+    Lines hold `timestamp` (microseconds), `input` and `session_id`; each call of a session repeats what was said before
+    and adds to it. An archive (`.tar`, `.tar.gz`, `.tar.xz`) is read without unpacking. `category` is the folder of a
+    call's file.
+
+    Args:
+        path: file, folder or archive.
+        family: only sources with a folder of this name in their path, such as `taubench`; null for all.
+        limit: only the first so many requests; null for all.
+        max_prompt_chars: keep only this many first characters of each prompt, so that long ones fit a small model;
+            what prompts share at their start stays shared. Null keeps all.
+        max_tokens: generated per request.
+        use_times: arrive as recorded; else all at once, in order.
+        skip_empty: leave out recorded calls whose prompt is empty; else one is an error.
+    """
+
+    path: Path
+    family: str | None = None
+    limit: int | None = None
+    max_prompt_chars: int | None = None
+    max_tokens: int = 32
+    use_times: bool = False
+    skip_empty: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "max_prompt_chars", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"workload.{name} (agent_text) must be at least 1, found {value}")
+
+    def requests(self) -> Iterator[WorkloadRequest]:
+        """See Workload.
+
+        Raises:
+            WorkloadError: an unreadable source, no request in it, or a damaged line; names file, line and field.
+        """
+        calls = sorted(self._calls(), key=lambda call: call.time_us)[: self.limit]
+        if not calls:
+            family = f" of family {self.family!r}" if self.family else ""
+            raise WorkloadError(f"{self.path}: holds no agent call{family}")
+        sampling = Sampling(max_tokens=self.max_tokens)
+        turns: Counter[str] = Counter()
+        for call in calls:
+            yield WorkloadRequest(
+                prompt=call.prompt[: self.max_prompt_chars],
+                sampling=sampling,
+                arrival_s=(call.time_us - calls[0].time_us) / 1e6 if self.use_times else 0.0,
+                session=call.session,
+                turn=turns[call.session],
+                category=call.folder or None,
+                key=call.where,
+            )
+            turns[call.session] += 1
+
+    def _calls(self) -> Iterator[_Call]:
+        for folder, where, record in self._objects():
+            if self.skip_empty and record.get("input") == "":
+                continue
+            try:
+                yield _Call(
+                    time_us=integer(record, "timestamp", 0, 2**62),
+                    prompt=_text("input", record.get("input")),
+                    session=_text("session_id", record.get("session_id")),
+                    folder=folder,
+                    where=where,
+                )
+            except FieldError as error:
+                more = "; workload.skip_empty=true leaves such calls out" if record.get("input") == "" else ""
+                raise WorkloadError(f"{where}: {error}{more}") from error
+
+    def _objects(self) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+        """(name of the file's folder, `FILE:LINE`, the line's object)."""
+        if ".tar" in self.path.suffixes:
+            yield from self._archived()
+            return
+        for file in sorted(self.path.rglob("*.jsonl")) if self.path.is_dir() else [self.path]:
+            if self.family is None or self.family in file.parts[:-1]:
+                for line, record in iter_objects(file, WorkloadError):
+                    yield file.parent.name if self.path.is_dir() else "", f"{file.name}:{line}", record
+
+    def _archived(self) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+        try:
+            with tarfile.open(self.path) as archive:
+                members = [member for member in archive if member.isfile() and member.name.endswith(".jsonl")]
+                for member in sorted(members, key=lambda member: member.name):
+                    name, content = PurePosixPath(member.name), archive.extractfile(member)
+                    if self.family is None or self.family in name.parts[:-1]:
+                        for line, record in iter_objects(self.path / name, WorkloadError, file=content):
+                            yield name.parent.name, f"{name.name}:{line}", record
+        except (OSError, tarfile.TarError, EOFError, lzma.LZMAError) as fault:
+            raise WorkloadError(f"{self.path}: cannot be read: {fault}") from fault
+
+
+class _Call(NamedTuple):
+    """One recorded call, of `where` (`FILE:LINE`) in `folder`."""
+
+    time_us: int
+    prompt: str
+    session: str
+    folder: str
+    where: str

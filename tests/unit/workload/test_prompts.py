@@ -1,13 +1,15 @@
-"""Prompt files: a line a prompt, or JSON lines that say all a request can; faults named by file, line, field."""
+"""Prompt files and recorded agents: what each line asks for, and faults named by file, line and field."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from synthetic_workloads import common_prefix
 
 from framework.errors import WorkloadError
 from framework.sampling import Sampling
@@ -46,40 +48,54 @@ def test_a_json_line_may_say_everything_a_request_can(tmp_path: Path) -> None:
     assert plain.prompt.dtype == np.int32  # type: ignore[union-attr]
 
 
+def read(tmp_path: Path, *lines: object) -> list[WorkloadRequest]:
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in lines))
+    return list(build("prompts", {"path": str(path)}))
+
+
+HUGE = 10**400
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ('{"prompt": "x"', "not a JSON object"),
-        ('{"promt": "x"}', "promt: no such field; did you mean 'prompt'"),
-        ('{"max_tokens": 3}', "want exactly one of prompt, messages, tokens, found none"),
+        ('{"promt": "x"}', "no 'promt'; did you mean 'prompt'"),
+        ('{"prompt": "x", "\\ud800": 1}', "takes no "),
+        ('{"max_tokens": 3}', "prompt: want exactly one of prompt, messages, tokens, found none"),
         ('{"prompt": "x", "tokens": [1]}', "found prompt and tokens"),
         ('{"prompt": ""}', "prompt: want text that is not empty"),
         ('{"prompt": 3}', "prompt: want text"),
-        ('{"prompt": "x", "max_tokens": "3"}', "max_tokens: want int, found str '3'"),
-        ('{"prompt": "x", "max_tokens": true}', "max_tokens: want int, found bool"),
-        ('{"prompt": "x", "max_tokens": 0}', "sampling.max_tokens must be an integer, at least 1 .* found 0"),
-        ('{"prompt": "x", "temperature": -1}', "sampling.temperature must be"),
-        ('{"prompt": "x", "arrival_s": -1}', "arrival_s must be finite and at least 0"),
+        ('{"prompt": "a\\ud800b"}', "prompt: holds a lone surrogate at character 1"),
+        ('{"prompt": "x", "max_tokens": true}', "sampling.max_tokens must be an integer, at least 1 .* found True"),
+        (f'{{"prompt": "x", "temperature": {HUGE}}}', "sampling.temperature must be"),
+        ('{"prompt": "x", "stop": [""]}', "sampling.stop must be at most 64 texts"),
+        ('{"prompt": "x", "arrival_s": -1}', "arrival_s: expected a finite number, at least 0"),
+        (f'{{"prompt": "x", "arrival_s": {HUGE}}}', "arrival_s: expected a finite number"),
         ('{"prompt": "x", "arrival_s": NaN}', "NaN"),
+        (f'{{"prompt": "x", "priority": {10**30}}}', "priority: expected"),
+        ('{"prompt": "x", "session": "\\ud800"}', "session: holds a lone surrogate"),
+        ('{"prompt": "x", "turn": -1.5}', "turn: expected a whole number"),
+        ('{"prompt": "x", "hint": 2}', "hint: hint.continues must be"),
+        ('{"prompt": "x", "hint": {"when": 2}}', "hint: a hint has continues and returns_s"),
         ('{"tokens": []}', "at least one token"),
-        ('{"tokens": [1.5]}', "tokens: token ids must be integers"),
-        ('{"tokens": [-1]}', "tokens: token ids must be 0 to"),
-        ('{"tokens": [true]}', "tokens: .*bool"),
-        ('{"tokens": [99999999999999999999]}', "tokens: "),
-        ('{"tokens": [[1], [2, 3]]}', "tokens: "),
-        ('{"tokens": "12"}', "tokens: want a list"),
+        ('{"tokens": [1.5]}', "tokens: expected a flat list of whole numbers"),
+        ('{"tokens": [-1]}', "tokens: expected numbers 0 to"),
+        ('{"tokens": [true]}', "tokens: expected a flat list"),
+        (f'{{"tokens": [{HUGE}]}}', "tokens: expected a flat list"),
+        ('{"tokens": [[1], [2, 3]]}', "tokens: expected a flat list"),
+        ('{"tokens": "12"}', "tokens: expected a list"),
         ('{"messages": []}', "messages: want a list that is not empty"),
         ('{"messages": [{"role": "user"}]}', r"messages\[0\]: want an object of role and content"),
         ('{"messages": [{"role": "user", "content": 3}]}', r"messages\[0\].content: want text"),
-        ('{"prompt": "x", "stop_token_ids": 3}', "stop_token_ids: want a list"),
-        ('{"prompt": "x", "stop": [""]}', "sampling.stop must be at most 64 texts"),
+        ('{"messages": [{"role": "user", "content": "\\ud800"}]}', r"messages\[0\].content: holds a lone surrogate"),
     ],
 )
-def test_a_bad_json_line_names_file_line_and_field(tmp_path: Path, line: str, message: str) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"prompt": "good"}\n' + line + "\n")
-    with pytest.raises(WorkloadError, match=rf"p\.jsonl:2: .*{message}"):
-        build("prompts", {"path": str(path)})
+def test_a_bad_json_line_is_one_sentence_of_file_line_and_field(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(WorkloadError, match=rf"p\.jsonl:2: .*{message}") as caught:
+        read(tmp_path, {"prompt": "fine"}, line)
+    str(caught.value).encode()  # can be printed anywhere
 
 
 @pytest.mark.parametrize(
@@ -98,40 +114,6 @@ def test_a_limit_reads_no_further_than_it_needs(tmp_path: Path) -> None:
     assert [request.prompt for request in build("prompts", {"path": str(path), "limit": 1})] == ["a"]
 
 
-def read(tmp_path: Path, *lines: object) -> list[object]:
-    path = tmp_path / "p.jsonl"
-    path.write_text("".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in lines))
-    return list(build("prompts", {"path": str(path)}))
-
-
-HUGE = 10**400
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        (f'{{"prompt": "x", "temperature": {HUGE}}}', "temperature: want a number of 64 bits, found"),
-        (f'{{"prompt": "x", "arrival_s": {HUGE}}}', "arrival_s: want a number of 64 bits, found"),
-        (f'{{"prompt": "x", "top_k": {2**63}}}', "top_k: want a number of 64 bits, found"),
-        (f'{{"prompt": "x", "priority": {10**30}}}', "priority: want a number of 64 bits, found"),
-        (f'{{"tokens": [{HUGE}]}}', "tokens: "),
-        ('{"messages": [{"role": "user", "content": "\\ud800"}]}', r"messages\[0\].content: holds a lone surrogate"),
-        ('{"messages": [{"role": "\\udfff", "content": "x"}]}', r"messages\[0\].role: holds a lone surrogate"),
-        ('{"prompt": "a\\ud800b"}', "prompt: holds a lone surrogate at character 1"),
-        ('{"prompt": "x", "session": "\\ud800"}', "session: holds a lone surrogate"),
-        ('{"prompt": "x", "\\ud800": 1}', "no such field"),
-        ('{"prompt": "x", "turn": -1.5}', "turn: want int"),
-        ('{"prompt": "x", "hint": 2}', "hint.continues must be"),
-        ('{"prompt": "x", "hint": {"when": 2}}', "a hint has continues and returns_s"),
-        ('{"prompt": "x", "arrival_s": -1}', "arrival_s must be finite and at least 0"),
-    ],
-)
-def test_a_hostile_line_is_one_sentence(tmp_path: Path, record: str, message: str) -> None:
-    with pytest.raises(WorkloadError, match=rf"p\.jsonl:2: .*{message}") as caught:
-        read(tmp_path, {"prompt": "fine"}, record)
-    str(caught.value).encode()  # can be printed anywhere
-
-
 def test_two_requests_of_one_key_are_named_by_both_lines(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match=r"p\.jsonl:3: key: 'a' names the request of line 1 too"):
         read(tmp_path, {"prompt": "x", "key": "a"}, {"prompt": "y"}, {"prompt": "z", "key": "a"})
@@ -145,5 +127,76 @@ def test_what_is_known_of_a_request_is_kept_and_unknown_is_none(tmp_path: Path) 
         {"prompt": "x", "session": "s", "turn": 3, "category": "code", "hint": {"continues": 0.5}, "tenant": "t"},
         {"prompt": "y", "session": None},
     )
-    assert (known.session, known.turn, known.category, known.hint) == ("s", 3, "code", Hint(continues=0.5))  # type: ignore[attr-defined]
-    assert (unknown.session, unknown.turn, unknown.category, unknown.hint) == (None, None, None, None)  # type: ignore[attr-defined]
+    assert (known.session, known.turn, known.category, known.hint) == ("s", 3, "code", Hint(continues=0.5))
+    assert (unknown.session, unknown.turn, unknown.category, unknown.hint) == (None, None, None, None)
+
+
+def _agent_lines(session: str, start_us: int, inputs: list[str]) -> bytes:
+    rows = [
+        {"timestamp": start_us + index * 500_000, "input": text, "output": "o", "session_id": session}
+        for index, text in enumerate(inputs)
+    ]
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def test_agent_sessions_of_a_folder_and_of_an_archive_are_the_same_requests(tmp_path: Path) -> None:
+    folder = tmp_path / "source"
+    for family, session, start in (("swe", "s1", 10**6), ("chat", "s2", 1_200_000)):
+        (folder / family).mkdir(parents=True)
+        (folder / family / f"{session}.jsonl").write_bytes(_agent_lines(session, start, ["abc", "abcd"]))
+    with tarfile.open(tmp_path / "a.tar.xz", "w:xz") as archive:
+        archive.add(folder, ".")
+    options = {"use_times": True, "max_prompt_chars": 3}
+    unpacked = build("agent_text", {**options, "path": str(folder)})
+    packed = build("agent_text", {**options, "path": str(tmp_path / "a.tar.xz")})
+    assert packed == unpacked
+    assert [(request.session, request.prompt) for request in packed] == [
+        ("s1", "abc"), ("s2", "abc"), ("s1", "abc"), ("s2", "abc"),
+    ]  # fmt: skip
+    assert [request.arrival_s for request in packed] == pytest.approx([0.0, 0.2, 0.5, 0.7])
+    only = build("agent_text", {"path": str(folder), "family": "swe", "limit": 1})
+    assert [(request.session, request.arrival_s) for request in only] == [("s1", 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"timestamp": "x", "input": "a", "output": "", "session_id": "s"}', "timestamp: expected a whole number"),
+        (b'{"timestamp": 1, "output": "", "session_id": "s"}', "input: want text that is not empty, found NoneType"),
+        (
+            b'{"timestamp": 1, "input": "", "output": "", "session_id": "s"}',
+            "input: want .*skip_empty=true",
+        ),
+        (b'{"timestamp": 1, "inp', "not a JSON object"),
+    ],
+)
+def test_a_bad_agent_line_names_file_line_and_field(tmp_path: Path, line: bytes, message: str) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(_agent_lines("s", 1, ["a"]) + line)
+    with pytest.raises(WorkloadError, match=rf"s\.jsonl:2: .*{message}"):
+        build("agent_text", {"path": str(path)})
+
+
+def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar.xz"
+    path.write_bytes(b"no archive")
+    with pytest.raises(WorkloadError, match=r"a\.tar\.xz: cannot be read"):
+        build("agent_text", {"path": str(path)})
+
+
+def test_the_recorded_agents_are_read_whole_and_share_their_prefixes(traces: Path) -> None:
+    path = traces / "lmcache-agent-trace_text.tar.xz"
+    if not path.exists():
+        pytest.skip(f"no {path.name} among the traces")
+    with pytest.raises(WorkloadError, match="skip_empty"):
+        build("agent_text", {"path": str(path)})
+    requests = build("agent_text", {"path": str(path), "skip_empty": True})
+    assert len(requests) == 1566, "1,619 recorded calls, 53 of them with an empty prompt"
+    last: dict[str, str] = {}
+    shared = total = 0
+    for request in requests:
+        text = str(request.prompt)
+        shared += common_prefix(last.get(request.session, ""), text)
+        total += len(text)
+        last[request.session] = text
+    assert shared / total > 0.5, f"{shared} of {total} characters repeat their session's call before"
