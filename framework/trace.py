@@ -14,6 +14,7 @@ from framework.cli.exit import command, exit_with
 from framework.errors import ConfigError, WorkloadError
 from framework.files.atomic import require_new, write_text
 from framework.workload.traces import Trace, formats, open_trace, write_trace
+from framework.workload.traces.own_format import as_trace
 
 if TYPE_CHECKING:
     from framework.replay.description import TraceDescription
@@ -90,6 +91,13 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="auto", metavar="NAME", help=f"auto, {', '.join(formats())}")
     parser.add_argument("--block-tokens", type=int, metavar="N", help="tokens a block")
     parser.add_argument("--on-error", default="raise", choices=["raise", "skip"], help="what a bad line does")
+
+
+def _require_positive(options: argparse.Namespace, *names: str) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise ConfigError(f"--{name.replace('_', '-')} must be above 0, found {value}")
 
 
 def _open(options: argparse.Namespace) -> Trace:
@@ -197,8 +205,7 @@ def _rows(found: TraceDescription) -> Iterator[tuple[str, str]]:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    if options.limit is not None and options.limit < 1:
-        raise ConfigError(f"--limit must be at least 1, found {options.limit}")
+    _require_positive(options, "limit")
     _may_write(options.file, options.output, force=options.force)
     trace = _open(options)
     requests = islice(trace, options.limit)
@@ -208,23 +215,22 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _synth(options: argparse.Namespace) -> int:
-    from framework.workload.to_trace import synthetic_trace
+    from framework.workload import stream
 
+    _require_positive(options, "block_tokens")
     chosen = dict(_option(word) for word in options.words)
     for value in chosen.values():
         if isinstance(value, str):
             _may_write(value, options.out, force=options.force)
     require_new(options.out, force=options.force)
-    requests = synthetic_trace(options.name, chosen, seed=options.seed, block_tokens=options.block_tokens)
+    requests = as_trace(stream(options.name, chosen, options.seed), options.block_tokens)
     count = write_trace(options.out, requests, synthetic=options.name, seed=options.seed, options=chosen)
     print(f"{options.out}: {count} requests")  # noqa: T201
     return 0
 
 
 def _record(options: argparse.Namespace) -> int:
-    for name in ("seconds", "batches", "idle", "block_tokens"):
-        if getattr(options, name) is not None and not getattr(options, name) > 0:
-            raise ConfigError(f"--{name.replace('_', '-')} must be above 0, found {getattr(options, name)}")
+    _require_positive(options, "seconds", "batches", "idle", "block_tokens")
     _may_write(options.source, options.out, force=options.force)
     print(_record_events(options) if "://" in options.source else _record_log(options))  # noqa: T201
     return 0

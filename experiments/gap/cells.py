@@ -29,7 +29,7 @@ from experiments.shared import (
     kept,
     trace_path,
 )
-from framework import registry
+from framework import registry, workload
 from framework.interfaces import eviction
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.replay_core import ReplayCore
@@ -39,9 +39,8 @@ from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import core_of, count
 from framework.types import Hint
 from framework.workload.prompts import AgentText
-from framework.workload.to_trace import synthetic_trace
 from framework.workload.traces import TraceRequest, open_trace
-from framework.workload.traces.own_format import name_blocks
+from framework.workload.traces.own_format import as_trace, name_blocks
 
 TRACES = {
     "conversation": CONVERSATION,
@@ -97,7 +96,7 @@ def stream(name: str) -> Stream:
     """The trace, once a process; "NAME by 2048": in blocks of so many tokens instead of 512."""
     if name == SYNTHETIC:
         options = {"num_sessions": 150, "rate_per_s": 1.0, "think_s": 20.0, "num_prompts": 12}
-        requests = list(synthetic_trace("conversations", options, seed=_SEED, block_tokens=16))
+        requests = list(as_trace(workload.build("conversations", options, seed=_SEED), 16))
     elif name == "agent text":
         requests = list(agent_text())
     else:

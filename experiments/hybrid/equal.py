@@ -25,7 +25,7 @@ from framework.interfaces.workload import WorkloadRequest
 from framework.paged.pool import PromptEnds
 from framework.registry.components import Component
 from framework.replay.paths import RequestPaths, build_paths
-from framework.workload.to_trace import as_trace
+from framework.workload.traces.own_format import as_trace
 
 
 @dataclass

@@ -27,8 +27,9 @@ from experiments.shared import (
     write_provenance,
     write_rows,
 )  # fmt: skip
-from framework.workload.to_trace import synthetic_trace
+from framework.workload import build
 from framework.workload.traces import open_trace
+from framework.workload.traces.own_format import as_trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -96,7 +97,7 @@ def sharing_lengths(name: str, count: int) -> list[tuple[int, int]]:
     if name in PAPER_MEANS:
         prompt, output = PAPER_MEANS[name]
         options = {"num_requests": count, "prompt_tokens": round(prompt), "output_tokens": round(output), "spread": 1.0}
-        drawn = synthetic_trace("forks", options, seed=0, block_tokens=16)
+        drawn = as_trace(build("forks", options), 16)
         return [(min(r.input_tokens, 2048), min(r.output_tokens, 2048)) for r in drawn]
     prompts, outputs, _ = lengths(name)
     return list(zip(prompts[:count].tolist(), outputs[:count].tolist(), strict=True))

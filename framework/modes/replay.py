@@ -33,8 +33,8 @@ from framework.replay.items import Foresight, feed, trace_items
 from framework.replay.roofline import Roofline
 from framework.types import TokenArray
 from framework.workload import requests_of
-from framework.workload.to_trace import with_blocks
 from framework.workload.trace_file import TraceFile
+from framework.workload.traces.own_format import with_blocks
 from framework.workload.traces.recording import RecordedWorkload, Recording
 
 _DEFAULT_LEN = 262_144

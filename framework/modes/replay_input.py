@@ -21,8 +21,8 @@ from framework.replay.curves import capacity_blocks
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.roofline import Roofline
 from framework.workload import requests_of
-from framework.workload.to_trace import as_trace
 from framework.workload.trace_file import TraceFile
+from framework.workload.traces.own_format import as_trace
 
 
 def workload_of(config: Config) -> tuple[str, Workload]:

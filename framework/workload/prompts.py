@@ -14,10 +14,11 @@ import numpy as np
 
 from framework.errors import ConfigError, FrameworkError, WorkloadError
 from framework.files.jsonl import JsonObject, iter_lines, iter_objects
-from framework.interfaces.records import FieldError, hint, integer, integers, number, text
+from framework.interfaces.records import FieldError, integer, integers, number, text
 from framework.interfaces.workload import Message, Namespace, Sampling, Workload, WorkloadRequest
 from framework.registry.signatures import require_names
 from framework.types import TokenArray
+from framework.workload.traces.fields import facts_of
 
 _PROMPT = ("prompt", "messages", "tokens")
 _SAMPLING = tuple(field.name for field in fields(Sampling))
@@ -90,13 +91,7 @@ def _request(record: JsonObject) -> WorkloadRequest:
         sampling=Sampling(**{name: record[name] for name in _SAMPLING if name in record}),
         namespace=Namespace(adapter=text(record, "adapter") or "", salt=text(record, "salt") or ""),
         arrival_s=number(record, "arrival_s") if "arrival_s" in record else 0.0,
-        priority=integer(record, "priority", -(2**31), 2**31) if "priority" in record else 0,
-        tenant=text(record, "tenant") or "",
-        session=text(record, "session"),
-        turn=integer(record, "turn", 0) if record.get("turn") is not None else None,
-        category=text(record, "category"),
-        hint=hint(record),
-        key=text(record, "key") or "",
+        **facts_of(record),
     )
 
 

@@ -13,7 +13,7 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.workload import WorkloadRequest
 from framework.registry.components import build_component
 from framework.replay.paths import RequestPaths, build_paths
-from framework.workload.to_trace import as_trace
+from framework.workload.traces.own_format import as_trace
 
 
 def group(kind: str, length: int = 0, *, block: int = 4, size: int = 4, drop: bool = False, name: str = "") -> KVGroup:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,10 +21,10 @@ from framework.interfaces.trace import (
     check_block_count,
     integer,
     integers,
-    json_object,
     number,
     text,
 )
+from framework.workload.traces.fields import first_object
 
 
 class Mooncake(JsonLinesReader):
@@ -193,29 +192,3 @@ def _expand(pairs: list[tuple[int, int]]) -> BlockIdArray:
     if not pairs:
         return np.empty(0, dtype=np.int64)
     return np.concatenate([np.arange(first, first + count, dtype=np.int64) for first, count in pairs])
-
-
-def first_object(head: Sequence[Line]) -> dict[str, Any]:
-    """The object on a file's first line; an empty one where there is none."""
-    try:
-        return json_object(head[0][1]) if head else {}
-    except FieldError:
-        return {}
-
-
-def coarsen(request: WorkloadRequest, block_tokens: int) -> WorkloadRequest:
-    """The same request in blocks of `block_tokens`, a multiple of its own.
-
-    Keeps every k-th id: exact where an id names its whole prefix, as in Mooncake's and the agent traces (Qwen-Bailian's
-    name a block's own tokens). A partial last block has no name at the coarser size and is left out.
-
-    Raises:
-        FieldError: not a multiple.
-    """
-    if request.block_ids is None or block_tokens == request.block_tokens:
-        return request
-    factor, rest = divmod(block_tokens, request.block_tokens)
-    if rest or factor < 1:
-        raise FieldError("block_tokens", f"{block_tokens} is no multiple of the trace's {request.block_tokens}")
-    full = request.block_ids[: request.num_full_blocks]
-    return replace(request, block_ids=full[factor - 1 :: factor], block_tokens=block_tokens)

@@ -15,7 +15,7 @@ from framework.interfaces.workload import Workload
 from framework.kv_events.file import Header, begins_stream, header_of, is_stream, parsed, read_batches
 from framework.kv_events.requests import RequestFinder, SeenRequest
 from framework.kv_events.schema import BlockStored, EventBatch, Hash
-from framework.workload.traces.own_format import answer
+from framework.workload.traces.fields import answer
 
 
 class KVEventTrace(TraceReader):

@@ -18,7 +18,7 @@ from framework.interfaces.trace import (
     number,
     text,
 )
-from framework.workload.traces.block_ids import first_object
+from framework.workload.traces.fields import first_object
 
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?\s?(Z|[+-]\d\d:?\d\d)?", re.ASCII)
 _TIME_EXAMPLE = "2023-11-16 18:15:46.68"

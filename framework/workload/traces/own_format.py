@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, ClassVar, cast
 
 import numpy as np
 import orjson
 
-from framework.errors import InvalidArgument, WorkloadError
+from framework.errors import ConfigError, InvalidArgument, WorkloadError
 from framework.files.atomic import beside
 from framework.interfaces.trace import (
     BlockIdArray,
@@ -38,19 +38,19 @@ from framework.interfaces.trace import (
     Sampling,
     WorkloadRequest,
     check_block_count,
-    hint,
     integer,
     integers,
     number,
     text,
 )
 from framework.types import TokenArray
-from framework.workload.traces.block_ids import first_object
+from framework.workload.traces.fields import answer, check_header, facts_of, first_object
 
 FORMAT, VERSION = "kvlab-trace", 1
 DEFAULT_BLOCK_TOKENS = 16
+SYNTHETIC = ("system_prompts", "conversations", "agents", "rag", "forks")
+"""Our workloads that know their own answers. Others of token ids can be written as well, with answers of a length."""
 _MAX_FORKS = 1024
-_MAX_PRIORITY = 2**31
 
 
 class OwnFormat(JsonLinesReader):
@@ -108,26 +108,8 @@ class OwnFormat(JsonLinesReader):
             sampling=_sampling(record, output_tokens),
             arrival_s=number(record, "arrival_s"),
             namespace=Namespace(salt=text(record, "scope") or ""),
-            priority=integer(record, "priority", -_MAX_PRIORITY, _MAX_PRIORITY) if "priority" in record else 0,
-            tenant=text(record, "tenant") or "",
-            session=text(record, "session"),
-            turn=integer(record, "turn", 0) if record.get("turn") is not None else None,
-            category=text(record, "category"),
-            hint=hint(record),
-            key=text(record, "key") or "",
+            **facts_of(record),
         )
-
-
-def check_header(record: Mapping[str, Any], name: str, version: int) -> None:
-    """The header names a format and a version that can be read.
-
-    Raises:
-        FieldError: it does not.
-    """
-    if record.get("format") != name:
-        raise FieldError("format", f"expected {name!r}, found {str(record.get('format'))[:40]!r}")
-    if record.get("version") != version:
-        raise FieldError("version", f"this reader knows version {version}, found {str(record.get('version'))[:40]}")
 
 
 def _length(record: Mapping[str, Any], field: str, tokens: TokenArray | None, low: int) -> int:
@@ -146,11 +128,6 @@ def _sampling(record: Mapping[str, Any], output_tokens: int) -> Sampling:
     return answer(output_tokens, n, beam_width)
 
 
-def answer(output_tokens: int, n: int = 1, beam_width: int = 1) -> Sampling:
-    """How a trace's request is answered: with exactly as many tokens as recorded, at least one."""
-    return Sampling(max_tokens=max(1, output_tokens), n=n, beam_width=beam_width, ignore_eos=True)
-
-
 def _tokens(record: Mapping[str, Any], field: str) -> TokenArray:
     return integers(record, field, limit=2**31 - 1).astype(np.int32)
 
@@ -166,6 +143,36 @@ def name_blocks(tokens: TokenArray, block_tokens: int) -> BlockIdArray:
         name = hashlib.blake2b(name + data[start : start + step], digest_size=8).digest()
         names.append(int.from_bytes(name, "little") >> 2)
     return np.array(names, dtype=np.int64)
+
+
+def as_trace(requests: Iterable[WorkloadRequest], block_tokens: int | None = None) -> Iterator[WorkloadRequest]:
+    """The requests of a workload of token ids as a trace records them, one at a time.
+
+    Args:
+        block_tokens: name prompts in blocks of this size, a partial last one included, instead of writing out tokens:
+            much shorter, but outputs are then lengths.
+
+    Raises:
+        ConfigError: a request of text.
+    """
+    for request in requests:
+        if request.tokens is None:
+            raise ConfigError(f"a trace holds token ids, this workload has text; choose one of {', '.join(SYNTHETIC)}")
+        output_tokens = request.sampling.max_tokens if request.output_tokens is None else request.output_tokens
+        recorded = replace(request, key="", output_tokens=output_tokens)
+        if block_tokens is not None:
+            ids = name_blocks(request.tokens, block_tokens)
+            recorded = replace(recorded, prompt=None, output=None, block_ids=ids, block_tokens=block_tokens)
+        yield recorded
+
+
+def with_blocks(requests: Iterable[WorkloadRequest], block_tokens: int) -> Iterator[WorkloadRequest]:
+    """Requests whose prompts are token ids without names, with names of blocks of `block_tokens` beside them."""
+    for request in requests:
+        if request.block_ids is None and request.tokens is not None:
+            ids = name_blocks(request.tokens, block_tokens)
+            request = replace(request, block_ids=ids, block_tokens=block_tokens)
+        yield request
 
 
 def write_trace(path: str | Path, requests: Iterable[WorkloadRequest], *, block_tokens: int = 0, **notes: Any) -> int:

@@ -25,7 +25,7 @@ from framework.interfaces.trace import (
     text,
 )
 from framework.types import TokenArray
-from framework.workload.traces.block_ids import first_object
+from framework.workload.traces.fields import first_object
 from framework.workload.traces.own_format import name_blocks
 
 _CHUNK_FILES = ("1_sys_prompt", "2_passages", "3_history", "4_user_input", "5_web_search")

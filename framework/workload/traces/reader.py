@@ -13,7 +13,6 @@ from framework.errors import FrameworkError, InvalidArgument, PluginError, Unkno
 from framework.files.lines import first_lines, read_lines
 from framework.guard.boundary import Boundary, construct, is_count, is_own, text_of
 from framework.interfaces.trace import MAX_TOKENS, FieldError, Line, Record, TraceReader, WorkloadRequest
-from framework.workload.traces.block_ids import coarsen
 
 OnError = Literal["raise", "skip"]
 
@@ -123,6 +122,24 @@ class Trace:
             raise WorkloadError(f"{message}; on_error=skip leaves such lines out and counts them") from error
         self.num_skipped += 1
         self.first_error = self.first_error or message
+
+
+def coarsen(request: WorkloadRequest, block_tokens: int) -> WorkloadRequest:
+    """The same request in blocks of `block_tokens`, a multiple of its own.
+
+    Keeps every k-th id: exact where an id names its whole prefix, as in Mooncake's and the agent traces (Qwen-Bailian's
+    name a block's own tokens). A partial last block has no name at the coarser size and is left out.
+
+    Raises:
+        FieldError: not a multiple.
+    """
+    if request.block_ids is None or block_tokens == request.block_tokens:
+        return request
+    factor, rest = divmod(block_tokens, request.block_tokens)
+    if rest or factor < 1:
+        raise FieldError("block_tokens", f"{block_tokens} is no multiple of the trace's {request.block_tokens}")
+    full = request.block_ids[: request.num_full_blocks]
+    return replace(request, block_ids=full[factor - 1 :: factor], block_tokens=block_tokens)
 
 
 def _arrival(record: WorkloadRequest | FieldError) -> float:

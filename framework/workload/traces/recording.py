@@ -26,7 +26,6 @@ from framework.interfaces.trace import (
     Record,
     Sampling,
     WorkloadRequest,
-    hint,
     integer,
     integers,
     json_object,
@@ -35,8 +34,8 @@ from framework.interfaces.trace import (
 )
 from framework.interfaces.workload import Workload
 from framework.types import TokenArray
-from framework.workload.traces.block_ids import first_object
-from framework.workload.traces.own_format import DEFAULT_BLOCK_TOKENS, answer, check_header, name_blocks
+from framework.workload.traces.fields import answer, check_header, facts_of, first_object
+from framework.workload.traces.own_format import DEFAULT_BLOCK_TOKENS, name_blocks
 
 FORMAT, VERSION = "kvlab-recording", 2
 Candidates = tuple[list[list[int]], list[list[float]]]
@@ -180,13 +179,7 @@ def _request(record: Mapping[str, Any]) -> WorkloadRequest:
         sampling=_sampling(record),
         arrival_s=number(record, "arrival_step"),
         namespace=_namespace(record),
-        priority=integer(record, "priority", -(2**62), 2**62) if "priority" in record else 0,
-        tenant=text(record, "tenant") or "",
-        session=text(record, "session"),
-        turn=integer(record, "turn", 0) if record.get("turn") is not None else None,
-        category=text(record, "category"),
-        hint=hint(record),
-        key=text(record, "key") or "",
+        **facts_of(record),
     )
 
 

@@ -17,7 +17,7 @@ from framework.errors import ConfigError
 from framework.replay.paths import build_paths
 from framework.replay.reference import replay_infinite
 from framework.workload import build, stream
-from framework.workload.to_trace import SYNTHETIC, synthetic_trace
+from framework.workload.traces.own_format import SYNTHETIC, as_trace
 
 SEEDED = ("chat", "no_sharing", "shared_prefix", *SYNTHETIC)
 FINGERPRINT = f"""
@@ -78,7 +78,7 @@ def test_an_application_has_one_system_prompt() -> None:
 
 
 def infinite_rate(name: str, **options: Any) -> float:
-    return replay_infinite(build_paths(synthetic_trace(name, options, seed=0, block_tokens=16))).hit_rate
+    return replay_infinite(build_paths(as_trace(stream(name, options), 16))).hit_rate
 
 
 def test_shuffled_documents_share_less_than_sorted_ones() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 
 import numpy as np
 from synthetic_workloads import drawn
 
 from framework.interfaces.workload import WorkloadRequest
+from framework.workload import stream
 
 
 def test_a_turn_repeats_its_conversation_with_its_answers() -> None:
@@ -59,3 +61,18 @@ def test_a_long_summary_is_cut_to_the_context() -> None:
     }
     longest = max(len(r.tokens) + len(r.output) for r in drawn("agents", **options))
     assert longest == 900, longest
+
+
+def test_memory_does_not_grow_with_the_number_of_requests() -> None:
+    def peak(count: int) -> int:
+        tracemalloc.start()
+        options = {"num_sessions": count, "rate_per_s": 1.0, "think_s": 1.0, "turns": 2.0}
+        for _ in stream("conversations", options, seed=0):
+            pass
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size
+
+    peak(20)
+    short, long = peak(100), peak(1000)
+    assert long < 3 * short, (short, long)

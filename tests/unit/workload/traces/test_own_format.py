@@ -1,9 +1,8 @@
-"""A synthetic workload written as a trace says what the workload says."""
+"""Our own trace format: what is checked in a line, and workloads written in it."""
 
 from __future__ import annotations
 
 import json
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from framework.errors import WorkloadError
 from framework.registry.components import build_allocator
 from framework.replay.items import feed, trace_items
 from framework.workload import stream
-from framework.workload.to_trace import synthetic_trace
 from framework.workload.traces import open_trace
+from framework.workload.traces.own_format import as_trace
 
 
 @pytest.mark.parametrize(("line", "field"), [({"n": 0}, "n"), ({"n": 2, "beam_width": 2}, "n"), ({"n": "x"}, "n")])
@@ -34,7 +33,7 @@ def test_forks_of_a_trace_line_are_checked(tmp_path: Path, line: dict[str, Any],
 def test_replay_forks_what_the_trace_asks_for() -> None:
     allocator = build_allocator("cow", "lru", "sha256", num_blocks=2000, block_size=16, max_model_len=4096)
     engine = make_engine(allocator, ReplayExecutor(constant_step(0.01)), max_model_len=4096)
-    requests = list(synthetic_trace("forks", {"num_requests": 8, "beam_share": 0.0, "n": 3}, seed=0, block_tokens=16))
+    requests = list(as_trace(stream("forks", {"num_requests": 8, "beam_share": 0.0, "n": 3}), 16))
     for _ in feed(engine, trace_items(requests)):
         pass
     engine.check()
@@ -47,9 +46,7 @@ def test_the_command_writes_the_trace(tmp_path: Path, capsys: pytest.CaptureFixt
     words = ["synth", "rag", "num_requests=9", "shuffle=false", "rate_per_s=2", "--out", str(out), "--seed", "3"]
     assert trace.main([*words, "--block-tokens", "32"]) == 0
     assert "9 requests" in capsys.readouterr().out
-    expected = list(
-        synthetic_trace("rag", {"num_requests": 9, "shuffle": False, "rate_per_s": 2.0}, seed=3, block_tokens=32)
-    )
+    expected = as_trace(stream("rag", {"num_requests": 9, "shuffle": False, "rate_per_s": 2.0}, seed=3), 32)
     for read, request in zip(open_trace(out), expected, strict=True):
         assert read.block_ids is not None
         assert request.block_ids is not None
@@ -61,18 +58,3 @@ def test_the_command_writes_the_trace(tmp_path: Path, capsys: pytest.CaptureFixt
     ):
         assert trace.main(wrong) == 2
         assert message in capsys.readouterr().err
-
-
-def test_memory_does_not_grow_with_the_number_of_requests() -> None:
-    def peak(count: int) -> int:
-        tracemalloc.start()
-        options = {"num_sessions": count, "rate_per_s": 1.0, "think_s": 1.0, "turns": 2.0}
-        for _ in stream("conversations", options, seed=0):
-            pass
-        size = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return size
-
-    peak(20)
-    short, long = peak(100), peak(1000)
-    assert long < 3 * short, (short, long)
