@@ -16,13 +16,14 @@ from framework.errors import ConfigError, FrameworkError, WorkloadError
 from framework.files.jsonl import JsonObject, iter_lines, iter_objects
 from framework.interfaces.records import FieldError, integer, integers, number, text
 from framework.interfaces.workload import Message, Namespace, Sampling, Workload, WorkloadRequest
-from framework.registry.signatures import require_names
+from framework.registry.signatures import did_you_mean, listing
 from framework.types import TokenArray
 from framework.workload.traces.fields import facts_of
 
 _PROMPT = ("prompt", "messages", "tokens")
 _SAMPLING = tuple(field.name for field in fields(Sampling))
 _FACTS = ("arrival_s", "priority", "tenant", "session", "turn", "category", "hint", "key", "adapter", "salt")
+_FIELDS = (*_PROMPT, *_SAMPLING, *_FACTS)
 
 
 @dataclass(kw_only=True)
@@ -85,7 +86,10 @@ class Prompts(Workload):
 
 
 def _request(record: JsonObject) -> WorkloadRequest:
-    require_names("a line", (ascii(name)[1:-1] for name in record), (*_PROMPT, *_SAMPLING, *_FACTS))
+    for name in record:
+        if name not in _FIELDS:
+            hint = did_you_mean(name, _FIELDS) or f"; there are: {listing(_FIELDS)}"
+            raise FieldError(ascii(name)[1:-1][:60], f"no such field{hint}")
     return WorkloadRequest(
         prompt=_prompt(record),
         sampling=Sampling(**{name: record[name] for name in _SAMPLING if name in record}),

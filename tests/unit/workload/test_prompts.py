@@ -61,8 +61,8 @@ HUGE = 10**400
     ("line", "message"),
     [
         ('{"prompt": "x"', "not a JSON object"),
-        ('{"promt": "x"}', "no 'promt'; did you mean 'prompt'"),
-        ('{"prompt": "x", "\\ud800": 1}', "takes no "),
+        ('{"promt": "x"}', "promt: no such field; did you mean 'prompt'"),
+        ('{"prompt": "x", "\\ud800": 1}', "no such field"),
         ('{"max_tokens": 3}', "prompt: want exactly one of prompt, messages, tokens, found none"),
         ('{"prompt": "x", "tokens": [1]}', "found prompt and tokens"),
         ('{"prompt": ""}', "prompt: want text that is not empty"),
