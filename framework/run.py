@@ -40,15 +40,11 @@ if TYPE_CHECKING:
     from framework.sweep.job import Outcome, State
 
 
-_NO_CHDIR = (
-    "is not supported: paths on the command line are relative to where the command was started, and a run writes to "
-    "run.dir; leave hydra.job.chdir out"
-)
 _NOT_HYDRAS = {
-    r"hydra\.job\.chdir=(?i:true|yes|on|1)$": _NO_CHDIR,
     r"hydra\.output_subdir=(?!null$)": "is not supported: a run's config.yaml and provenance.json hold what Hydra "
     "would write there; leave it out",
     r"hydra\.searchpath=": "is not supported; give --config-dir FOLDER",
+    r"hydra\.sweep\.subdir=": "is not supported: a job's folder is named after its overrides; set run.sweep=NAME",
     r"hydra\.sweeper\.params\b": "is for files of conf/sweep; on the command line give the values, as in seed=1,2",
 }
 """Words of Hydra's that are refused, as patterns, and what to do instead."""
@@ -71,11 +67,11 @@ def call(arguments: Sequence[str]) -> int:
 
 @command
 def _called(arguments: Sequence[str], outcomes: list[Outcome]) -> int:
-    if _asks(arguments, "--help", "-h"):
+    if {"--help", "-h"} & set(arguments):
         from framework.config.hydra.help import help_text
 
         print(help_text(), end="")  # noqa: T201
-    elif _asks(arguments, "--version"):
+    elif "--version" in arguments:
         from framework.config.hydra.help import version_text
 
         print(version_text())  # noqa: T201
@@ -84,30 +80,18 @@ def _called(arguments: Sequence[str], outcomes: list[Outcome]) -> int:
     return DONE
 
 
-def compose(overrides: Sequence[str] = (), *, config_dir: str | Path | None = None) -> DictConfig:
-    """The checked configuration of these overrides, in either spelling: what notebooks call.
-
-    Raises:
-        FrameworkError: an override, value or component that cannot be run.
-    """
-    from framework.config.hydra import compose as composing
-
-    return composing.compose(overrides, config_dir=config_dir)
-
-
 def job(config: DictConfig) -> Outcome:
     """One run: the task that Hydra calls, in this process or in a launcher's worker. A failure is an outcome."""
     from hydra.core.hydra_config import HydraConfig
 
     from framework.api import run
-    from framework.config.hydra.multirun import job_directory
     from framework.results.reading import what_went_wrong
-    from framework.sweep.job import JobDone, Outcome, fail
+    from framework.sweep.job import JobDone, Outcome, fail, folder_name
 
     hydra = HydraConfig.get()
     sweep = str(Path(hydra.sweep.dir).absolute()) if _is_sweep(hydra) else None
-    own = job_directory(hydra) if sweep else None
-    directory = str(own or Path(hydra.runtime.output_dir).absolute())
+    own = Path(sweep, folder_name(list(hydra.overrides.task))) if sweep else Path(hydra.runtime.output_dir)
+    directory = str(own.absolute())
     state: State = "ok"
     status, reason, disk = DONE, "", False
     result: dict[str, Any] = {}
@@ -160,7 +144,10 @@ def _prepare(
     from framework.sweep.job import begin
 
     if hydra.job.chdir:
-        raise ConfigError(f"hydra.job.chdir=true {_NO_CHDIR}")
+        raise ConfigError(
+            "hydra.job.chdir=true is not supported: paths on the command line are relative to where the command was "
+            "started, and a run writes to run.dir; leave it out"
+        )
     if sweep is not None and os.getcwd() != hydra.runtime.cwd and Path(hydra.runtime.cwd).is_dir():
         os.chdir(hydra.runtime.cwd)  # a cluster's worker starts elsewhere, and paths of the command line are relative
     settings = checked(config)
@@ -204,7 +191,8 @@ def _is_sweep(hydra: Any) -> bool:
 def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
     from hydra._internal.utils import get_args_parser
 
-    from framework.config.hydra.compose import CONFIG_NAME, create_hydra
+    from framework.config.hydra.completion import complete
+    from framework.config.hydra.compose import HYDRA_ERRORS, checked, compose_normal, global_hydra, refusal
     from framework.config.hydra.overrides import normalise
     from framework.config.hydra.source import search_path
 
@@ -216,72 +204,51 @@ def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
         for pattern, instead in _NOT_HYDRAS.items():
             if re.match(rf"\+*{pattern}", word):
                 raise ConfigError(f"{word} {instead}")
+    if args.experimental_rerun:
+        raise ConfigError("--experimental-rerun is not supported; repeat the overrides of the run's config.yaml")
     args.overrides = normalise(args.overrides)
-    name = args.config_name or CONFIG_NAME
+    runs = not (args.shell_completion or args.cfg or args.info or args.hydra_help)
+    path = search_path(args.config_dir, importable_only=runs)
     if args.shell_completion:
-        from framework.config.hydra.completion import complete
-
-        print(complete("".join(arguments[-1:]), search_path(args.config_dir)))  # noqa: T201
-    elif args.cfg or args.info or args.hydra_help:
-        _inspect(args, parser, name)
-    else:
-        if args.experimental_rerun:
-            raise ConfigError("--experimental-rerun is not supported; repeat the overrides of the run's config.yaml")
-        path = search_path(args.config_dir, importable_only=True)
-        outcomes.extend(_run(args, create_hydra(path), name, path))
-        if not outcomes:
-            raise ConfigError(
-                "the sweep has no job: a range is empty or a glob matches nothing; --help lists what is installed"
-            )
-
-
-def _inspect(args: argparse.Namespace, parser: argparse.ArgumentParser, name: str) -> None:
-    """`--cfg`, `--info` and `--hydra-help` are Hydra's own, over our search path; the config is checked first."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    from framework.config.hydra.compose import HYDRA_ERRORS, checked, compose_normal, create_hydra, refusal
-    from framework.config.hydra.source import search_path
-
-    path = search_path(args.config_dir)
+        print(complete("".join(arguments[-1:]), path))  # noqa: T201
+        return
+    name = args.config_name or "config"
     if args.cfg:
         checked(compose_normal(args.overrides, path, name), missing_allowed=True)
-    hydra = create_hydra(path)
     try:
-        if args.cfg:
-            hydra.show_cfg(name, args.overrides, args.cfg, args.package, args.resolve)
-        elif args.info:
-            hydra.show_info(args.info, name, args.overrides)
-        else:
-            hydra.hydra_help(name, parser, args)
-    except HYDRA_ERRORS as error:
-        raise refusal(error, args.overrides, path) from error
-    finally:
-        GlobalHydra.instance().clear()
-
-
-def _run(args: argparse.Namespace, hydra: Any, name: str, path: Any) -> Iterator[Outcome]:
-    from hydra.core.global_hydra import GlobalHydra
-
-    from framework.config.hydra.compose import HYDRA_ERRORS, refusal
-    from framework.config.hydra.multirun import multirun, single_run, single_run_config
-
-    words = list(args.overrides)
-    words.append("hydra.output_subdir=null")  # Hydra would write before we know whose folder it is
-    try:
-        config = None if args.multirun else single_run_config(hydra, name, words)
-        if config is None:
-            yield from multirun(hydra, name, [*words, "hydra.mode=MULTIRUN"], job)
-        else:
-            yield single_run(hydra, name, config, job)
+        with global_hydra(path) as hydra:
+            if args.cfg:
+                hydra.show_cfg(name, args.overrides, args.cfg, args.package, args.resolve)
+            elif args.info:
+                hydra.show_info(args.info, name, args.overrides)
+            elif args.hydra_help:
+                hydra.hydra_help(name, parser, args)
+            else:
+                outcomes.extend(_run(hydra, name, args.overrides, is_sweep=args.multirun))
     except HYDRA_ERRORS as error:
         raise refusal(error, args.overrides, path) from error
     except OSError as error:  # Hydra makes the run directory before the job begins
+        if error.filename is None:
+            raise
         raise RunDirectoryError(
             error.errno or 0,
             f"run.dir or run.sweep: {error.filename!r} cannot be made: {error.strerror}; choose another",
         ) from error
-    finally:
-        GlobalHydra.instance().clear()
+    if runs and not outcomes:
+        raise ConfigError(
+            "the sweep has no job: a range is empty or a glob matches nothing; --help lists what is installed"
+        )
+
+
+def _run(hydra: Any, name: str, overrides: Sequence[str], *, is_sweep: bool) -> Iterator[Outcome]:
+    from framework.config.hydra.multirun import multirun, single_run, single_run_config
+
+    words = [*overrides, "hydra.output_subdir=null"]  # Hydra would write before we know whose folder it is
+    config = None if is_sweep else single_run_config(hydra, name, words)
+    if config is None:
+        yield from multirun(hydra, name, [*words, "hydra.mode=MULTIRUN"], job)
+    else:
+        yield single_run(hydra, name, config, job)
 
 
 def _finish(outcomes: Sequence[Outcome]) -> None:
@@ -322,10 +289,6 @@ def _status(outcomes: Sequence[Outcome]) -> int:
 
 def _is_failure(outcome: Outcome) -> bool:
     return outcome.status != 0 and outcome.state != "unavailable"
-
-
-def _asks(arguments: Sequence[str], *flags: str) -> bool:
-    return any(flag in arguments for flag in flags)
 
 
 def _refuse_unreadable(arguments: Sequence[str]) -> None:

@@ -137,14 +137,14 @@ def axes_of(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[Axis, ...]
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    from framework.config.hydra.compose import create_hydra
+    from framework.config.hydra.compose import global_hydra
     from framework.config.hydra.overrides import normalise
     from framework.config.hydra.source import search_path
 
     words = normalise(overrides)
-    loader = create_hydra(search_path(importable_only=True)).config_loader
     try:
-        parsed = OverridesParser.create(config_loader=loader).parse_overrides(words)
+        with global_hydra(search_path(importable_only=True)) as hydra:
+            parsed = OverridesParser.create(config_loader=hydra.config_loader).parse_overrides(words)
     except HydraException as error:
         raise ConfigError(f"cannot read the overrides: {' '.join(str(error).split())}") from error
     fixed = tuple(override.input_line for override in parsed if not override.is_sweep_override())
@@ -178,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ConfigError(f"--trials must be at least 1, found {options.trials}")
     if options.seed < 0:
         raise ConfigError(f"--seed must be at least 0, found {options.seed}")
-    check_below("search NAME", options.name)
+    check_below("search NAME", options.name, "--folder FOLDER")
     fixed, axes = axes_of(options.overrides)
     plan = Search(
         folder=Path(options.folder) / options.name,

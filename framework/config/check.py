@@ -60,57 +60,37 @@ def parse(config: Mapping[str, Any]) -> Config:
     if "run" not in values:
         raise ConfigError("run.dir has no value; set run.dir=...")
     checked = Config(**values)
-    check_executor(checked.mode, checked.executor)
-    check_tiering(checked)
-    check_kv_events(checked)
-    check_groups(checked)
+    _check_executor(checked.mode, checked.executor)
+    _check_tiering(checked)
+    _check_kv_events(checked)
+    _check_groups(checked)
     if checked.run.sweep:  # empty where nothing is swept
-        check_below("run.sweep", checked.run.sweep)
+        check_below("run.sweep", checked.run.sweep, "hydra.sweep.dir=FOLDER")
     return checked
 
 
-_BELOW: Mapping[str, tuple[str, str]] = {
-    "run.sweep": ("below sweeps/", "for a folder elsewhere set hydra.sweep.dir=FOLDER instead"),
-    "search NAME": ("below sweeps/", "for a folder elsewhere set --folder FOLDER"),
-    "hydra.sweep.subdir": ("below the sweep's", "for a sweep elsewhere set hydra.sweep.dir=FOLDER"),
-}
-
-
-def check_below(key: str, name: str) -> None:
-    """Refuse a name by which a folder would not lie below the one where it belongs.
+def check_below(key: str, name: str, elsewhere: str) -> None:
+    """Refuse a name by which a folder would not lie below sweeps/; `elsewhere` says how to put it elsewhere.
 
     Raises:
         ConfigError: with what to set instead.
     """
     path = PurePath(name)
     if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
-        where, instead = _BELOW[key]
-        raise ConfigError(f"{key} is a folder's name {where}, found {shown(name)}; {instead}")
+        raise ConfigError(
+            f"{key} is a folder's name below sweeps/, found {shown(name)}; for a folder elsewhere set {elsewhere}"
+        )
 
 
-def check_executor(mode: str, executor: str | None) -> None:
-    """Refuse an executor that the mode does not have.
-
-    Raises:
-        ConfigError: with what the mode takes.
-    """
-    taken = _EXECUTORS[mode]
-    if executor is None or executor in taken:
-        return
-    what = {
-        "serve": "its executor is the model; a trace without one is mode=replay",
-        "replay": f"executors: {', '.join(taken)}; serving with a model is mode=serve",
-        "kernel": "leave it null",
-    }
-    raise ConfigError(f"executor={executor} cannot be in mode={mode}: {what[mode]}")
+def _check_executor(mode: str, executor: str | None) -> None:
+    if executor is not None and executor not in _EXECUTORS[mode]:
+        raise ConfigError(
+            f"executor={executor} cannot be in mode={mode}; executors are model in mode=serve, none, roofline and "
+            "cache_only in mode=replay, null in mode=kernel"
+        )
 
 
-def check_tiering(config: Config) -> None:
-    """Refuse a tiering rule without tiers, and tiers in mode=kernel or under a schedule that does not load.
-
-    Raises:
-        ConfigError: with what to set.
-    """
+def _check_tiering(config: Config) -> None:
     rule = config.tiering.name
     if rule != NO_TIERING and not config.tiers:
         raise ConfigError(
@@ -161,12 +141,7 @@ def _tier(key: str, entry: Any) -> dict[str, Any]:
     return {**parts, **options.plain()}
 
 
-def check_kv_events(config: Config) -> None:
-    """Refuse KV events of a run without a pool that publishes blocks.
-
-    Raises:
-        ConfigError: with what to run instead.
-    """
+def _check_kv_events(config: Config) -> None:
     asked = config.kv_events
     if not asked.file and not asked.publish:
         return
@@ -178,12 +153,7 @@ def check_kv_events(config: Config) -> None:
         )
 
 
-def check_groups(config: Config) -> None:
-    """Refuse groups of KV outside a replay, and beside what one group alone has.
-
-    Raises:
-        ConfigError: what to leave out, or a wrong key or value of `replay.groups`.
-    """
+def _check_groups(config: Config) -> None:
     if config.replay.groups is None:
         return
     GroupOptions.parse(config.replay.groups)

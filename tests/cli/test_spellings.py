@@ -10,7 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from framework import registry
-from framework.run import compose
+from framework.config.hydra.compose import compose
 
 QUICK = ("backend=gather", "model=tiny", "workload=chat")
 

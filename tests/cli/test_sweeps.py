@@ -429,7 +429,7 @@ def test_an_experiment_sets_a_component_and_the_command_line_wins(command: Comma
 
 
 def test_every_frozen_composition_names_its_command_and_composes(repository: Path) -> None:
-    from framework.run import compose
+    from framework.config.hydra.compose import compose
 
     files = sorted([*(repository / "conf/sweep").glob("*.yaml"), *(repository / "conf/experiment").glob("*.yaml")])
     assert files

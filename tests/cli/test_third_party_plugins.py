@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from framework import registry
+from framework.config.hydra.compose import compose
 from framework.errors import DuplicatePlugin, FrameworkError, PluginError, PluginImportError, UnknownPlugin
-from framework.run import compose
 
 HASH = '''
 from typing import Literal

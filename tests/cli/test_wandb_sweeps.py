@@ -12,8 +12,9 @@ import yaml
 from wandb_offline import read_offline_run
 
 from framework import tracking
+from framework.config.hydra.compose import compose
 from framework.errors import ConfigError
-from framework.run import call, compose
+from framework.run import call
 from framework.tracking import RunDirectory, RunLabel, Trackers
 from framework.wandb import main, sweep_config
 

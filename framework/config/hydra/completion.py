@@ -7,11 +7,8 @@ import re
 
 from hydra._internal.core_plugins.bash_completion import BashCompletion
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
 
-from framework.config.hydra.compose import CONFIG_NAME, create_hydra
+from framework.config.hydra.compose import CONFIG_NAME, HYDRA_ERRORS, global_hydra
 from framework.config.hydra.overrides import normalise
 from framework.errors import ConfigError, FrameworkError
 from framework.registry.signatures import did_you_mean
@@ -69,13 +66,10 @@ def choices(line: str, path: ConfigSearchPath) -> list[str]:
         return [flag for flag in _FLAGS if flag.startswith(word)]
     sign = re.match(r"^\+*", word)
     assert sign is not None
-    previous = GlobalHydra.instance().hydra
     try:
         earlier = normalise([entry for entry in words if "=" in entry])
-        plugin = BashCompletion(create_hydra(path).config_loader)
-        found = plugin._query(CONFIG_NAME, " ".join([*earlier, word[sign.end() :]]))
-    except (FrameworkError, HydraException, OmegaConfBaseException, SystemExit):
+        with global_hydra(path) as hydra:
+            found = BashCompletion(hydra.config_loader)._query(CONFIG_NAME, " ".join([*earlier, word[sign.end() :]]))
+    except (FrameworkError, *HYDRA_ERRORS, SystemExit):
         return []
-    finally:
-        GlobalHydra.instance().hydra = previous
     return [sign[0] + entry for entry in found]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,21 +63,23 @@ def compose_normal(overrides: Sequence[str], path: ConfigSearchPath, config_name
 
 
 def _composed(overrides: Sequence[str], path: ConfigSearchPath, config_name: str = CONFIG_NAME) -> DictConfig:
-    previous = GlobalHydra.instance().hydra
     version.setbase("1.3")
-    try:
-        config = create_hydra(path).compose_config(
+    with global_hydra(path) as hydra:
+        config = hydra.compose_config(
             config_name=config_name, overrides=list(overrides), run_mode=RunMode.RUN, with_log_configuration=False
         )
-    finally:
-        GlobalHydra.instance().hydra = previous
     return without_hydra(config)
 
 
-def create_hydra(path: ConfigSearchPath) -> Hydra:
-    """A Hydra over this search path, installed as the global one."""
+@contextmanager
+def global_hydra(path: ConfigSearchPath) -> Iterator[Hydra]:
+    """A Hydra over this search path, which is the global one meanwhile."""
+    previous = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
-    return Hydra.create_main_hydra2(task_name="kvlab", config_search_path=path)
+    try:
+        yield Hydra.create_main_hydra2(task_name="kvlab", config_search_path=path)
+    finally:
+        GlobalHydra.instance().hydra = previous
 
 
 def without_hydra(config: DictConfig) -> DictConfig:

@@ -42,7 +42,6 @@ from framework.sweep.job import Outcome, Watch, folder_name, require_sweep_folde
 
 Task = Callable[[DictConfig], Outcome]
 MOST_JOBS = 100_000
-_OWN_SUBDIR = "."  # conf/config.yaml's: the job names its own folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +59,16 @@ class _Sweep:
     def folder(self) -> Path:
         return Path(str(self.config.hydra.sweep.dir)).absolute()
 
-    def directory_of(self, config: DictConfig) -> Path:
-        """The folder of one of its jobs."""
-        return job_directory(config.hydra) or self.folder / str(config.hydra.sweep.subdir)
-
     def composed(self, number: int, words: Sequence[str]) -> DictConfig:
-        """The configuration of one job, Hydra's node included."""
-        config = self.context.config_loader.load_sweep_config(self.config, list(words))
+        """The configuration of one job, Hydra's node included. Raises FrameworkError where it cannot be composed."""
+        loader = self.context.config_loader
+        try:
+            config = loader.load_sweep_config(self.config, list(words))
+        except HYDRA_ERRORS as error:
+            raise refusal(error, words, loader.get_search_path()) from error
         with open_dict(config):
             config.hydra.job.id = config.hydra.job.num = number
         return config
-
-    def checked_words(self, number: int, words: Sequence[str]) -> DictConfig:
-        """The same; raises FrameworkError where a word cannot be composed."""
-        try:
-            return self.composed(number, words)
-        except HYDRA_ERRORS as error:
-            raise refusal(error, words, self.context.config_loader.get_search_path()) from error
 
     def plan(self, jobs: Sequence[Sequence[str]]) -> list[_Job]:
         """The jobs but for those that would repeat another."""
@@ -117,23 +109,17 @@ class _Job:
     words: Sequence[str]
 
     @property
-    def directory(self) -> Path | None:
-        """Its folder; None where the user gave `hydra.sweep.subdir`."""
-        return _folder(self.sweep.config.hydra, self.words)
-
-    @property
-    def config(self) -> DictConfig:
-        """As the task function gets it, Hydra's node included."""
-        return self.sweep.composed(self.number, self.words)
+    def directory(self) -> Path:
+        return self.sweep.folder / folder_name(self.words)
 
     @cached_property
     def plain(self) -> dict[str, Any]:
         """The configuration checked. Raises FrameworkError: it cannot be run."""
-        return checked(without_hydra(self.config)).plain()
+        return checked(without_hydra(self.sweep.composed(self.number, self.words))).plain()
 
     def done(self) -> Outcome | None:
         """The outcome of a job whose good result is there already."""
-        if self.directory is None or not (self.directory / RESULT).exists():
+        if not (self.directory / RESULT).exists():
             return None
         try:
             changed = what_changed(self.directory, identity(self.plain))
@@ -178,17 +164,6 @@ def _is(plugin: Any, kind: type) -> bool:
     return (found.__module__, found.__qualname__) == (kind.__module__, kind.__qualname__)
 
 
-def job_directory(hydra: Any) -> Path | None:
-    """The folder of a sweep's job, from Hydra's node; None where the user gave `hydra.sweep.subdir`."""
-    return _folder(hydra, list(hydra.overrides.task))
-
-
-def _folder(hydra: Any, words: Sequence[str]) -> Path | None:
-    if str(hydra.sweep.subdir) != _OWN_SUBDIR:
-        return None
-    return Path(str(hydra.sweep.dir)).absolute() / folder_name(words)
-
-
 def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Iterator[Outcome]:
     parser = OverridesParser.create(config_loader=sweep.context.config_loader)
     # A word of the command line replaces the same key of a conf/sweep file.
@@ -199,17 +174,14 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
     if "run.dir" in keys:
         raise ConfigError("run.dir is for a single run; the jobs of a sweep lie below sweeps/NAME: set run.sweep=NAME")
     _require_so_many(merged)
-    check_below("run.sweep", str(sweep.config.run.sweep))
+    check_below("run.sweep", str(sweep.config.run.sweep), "hydra.sweep.dir=FOLDER")
     jobs = sweeper.split_arguments(merged, None)[0]
-    composed = [sweep.checked_words(number, words) for number, words in enumerate(_representatives(jobs))]
+    composed = [sweep.composed(number, words) for number, words in enumerate(_representatives(jobs))]
     choices = [config.hydra.runtime.choices for config in composed]
     for sentence in dict.fromkeys(said for chosen in choices for said in registry.clashes(chosen)):
         print(sentence, file=sys.stderr)  # noqa: T201
     if not jobs:
         return
-    for config in composed:
-        if str(config.hydra.sweep.subdir) != _OWN_SUBDIR:
-            check_below("hydra.sweep.subdir", str(config.hydra.sweep.subdir))
     require_sweep_folder(sweep.folder)
     sweep.folder.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(masked(OmegaConf.to_container(sweep.config, enum_to_str=True)), sweep.folder / SWEEP)
@@ -273,7 +245,7 @@ def _in_process(sweep: _Sweep, jobs: Sequence[_Job], done: Mapping[int, Outcome]
         for place, job in enumerate(jobs):
             outcome = done.get(job.number)
             if outcome is None:
-                outcome = job.done() or _run(sweep, job.config)  # another process may have done it meanwhile
+                outcome = job.done() or _run(job)  # another process may have done it meanwhile
                 tick(outcome)
             if outcome.state == "elsewhere":
                 elsewhere.append((job, outcome))
@@ -288,13 +260,13 @@ def _in_process(sweep: _Sweep, jobs: Sequence[_Job], done: Mapping[int, Outcome]
     yield from (job.done() or outcome for job, outcome in elsewhere)
 
 
-def _run(sweep: _Sweep, config: DictConfig) -> Outcome:
+def _run(job: _Job) -> Outcome:
     setup_globals()
-    with no_empty_folders(sweep.directory_of(config)):
+    with no_empty_folders(job.directory):
         returned = run_job(
-            hydra_context=sweep.context,
-            task_function=sweep.task,
-            config=config,
+            hydra_context=job.sweep.context,
+            task_function=job.sweep.task,
+            config=job.sweep.composed(job.number, job.words),
             job_dir_key="hydra.sweep.dir",
             job_subdir_key="hydra.sweep.subdir",
         )
@@ -315,7 +287,7 @@ def _launched(
     size = sweeper.max_batch_size or max(1, len(missing))
     with sweep_progress(len(jobs), len(done), enabled=bool(sweep.config.run.progress)) as tick:
         for start in range(0, len(missing), size):
-            with Watch([folder for folder in folders[start : start + size] if folder is not None], tick) as watch:
+            with Watch(folders[start : start + size], tick) as watch:
                 returned = sweeper.launcher.launch(missing[start : start + size], initial_job_idx=start)
             for outcome in _outcomes(returned):
                 watch.finish(outcome)
