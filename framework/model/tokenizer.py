@@ -162,11 +162,7 @@ class NoTokenizer:
         self.vocab_size, self.eos_token_ids, self._where = vocab_size, tuple(eos_token_ids), where
 
     def encode(self, text: str) -> list[int]:
-        """There is none.
-
-        Raises:
-            ModelError: always.
-        """
+        """There is none. Raises ModelError, always."""
         raise self._missing()
 
     def decode(self, ids: Sequence[int]) -> str:

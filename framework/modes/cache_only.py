@@ -35,6 +35,7 @@ from framework.replay.optimum import optimum_hits, shares_of_best, tier_optima
 from framework.replay.paths import CacheOnlyResult, RequestPaths
 from framework.replay.reference import PYTHON, core_of, count, replay
 from framework.replay.tiers import ReplayTiers, TierSpec
+from framework.results.layout import REQUESTS
 from framework.sweep.identity import identity
 
 OPTIMUM_RULES = (
@@ -201,7 +202,7 @@ def _log_requests(
     if account is not None:
         columns |= account.columns()
     for row in zip(*columns.values(), strict=True):
-        session.run.log_request(dict(zip(columns, row, strict=True)))
+        session.run.log(REQUESTS, dict(zip(columns, row, strict=True)))
 
 
 def _against_optima(

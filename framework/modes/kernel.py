@@ -45,7 +45,7 @@ def kernel(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, A
 def _measure(grid: Grid, session: Session) -> None:
     """Every cell, written and printed as it is known; then the picture of all."""
     for step, row in enumerate(grid.run()):
-        session.run.writer(KERNEL).write(row)
+        session.run.log(KERNEL, row)
         session.log(step, {key: value for key, value in row.items() if isinstance(value, (int, float))})
         if session.settings.progress:
             found = f"{row['time_s'] * 1e6:,.1f} us" if row.get("time_s") else "; ".join(row.get("reasons") or ())[:160]

@@ -31,6 +31,7 @@ from framework.modes.session import KINDS, OnBegin, Session, names_of
 from framework.registry.components import build_allocator, build_component
 from framework.replay.items import Foresight, feed, trace_items
 from framework.replay.roofline import Roofline
+from framework.results.layout import REQUESTS
 from framework.types import TokenArray
 from framework.workload import requests_of
 from framework.workload.trace_file import TraceFile
@@ -72,8 +73,8 @@ def full_replay(session: Session) -> dict[str, Any]:
     session.say_length(session.config.engine.max_model_len, None, engine.max_model_len, engine.limits.length_advice)
     if session.settings.requests:
         tiers = len(session.config.tiers)
-        engine.state.on_end = lambda request: session.run.log_request(
-            request_row(request, unit=unit, tiers=tiers, ledger=ledger)
+        engine.state.on_end = lambda request: session.run.log(
+            REQUESTS, request_row(request, unit=unit, tiers=tiers, ledger=ledger)
         )
     start = time.perf_counter()
 

@@ -35,7 +35,7 @@ from framework.modes.replay_input import equal_bytes
 from framework.modes.session import KINDS, OnBegin, Session, names_of
 from framework.registry.components import build_component
 from framework.replay.items import submit, write_recording
-from framework.results.layout import RECORDING
+from framework.results.layout import RECORDING, REQUESTS
 from framework.workload import Workload, WorkloadRequest
 
 
@@ -78,7 +78,7 @@ def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest], ledger
         verdicts, judged = compare(llm, requests, session.settings.check_requests if complete else 0)
         for request in requests:
             row = served_row(request, verdicts, tiers=len(session.config.tiers), ledger=ledger)
-            session.run.log_request(row)
+            session.run.log(REQUESTS, row)
         if session.settings.record:
             record(llm, requests, session.run.path / RECORDING)
         bought = what_fewer_bits_buy(session.config, llm, requests) if complete else {}

@@ -22,7 +22,7 @@ from framework.misses.account import Account
 from framework.misses.ledger import Ledger
 from framework.modes.watchdog import Watchdog
 from framework.replay.misses import against_models
-from framework.results.layout import JOB, KV_EVENTS, REGRET, SHARED
+from framework.results.layout import EVENTS, JOB, KV_EVENTS, REGRET, SHARED
 from framework.results.reading import read_json, what_went_wrong
 from framework.sweep import identity
 from framework.sweep.job import fail
@@ -99,7 +99,7 @@ class Session:
         config, run = self.config, self.run
         log = ledger = None
         if self.settings.events:
-            log = lambda event, **facts: run.log_event({"event": event, **facts})  # noqa: E731
+            log = lambda event, **facts: run.log(EVENTS, {"event": event, **facts})  # noqa: E731
         if self.settings.explain:
             ledger = Ledger(config.cache.block_size, policy=config.eviction.name, most_contents=_MOST_CONTENTS)
         return Trial(
@@ -117,7 +117,7 @@ class Session:
         if asked.file:
             cache = self.config.cache
             sinks.append(JsonLines(
-                lambda record: self.run.writer(KV_EVENTS).write(record), clock="steps", block_size=cache.block_size,
+                lambda record: self.run.log(KV_EVENTS, record), clock="steps", block_size=cache.block_size,
                 num_blocks=cache.num_blocks, report_hits=asked.report_hits,
             ))  # fmt: skip
         self._kv_events = EventStream(sinks, report_hits=asked.report_hits)
@@ -184,7 +184,7 @@ class Session:
     def explained(self, account: Account) -> None:
         """`regret.jsonl`: each eviction of content that was asked for again."""
         for row in account.evictions.rows(account.policy):
-            self.run.writer(REGRET).write(row)
+            self.run.log(REGRET, row)
 
     def record(self, work: Callable[[], object], outcome: Callable[[bool], Mapping[str, Any]]) -> dict[str, Any]:
         """Do the work and write `result.json`, whatever becomes of it.

@@ -26,20 +26,19 @@ from framework.results.layout import (
     METRICS,
     PROVENANCE,
     RECORDING,
+    REGRET,
     REQUESTS,
     RESULT,
     ROOFLINE,
     ROOFLINE_SVG,
 )
-from framework.results.reading import read_json
 from framework.tracking.lock import Lock
-from framework.tracking.provenance import DISTRIBUTION
 
 _FLUSH_BYTES = 1 << 16
 _FLUSH_AFTER_S = 1.0
 _OF_A_RUN = (
     RESULT, FAILURE, CONFIG, PROVENANCE, METRICS, EVENTS, REQUESTS, KERNEL, ROOFLINE, ROOFLINE_SVG, RECORDING,
-    KV_EVENTS,
+    KV_EVENTS, REGRET,
 )  # fmt: skip
 """What a run writes, and what the next one in the same directory removes; the result first."""
 _NOT_FOREIGN = re.compile(rf"{LOCK}|{re.escape(JOB)}|{re.escape(FAILURE)}|\.hydra|.*\.log|\..*\.tmp")
@@ -188,24 +187,12 @@ class RunDirectory:
         self.flush()
         self._write_json(RESULT, result)
 
-    def writer(self, name: str) -> JsonLinesWriter:
-        """The writer of one of the run's JSON-lines files, opened at its first use and closed with the run."""
+    def log(self, name: str, record: Mapping[str, Any]) -> None:
+        """Add a line to one of the run's JSON-lines files, opened at its first use and closed with the run."""
         if name not in self._writers:
             self.begin()
             self._writers[name] = JsonLinesWriter(self.path / name)
-        return self._writers[name]
-
-    def log_metrics(self, record: Mapping[str, Any]) -> None:
-        """Add a line to `metrics.jsonl`."""
-        self.writer(METRICS).write(record)
-
-    def log_event(self, record: Mapping[str, Any]) -> None:
-        """Add a line to `events.jsonl`."""
-        self.writer(EVENTS).write(record)
-
-    def log_request(self, record: Mapping[str, Any]) -> None:
-        """Add a line to `requests.jsonl`."""
-        self.writer(REQUESTS).write(record)
+        self._writers[name].write(record)
 
     def flush(self) -> None:
         """Hand all lines to the operating system."""
@@ -258,13 +245,10 @@ def _own_folder(path: str | Path) -> Path:
 
 def refuse_foreign(path: Path) -> None:
     """Raise where `path` is a file, or a folder with files that no run wrote."""
-    if not path.exists():
+    if not path.exists() or (path / MARK).exists():
         return
     if not path.is_dir():
         raise ConfigError(f"run.dir={str(path)!r} is no folder; name a new one, such as run.dir=runs/mine")
-    package = (read_json(path / PROVENANCE) or {}).get("package")
-    if (path / MARK).exists() or (isinstance(package, dict) and package.get("name") == DISTRIBUTION):
-        return
     foreign = sorted(entry.name for entry in path.iterdir() if not _NOT_FOREIGN.fullmatch(entry.name))
     if foreign:
         shown = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")

@@ -8,6 +8,7 @@ from typing import Any
 
 from framework.guard.boundary import OUTSIDE, origin_of, shown
 from framework.interfaces.tracker import RunLabel, Tracker
+from framework.results.layout import METRICS
 from framework.tracking.run_directory import RunDirectory
 
 
@@ -40,7 +41,7 @@ class Trackers:
         Raises:
             RunDirectoryError: the line cannot be written.
         """
-        self._run.log_metrics({"step": step, **metrics})
+        self._run.log(METRICS, {"step": step, **metrics})
         if self._trackers:
             self._each("log", lambda tracker: tracker.log(step, metrics))
 

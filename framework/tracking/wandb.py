@@ -68,7 +68,9 @@ class WandbTracker(Tracker):
         import wandb
 
         self._folder = folder
-        mode = self._resolved_mode()
+        mode = _mode(self._mode)
+        if mode == "offline" and (os.environ.get("WANDB_MODE") or self._mode) == "online":
+            warnings.warn("W&B knows no API key here; recording offline", TrackerWarning, stacklevel=2)
         try:
             self._run = self._init(mode, config, folder, label)
         except (wandb.errors.Error, TimeoutError) as fault:
@@ -90,11 +92,11 @@ class WandbTracker(Tracker):
             return
         try:
             self._send_held()
-            self._log_requests()
-            self._log_timeline()
-            self._log_kernel()
+            self._log_table("requests", self._lines(REQUESTS)[:_MOST_TABLE_ROWS])
+            self._log_table("kernel", self._lines(KERNEL)[:_MOST_TABLE_ROWS])
+            self._log_pictures()
             self._run.summary.update(to_plain(summary))
-            self._log_definitions(summary)
+            self._log_table("definitions", _definitions(summary))
             if self._artifacts:
                 self._log_files()
         finally:
@@ -124,35 +126,12 @@ class WandbTracker(Tracker):
         self._first_step = int(run.step) if run.resumed else 0
         return run
 
-    def _resolved_mode(self) -> str:
-        mode = os.environ.get("WANDB_MODE") or self._mode
-        if mode not in ("auto", "online"):
-            return mode
-        if has_account():
-            return "online"
-        if mode == "online":
-            warnings.warn("W&B knows no API key here; recording offline", TrackerWarning, stacklevel=3)
-        return "offline"
-
     def _send_held(self) -> None:
         if self._held is None:
             return
         (step, metrics), self._held = self._held, None
         self._run.log(to_plain(metrics), step=self._first_step + step)
         self._last_log_s = time.monotonic()
-
-    def _log_requests(self) -> None:
-        self._log_table("requests", self._lines(REQUESTS)[:_MOST_TABLE_ROWS])
-
-    def _log_kernel(self) -> None:
-        """A kernel run's cells and its roofline."""
-        import wandb
-
-        self._log_table("kernel", self._lines(KERNEL)[:_MOST_TABLE_ROWS])
-        assert self._folder is not None
-        picture = self._folder / ROOFLINE
-        if picture.is_file():
-            self._run.log({"roofline": wandb.Image(str(picture))})
 
     def _log_table(self, name: str, rows: list[dict[str, Any]]) -> None:
         import wandb
@@ -162,19 +141,17 @@ class WandbTracker(Tracker):
             data = [[_cell(row.get(str(column))) for column in columns] for row in rows]
             self._run.log({name: wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
 
-    def _log_definitions(self, summary: Mapping[str, Any]) -> None:
-        """What each key of the summary means, as the catalogue says it."""
-        found = [metric for key in summary if (metric := find(key)) is not None]
-        rows = [{name: getattr(metric, name) for name in ("key", "unit", "better", "definition")} for metric in found]
-        self._log_table("definitions", rows)
-
-    def _log_timeline(self) -> None:
+    def _log_pictures(self) -> None:
+        """The memory timeline, and a kernel run's roofline."""
         import wandb
         from PIL import Image
 
         from framework.figures import memory
         from framework.figures.style import save
 
+        assert self._folder is not None
+        if (self._folder / ROOFLINE).is_file():
+            self._run.log({"roofline": wandb.Image(str(self._folder / ROOFLINE))})
         figure = memory.draw(self._lines(METRICS))
         if figure is not None:
             # wandb takes a figure only where pyplot was loaded, which is global state we keep out of a run.
@@ -213,6 +190,14 @@ def _continued_id(directory: Path) -> str:
     return found
 
 
+def _mode(asked: str) -> str:
+    """The mode of a run: WANDB_MODE, else what was asked for; online only with an account."""
+    mode = os.environ.get("WANDB_MODE") or asked
+    if mode in ("auto", "online"):
+        return "online" if has_account() else "offline"
+    return mode
+
+
 def has_account() -> bool:
     """Whether W&B could log in by itself: an API key or identity token in the environment, or a key in netrc."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
@@ -231,6 +216,12 @@ def has_account() -> bool:
             except (OSError, netrc.NetrcParseError):
                 return False
     return False
+
+
+def _definitions(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What each key of the summary means, as the catalogue says it."""
+    found = [metric for key in summary if (metric := find(key)) is not None]
+    return [{name: getattr(metric, name) for name in ("key", "unit", "better", "definition")} for metric in found]
 
 
 def _cell(value: Any) -> Any:
@@ -264,11 +255,8 @@ def publish_report(folder: Path, files: Sequence[Path], tracker: Mapping[str, An
     """
     import wandb
 
-    mode = os.environ.get("WANDB_MODE") or str(tracker.get("mode", "auto"))
-    if mode in ("auto", "online"):
-        mode = "online" if has_account() else "offline"
     run = _begin(
-        mode,
+        _mode(str(tracker.get("mode", "auto"))),
         folder,
         project=str(tracker.get("project", "kvcache-framework")),
         entity=tracker.get("entity"),

@@ -10,7 +10,6 @@ import torch
 from framework.errors import InvalidArgument, ModelError
 from framework.model.decoder import Decoder
 from framework.model.dense import dense_attention, dense_logits, greedy
-from framework.model.hf_config import read_hf_config
 from framework.model.loading import TINY_CONFIG, build_model, load_model, model_config, random_model, tiny_decoder
 from framework.model.shapes import SHAPES
 from framework.model.tokenizer import BOS, EOS, ByteTokenizer
@@ -164,53 +163,6 @@ def test_shapes_that_cannot_be_are_refused():
     ):
         with pytest.raises(ModelError, match=message):
             replace(TINY_CONFIG, **change)
-
-
-def test_a_config_without_a_key_or_with_an_unknown_feature_is_refused_by_name():
-    base = {"model_type": "llama", "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1}
-    base |= {"num_attention_heads": 2, "intermediate_size": 8}
-    assert read_hf_config(base).num_kv_heads == 2
-    for change, message in (
-        ({"model_type": "gpt2"}, "'gpt2' is not supported; supported: llama, mistral, mixtral, phi3, qwen2, qwen3"),
-        ({"model_type": None}, "None is not supported"),
-        ({"hidden_size": None}, "config.json has no 'hidden_size'"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantised weights \\('awq'\\)"),
-        ({"rope_scaling": {"type": "longrope"}}, "rope scaling 'longrope' is not supported"),
-        (
-            {"rope_scaling": {"rope_type": "llama3", "factor": 8}},
-            "no 'original_max_position_embeddings', which 'llama3' needs",
-        ),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
-        ({"torch_dtype": "int4"}, "no model dtype 'int4'"),
-    ):
-        with pytest.raises(ModelError, match=message):
-            read_hf_config(base | change)
-    mixed = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-    assert read_hf_config(base | mixed | {"num_hidden_layers": 2}).sliding_layers == (False, True)
-    experts = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
-    assert read_hf_config(base | experts).experts is not None
-    for change, message in (
-        ({"mlp_only_layers": [0]}, "layers with and without routed experts"),
-        ({"num_experts_per_tok": 5}, "5 of 4 experts"),
-        ({"model_type": "gpt_oss", "swiglu_limit": 3.0}, "swiglu_limit 3.0"),
-        ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_activation 'relu'"),
-        (
-            {"rope_scaling": {"rope_type": "yarn", "factor": 8}},
-            "no 'original_max_position_embeddings', which 'yarn' needs",
-        ),
-    ):
-        with pytest.raises(ModelError, match=message):
-            read_hf_config(base | experts | change)
-
-
-def test_a_config_of_transformers_4_and_one_of_5_mean_the_same():
-    base = {"model_type": "qwen3", "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1}
-    base |= {"num_attention_heads": 2, "intermediate_size": 8, "eos_token_id": [3, 4]}
-    four = base | {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}, "torch_dtype": "bfloat16"}
-    five = base | {"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2}, "dtype": "bfloat16"}
-    assert read_hf_config(four) == read_hf_config(five)
-    assert read_hf_config(four).eos_token_ids == (3, 4)
 
 
 def first_weights(run_seed: int = 0, **options: object) -> torch.Tensor:

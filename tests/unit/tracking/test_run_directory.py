@@ -25,7 +25,7 @@ from framework.tracking import RunDirectory
 run = RunDirectory(sys.argv[1])
 step = 0
 while True:
-    run.log_metrics({"step": step, "text": "x" * 200})
+    run.log("metrics.jsonl", {"step": step, "text": "x" * 200})
     step += 1
     if step == 2000:
         run.flush()
@@ -38,9 +38,9 @@ def test_a_run_leaves_every_file_and_lets_go_of_the_directory(tmp_path: Path) ->
         run.write_config({"seed": 1, "cache": {"block_size": 16, "path": Path("x")}})
         run.write_provenance(collect_provenance(components=[("eviction", "lru")], seeds={"run": 1}, device="cpu"))
         for step in range(3):
-            run.log_metrics({"step": step, "loss": float("nan")})
-        run.log_event({"event": "evict", "block": 3})
-        run.log_request({"key": "r1"})
+            run.log("metrics.jsonl", {"step": step, "loss": float("nan")})
+        run.log("events.jsonl", {"event": "evict", "block": 3})
+        run.log("requests.jsonl", {"key": "r1"})
         run.write_result({"hit_rate": 0.5, "bad": float("inf")})
         assert (run.path / "lock").exists()
     files = sorted(path.name for path in run.path.iterdir())
@@ -61,7 +61,7 @@ def test_a_run_leaves_every_file_and_lets_go_of_the_directory(tmp_path: Path) ->
 
 def test_two_runs_cannot_hold_one_directory(tmp_path: Path) -> None:
     with RunDirectory(tmp_path) as run:
-        run.log_metrics({"step": 0})
+        run.log("metrics.jsonl", {"step": 0})
         with pytest.raises(RunDirectoryError, match=f"in use by process {os.getpid()}"):
             RunDirectory(tmp_path)
     assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 1, "the refused run harmed the first one's file"
@@ -109,7 +109,7 @@ def test_a_lock_that_its_holder_removed_while_it_was_opened_is_taken_anew(
 
 def test_a_finished_run_is_replaced_only_on_request(tmp_path: Path) -> None:
     with RunDirectory(tmp_path) as run:
-        run.log_metrics({"step": 0})
+        run.log("metrics.jsonl", {"step": 0})
         run.write_result({"a": 1})
     with pytest.raises(RunDirectoryError, match="holds a finished run"):
         RunDirectory(tmp_path)
@@ -122,7 +122,7 @@ def test_a_finished_run_is_replaced_only_on_request(tmp_path: Path) -> None:
 
 def test_a_run_that_cannot_start_loses_nothing_of_an_earlier_one(tmp_path: Path) -> None:
     with RunDirectory(tmp_path) as run:
-        run.log_metrics({"step": 0})
+        run.log("metrics.jsonl", {"step": 0})
         run.write_result({"a": 1})
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(ValueError, match="no such trace"), RunDirectory(tmp_path, overwrite=True):
@@ -145,14 +145,6 @@ def test_files_put_beside_a_run_are_left_alone(tmp_path: Path) -> None:
     with RunDirectory(tmp_path, overwrite=True) as run:
         run.begin()
     assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
-def test_a_directory_of_an_earlier_version_is_known_by_its_provenance(tmp_path: Path) -> None:
-    (tmp_path / "provenance.json").write_text(json.dumps(collect_provenance()))
-    (tmp_path / "result.json").write_text("{}")
-    with RunDirectory(tmp_path, overwrite=True) as run:
-        run.begin()
-    assert not (tmp_path / "result.json").exists()
 
 
 def test_what_a_sweep_and_hydra_leave_first_is_not_foreign(tmp_path: Path) -> None:
@@ -187,7 +179,7 @@ run = RunDirectory({str(tmp_path)!r})
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 try:
     for step in range(100_000):
-        run.log_metrics({{"step": step, "text": "x" * 100}})
+        run.log("metrics.jsonl", {{"step": step, "text": "x" * 100}})
 except RunDirectoryError as error:
     print(error)
 try:
@@ -233,10 +225,10 @@ def test_lines_reach_the_disk_without_a_close(tmp_path: Path, monkeypatch: pytes
     now = time.monotonic()
     monkeypatch.setattr("framework.tracking.run_directory.time.monotonic", lambda: now)
     run = RunDirectory(tmp_path)
-    run.log_metrics({"step": 0})
+    run.log("metrics.jsonl", {"step": 0})
     assert (tmp_path / "metrics.jsonl").read_bytes() == b"", "a step should not cost a system call"
     now += 1.5
-    run.log_metrics({"step": 1})
+    run.log("metrics.jsonl", {"step": 1})
     assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 2
     run.close()
 

@@ -70,7 +70,7 @@ def _run(directory: Path, trackers: list[Tracker], steps: int = 5) -> None:
             {"seed": 1, "cache": {"block_size": 16}}, RunLabel(name="n", group="sweep", job_type="cow-lru")
         )
         for number in range(2):
-            run.log_request({"key": f"r{number}", "ttft_s": 0.5 * number, "tokens": [1, 2]})
+            run.log("requests.jsonl", {"key": f"r{number}", "ttft_s": 0.5 * number, "tokens": [1, 2]})
         for step in range(steps):
             all_trackers.log(
                 step, {"time_s": step / 10, "utilisation": 0.5, "live_slots": 8, "free_slots": 8, "nan": float("nan")}
