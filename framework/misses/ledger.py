@@ -78,9 +78,7 @@ class Ledger:
     another namespace would have hit is its; all else is new. The last token, and the block it lies in, are the prompt's
     end.
 
-    NOTE 1. A content that was promised within a step and withdrawn was never there: it is again what it was before.
-    NOTE 2. Events are kept as they come and read all at once before the next call changes what they mean: sets and
-    dictionaries take a batch for a third of what its blocks cost one by one.
+    NOTE. A content that was promised within a step and withdrawn was never there: it is again what it was before.
 
     Args:
         block_size: tokens. policy: whose decisions evictions are.
@@ -88,15 +86,12 @@ class Ledger:
             LRU and the optimum. About 300 bytes a lost or held content, 8 a prompt block.
 
     Attributes:
-        heard: takes a CacheEvent: blocks were published, or their content was given up.
         lies_below: whether a tier below the pool has a content; None without tiers.
         num_forgotten: lost contents that were forgotten.
     """
 
     def __init__(self, block_size: int, *, policy: str, most_contents: int) -> None:
         self.block_size, self.policy, self.most_contents = block_size, policy, most_contents
-        self._came: list[CacheEvent] = []
-        self.heard = self._came.append
         self._promising = self._declining = False
         self._loss: Loss | None = None
         self.lies_below: Callable[[Any], bool] | None = None
@@ -119,6 +114,10 @@ class Ledger:
         self.paths: list[Ints] | None = []
 
     # What the cache does
+
+    def heard(self, event: CacheEvent) -> None:
+        """Blocks were published, or their content was given up."""
+        (self.published if event.kind == "admit" else self.given_up)(event.hashes)
 
     def published(self, keys: Sequence[Key]) -> None:
         """Blocks with these contents, no two the same, can be found from now on."""
@@ -167,48 +166,32 @@ class Ledger:
 
     def moved_below(self, key: Key) -> None:
         """What the pool just evicted lies in a tier below it."""
-        self._settle()
         loss = self._lost.get(key)
         if loss is not None:
             self._lose((key,), Loss(TIER, loss.request, loss.num_requests, loss.num_references))
 
-    def _settle(self) -> None:
-        """Read the events that came."""
-        if self._came:
-            for kind, _, hashes in self._came:
-                (self.published if kind == "admit" else self.given_up)(hashes)
-            self._came.clear()
-
     def reset(self) -> None:
         """The cache begins anew: nothing was ever in it. Counts go on."""
         self._num_losses = 0
-        for known in (
-            self._came, self._held, self._copies, self._lost, self._losses, self._promised, self._computing,
-            self._asked,
-        ):  # fmt: skip
+        for known in (self._held, self._copies, self._lost, self._losses, self._promised, self._computing, self._asked):
             known.clear()
 
     def kept_promises(self) -> None:
         """All that was promised has been computed."""
-        if self._promised or self._came:
-            self._settle()
-            self._promised.clear()
+        self._promised.clear()
 
     def promise(self, promising: bool) -> None:
         """Whether what is published from now on has yet to be computed in this step."""
-        self._settle()
         self._promising = promising
 
     # What requests do
 
     def serve(self, request: int) -> None:
         """What is given up from now on makes room for this request."""
-        self._settle()
         self._serving, self._loss = request, None
 
     def decline(self, declining: bool) -> None:
         """Whether what is given up from now on is what nobody wanted to keep, rather than made to give room."""
-        self._settle()
         self._declining, self._loss = declining, None
 
     def ask(
@@ -227,7 +210,6 @@ class Ledger:
             keys: of the prompt's full blocks, in order; those that the cache does not name may be missing.
             elsewhere: leading tokens that another namespace would have hit; asked only where something is new.
         """
-        self._settle()
         self._serving, self._asking, self._loss = request, 1, None
         first, size = hit_tokens // self.block_size, self.block_size
         held, below = self._held, self.lies_below
@@ -261,7 +243,6 @@ class Ledger:
 
     def num_leading(self, keys: Sequence[Key]) -> int:
         """How many of a prompt's blocks, from the first on, are held."""
-        self._settle()
         return next((at for at, key in enumerate(keys) if key not in self._held), len(keys))
 
     def others(self, tokens: TokenArray, namespace: Hashable) -> tuple[Any, ...]:
@@ -281,7 +262,6 @@ class Ledger:
         category: Any = None,
     ) -> None:  # fmt: skip
         """It has its blocks; `cached_tokens` of its prompt need not be computed, those of tiers included."""
-        self._settle()
         self._asking, self._loss = 0, None
         asked = self._asked.pop(sequence)
         size, prompt, first = self.block_size, asked.prompt_tokens, asked.first
@@ -340,7 +320,6 @@ class Ledger:
 
     def leave(self, sequence: int) -> None:
         """A sequence runs no longer, or was given up before it did."""
-        self._settle()
         self._asking, self._loss = 0, None
         self._asked.pop(sequence, None)
         self._computing.pop(sequence, None)

@@ -20,7 +20,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.to or options.folders[0],
         metric=options.metric,
         baseline=options.baseline,
-        title=options.title,
         force=options.force,
     )
     print_study(report.study)
@@ -36,7 +35,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--metric", help="rank by this key of result.json; default hit_rate, else a throughput")
     parser.add_argument("--baseline", metavar="KEY=VALUE", help="compare with this, such as eviction=lru")
     parser.add_argument("--force", action="store_true", help="replace files of these names that are no report's")
-    parser.add_argument("--title", help="of the page; default the folders' names")
     return parser
 
 

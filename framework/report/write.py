@@ -30,19 +30,17 @@ _LATEX = {
     "±": r"$\pm$",
 }  # fmt: skip
 _CSS = """
-:root { color-scheme: light dark; --ink: #1a1a1a; --page: #ffffff; --soft: #5a5a5a; --line: #d6d6d6; --band: #f4f4f2;
-  --mark: #0072b2; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e8e8e6; --page: #15171a; --soft: #a9adb2; --line: #3a3e44; --band: #1e2126; --mark: #56b4e9; } }
+:root { color-scheme: light dark; --ink: CanvasText; --mark: light-dark(#0072b2, #56b4e9);
+  --soft: color-mix(in srgb, CanvasText 65%, Canvas); --line: color-mix(in srgb, CanvasText 20%, Canvas); }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 66rem; padding: 1.5rem 1rem 4rem; background: var(--page); color: var(--ink);
+body { margin: 0 auto; max-width: 66rem; padding: 1.5rem 1rem 4rem;
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .3rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
 p { margin: .4rem 0; max-width: 46rem; }
 .best { border-left: 3px solid var(--mark); padding-left: .7rem; overflow-wrap: anywhere; }
-.soft, figcaption, caption { color: var(--soft); font-size: .875rem; }
-.wide { overflow-x: auto; -webkit-overflow-scrolling: touch; }
+.soft, figcaption { color: var(--soft); font-size: .875rem; }
+.wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; min-width: 60%; }
 th { text-align: left; border-bottom: 2px solid var(--line); font-weight: 600; vertical-align: bottom; }
 td { border-bottom: 1px solid var(--line); vertical-align: top; }
@@ -63,7 +61,7 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 @media (max-width: 40rem) { body { padding: 1rem .75rem 3rem; } dl { grid-template-columns: 1fr; gap: 0; }
   dd { margin-bottom: .35rem; } }
 @media print {
-  :root { color-scheme: light; --ink: #000; --page: #fff; --soft: #444; --line: #bbb; --band: #fff; --mark: #000; }
+  :root { color-scheme: light; }
   body { max-width: none; padding: 0; font-size: 10pt; }
   table { font-size: 8pt; } .wide { overflow: visible; }
   details::details-content { content-visibility: visible; block-size: auto; }
@@ -201,14 +199,12 @@ def write_report(
     *,
     metric: str | None = None,
     baseline: str | None = None,
-    title: str | None = None,
     force: bool = False,
 ) -> Report:
     """Read the runs below `folders`, write page, CSV, LaTeX and `figures/` into `to`.
 
     Args:
         metric, baseline: see Study.
-        title: of the page; default the folders' names.
         force: write over files of these names that are no report's.
 
     Each figure of the page also lies in `figures/` as PDF, SVG and PNG.
@@ -219,8 +215,7 @@ def write_report(
     """
     trials = read_trials(Path(folders[0])) if len(folders) == 1 else None
     study = Study(collect(folders), metric=metric, baseline=baseline, trials=trials)
-    title = title or _title(folders)
-    target = Path(to)
+    title, target = _title(folders), Path(to)
     if not force and not (target / REPORT).is_file():
         for path in (*(target / name for name in (PAGE, RUNS, SETTINGS, LATEX)), *(target / FIGURES).glob("*")):
             require_new(path)

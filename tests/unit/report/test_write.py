@@ -131,7 +131,7 @@ def test_the_page_escapes_what_a_run_says(example: str) -> None:
 
 
 def test_the_page_suits_dark_rooms_phones_and_paper(example: str) -> None:
-    for rule in ("prefers-color-scheme: dark", "@media print", "@media (max-width", "width=device-width"):
+    for rule in ("color-scheme: light dark", "@media print", "@media (max-width", "width=device-width"):
         assert rule in example, rule
     assert "currentColor" in example
     assert "#010203" not in example
