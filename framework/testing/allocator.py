@@ -29,9 +29,9 @@ from framework.testing.adversarial import (
     bad_victims,
 )
 from framework.testing.driver import Driver, Violation
-from framework.testing.facts import require_plain_facts
 from framework.testing.histories import PROMISING, WINDOWED, Step, fail_shortest, play, random_history
 from framework.testing.oracles.eviction import SlowFifo, SlowLru
+from framework.testing.rules import require_plain_facts
 from framework.testing.subjects import PLAIN, Make, collides_often, driver_of, fresh, info, traits_of
 from framework.types import Namespace, RequestId, RequestInfo, TokenArray, as_tokens
 

@@ -21,9 +21,9 @@ from framework.paged.cache import BlockCache
 from framework.paged.index import PrefixIndex
 from framework.paged.pool import BlockPool, LastRequests
 from framework.testing.driver import Violation
-from framework.testing.facts import require_plain_facts
 from framework.testing.histories import fail_shortest
 from framework.testing.oracles.eviction import SlowLru
+from framework.testing.rules import require_plain_facts
 from framework.types import UNKNOWN_REQUEST, BlockHash, BlockId, Hint, RequestFacts
 
 Step = tuple[str, int, int]

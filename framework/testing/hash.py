@@ -6,11 +6,6 @@ collision resistant may collide; it may not forget the namespace, the prefix or 
 
 from __future__ import annotations
 
-import importlib
-import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -19,6 +14,7 @@ import numpy as np
 
 from framework.interfaces.hash import HashScheme
 from framework.testing.driver import Violation
+from framework.testing.rules import elsewhere, need
 from framework.types import BlockHash, Namespace, as_tokens
 
 Make = Callable[[], HashScheme]
@@ -29,11 +25,6 @@ NAMESPACES = (
     Namespace("a", "bc", ""), Namespace("a\x00", "b"), Namespace("a", "\x00b"), Namespace(salt="\x00"),
     Namespace(model="\N{SNOWMAN}"), Namespace(model="a" * 300),
 )  # fmt: skip
-
-
-def _need(scheme: HashScheme, holds: bool, rule: str, seen: object = "") -> None:
-    if not holds:
-        raise Violation(f"{type(scheme).__name__}: {rule}: {seen}")
 
 
 def spreads(scheme: HashScheme) -> bool:
@@ -47,7 +38,7 @@ def _distinct(scheme: HashScheme, named: dict[Any, BlockHash], rule: str) -> Non
     """Different things have different names, unless the scheme is one that collides anywhere."""
     seen: dict[bytes, Any] = {}
     for thing, name in named.items():
-        _need(scheme, name not in seen, rule, f"{seen.get(name)!r} and {thing!r} are both {bytes(name).hex()}")
+        need(scheme, name not in seen, rule, f"{seen.get(name)!r} and {thing!r} are both {bytes(name).hex()}")
         seen[name] = thing
 
 
@@ -58,8 +49,8 @@ def check_names_are_bytes_of_one_length(make: Make) -> None:
     for size in (1, 3, 16):
         names += scheme.blocks(names[0], as_tokens(range(100)), size)
     for name in names:
-        _need(scheme, type(name) is bytes and len(name) > 0, "a name is no non-empty bytes", repr(name))
-    _need(scheme, len({len(name) for name in names}) == 1, "names differ in length", sorted({len(n) for n in names}))
+        need(scheme, type(name) is bytes and len(name) > 0, "a name is no non-empty bytes", repr(name))
+    need(scheme, len({len(name) for name in names}) == 1, "names differ in length", sorted({len(n) for n in names}))
 
 
 def check_naming_is_pure(make: Make) -> None:
@@ -71,7 +62,7 @@ def check_naming_is_pure(make: Make) -> None:
     other.blocks(other.root(Namespace(), 2), as_tokens([5] * 9), 2)
     for again in (scheme, other):
         parent = again.root(Namespace(salt="s"), 4)
-        _need(scheme, [parent, *again.blocks(parent, tokens, 4)] == first, "the same content was named differently")
+        need(scheme, [parent, *again.blocks(parent, tokens, 4)] == first, "the same content was named differently")
 
 
 def check_one_call_equals_many(make: Make) -> None:
@@ -85,17 +76,7 @@ def check_one_call_equals_many(make: Make) -> None:
             for start in range(0, count - size + 1, size):
                 expected.append(scheme.block(expected[-1], tokens[start : start + size]))
             rule = f"blocks() differs from block() for {count} tokens in blocks of {size}"
-            _need(scheme, isinstance(names, list) and names == expected[1:], rule, names)
-
-
-def check_names_chain(make: Make) -> None:
-    """A prompt named in two calls, the second from the first's last name, is named as in one."""
-    scheme = make()
-    root, tokens = scheme.root(Namespace(), 2), as_tokens(range(12))
-    whole = scheme.blocks(root, tokens, 2)
-    parts = scheme.blocks(root, tokens[:4], 2)
-    parts += scheme.blocks(parts[-1], tokens[4:], 2)
-    _need(scheme, parts == whole, "a prompt continued is named differently than a prompt at once", (parts, whole))
+            need(scheme, isinstance(names, list) and names == expected[1:], rule, names)
 
 
 def check_tokens_are_left_alone(make: Make) -> None:
@@ -104,9 +85,9 @@ def check_tokens_are_left_alone(make: Make) -> None:
     root = scheme.root(Namespace(), 2)
     tokens = as_tokens([1, 2, 3, 4, 5, 6])
     expected = scheme.blocks(root, tokens, 2)
-    _need(scheme, tokens.tolist() == [1, 2, 3, 4, 5, 6], "blocks() wrote to the caller's tokens", tokens)
+    need(scheme, tokens.tolist() == [1, 2, 3, 4, 5, 6], "blocks() wrote to the caller's tokens", tokens)
     scheme.block(root, tokens[:2])
-    _need(scheme, tokens.tolist() == [1, 2, 3, 4, 5, 6], "block() wrote to the caller's tokens", tokens)
+    need(scheme, tokens.tolist() == [1, 2, 3, 4, 5, 6], "block() wrote to the caller's tokens", tokens)
     tokens.flags.writeable = False
     strided = np.repeat(tokens, 2)[::2]
     for same in (tokens, strided):
@@ -114,17 +95,7 @@ def check_tokens_are_left_alone(make: Make) -> None:
             names = scheme.blocks(root, same, 2)
         except Exception as error:
             raise Violation(f"{type(scheme).__name__}: read-only or strided tokens raised {error!r}") from error
-        _need(scheme, names == expected, "a view of equal tokens is named differently", names)
-
-
-def check_containers_do_not_matter(make: Make) -> None:
-    """Equal ids have equal names whatever they came in."""
-    scheme, values = make(), [0, 1, 127, 128, 65535, 65536, 2**31 - 1, 5]
-    root = scheme.root(Namespace(), 4)
-    expected = scheme.blocks(root, as_tokens(values), 4)
-    kinds = [tuple(values), np.array(values, np.int64), np.array(values, np.uint32), np.array(values, ">i8")]
-    for kind in kinds:
-        _need(scheme, scheme.blocks(root, as_tokens(kind), 4) == expected, "a container changes the name", kind)
+        need(scheme, names == expected, "a view of equal tokens is named differently", names)
 
 
 def check_namespace_and_block_size_matter(make: Make) -> None:
@@ -168,7 +139,7 @@ def check_resistant_schemes_do_not_collide(make: Make) -> None:
         return
     draw = Random(0)
     root = scheme.root(Namespace(), 20)
-    _need(scheme, len(root) >= 16, "a collision-resistant name has at least 16 bytes, found", len(root))
+    need(scheme, len(root) >= 16, "a collision-resistant name has at least 16 bytes, found", len(root))
     rows: list[list[int]] = []
     for pair in (GOLDEN, BUILTIN):
         for values in pair:
@@ -186,67 +157,25 @@ def check_resistant_schemes_do_not_collide(make: Make) -> None:
 
 
 def check_processes_agree(make: Make) -> None:
-    """The same names in other processes, whatever PYTHONHASHSEED (LMCache issue 1139).
-
-    The scheme must be importable, or picklable, so that another process can build it.
-    """
-    scheme = make()
-    expected = probe(scheme)
-    recipe = _recipe(scheme)
-    code = "import sys; from framework.testing.hash import _answer; _answer(sys.stdin.buffer.read())"
-    runs = []
+    """The same names in other processes, whatever PYTHONHASHSEED (LMCache issue 1139); needs a picklable `make`."""
+    expected = probe(make)
     for seed in ("0", "1"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        runs.append(
-            subprocess.Popen(
-                [sys.executable, "-c", code],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=environment,
-            )
-        )
-    answers = [run.communicate(recipe, timeout=120) for run in runs]
-    for run, (out, err) in zip(runs, answers, strict=True):
-        _need(scheme, run.returncode == 0, "cannot be built in another process", err.decode()[-2000:])
-        _need(scheme, out.decode().strip() == expected, "another process names the same content differently",
-              f"{expected}, {out.decode().strip()}")  # fmt: skip
+        found = elsewhere(probe, make, hash_seed=seed)
+        need(make(), found == expected, "another process names the same content differently", f"{expected}, {found}")
 
 
-def probe(scheme: HashScheme) -> str:
+def probe(make: Make) -> str:
     """A few names in hex: what processes compare."""
+    scheme = make()
     root = scheme.root(Namespace("m", "a", "s"), 4)
     return " ".join(bytes(name).hex() for name in [root, *scheme.blocks(root, as_tokens(range(12)), 4)])
-
-
-def _recipe(scheme: HashScheme) -> bytes:
-    try:
-        return pickle.dumps(("pickle", pickle.dumps(scheme)))
-    except (pickle.PicklingError, AttributeError, TypeError):
-        kind = type(scheme)
-        return pickle.dumps(("import", (kind.__module__, kind.__qualname__)))
-
-
-def _answer(recipe: bytes) -> None:
-    """Runs in the other process: build the scheme, print its names."""
-    how, what = pickle.loads(recipe)
-    if how == "pickle":
-        scheme = pickle.loads(what)
-    else:
-        scheme = importlib.import_module(what[0])
-        for part in what[1].split("."):
-            scheme = getattr(scheme, part)
-        scheme = scheme()
-    sys.stdout.write(probe(scheme))
 
 
 hash_checks = (
     check_names_are_bytes_of_one_length,
     check_naming_is_pure,
     check_one_call_equals_many,
-    check_names_chain,
     check_tokens_are_left_alone,
-    check_containers_do_not_matter,
     check_namespace_and_block_size_matter,
     check_prefix_order_and_content_matter,
     check_resistant_schemes_do_not_collide,

@@ -16,17 +16,13 @@ from dataclasses import replace
 from framework.errors import StoreFailed
 from framework.interfaces.store import BlockFormat, Store
 from framework.testing.driver import Violation
+from framework.testing.rules import need
 from framework.types import BlockHash
 
 Make = Callable[[], Store]
 
 FORMAT = BlockFormat(model="kit", dtype="float32", layout="NHD", block_size=4, hash="sha256", block_bytes=192)
 _BLOCKS = 8
-
-
-def _need(store: Store, holds: bool, rule: str, seen: object = "") -> None:
-    if not holds:
-        raise Violation(f"{type(store).__name__}: {rule}: {str(seen)[:400]}")
 
 
 @contextmanager
@@ -56,20 +52,20 @@ def _write(store: Store, key: BlockHash, data: bytearray) -> None:
 def _read(store: Store, key: BlockHash, size: int = FORMAT.block_bytes) -> bytes | None:
     into = bytearray(b"\xa5" * size)
     found = store.read(key, memoryview(into))
-    _need(store, type(found) is bool, "read must return a bool", repr(found))
-    _need(store, len(into) == size, "read changed the buffer's size", len(into))
-    _need(store, not found or store.holds_kv, "a store of keys only must not find a block", key)
+    need(store, type(found) is bool, "read must return a bool", repr(found))
+    need(store, len(into) == size, "read changed the buffer's size", len(into))
+    need(store, not found or store.holds_kv, "a store of keys only must not find a block", key)
     return bytes(into) if found else None
 
 
 def _expect(store: Store, key: BlockHash, data: bytearray, rule: str) -> None:
-    _need(store, _read(store, key) == (bytes(data) if store.holds_kv else None), rule, key)
+    need(store, _read(store, key) == (bytes(data) if store.holds_kv else None), rule, key)
 
 
 def check_what_was_written_comes_back(make: Make) -> None:
     """Keys of 1 to 64 bytes, each with its own bytes; what was never written is not found."""
     with _opened(make) as store:
-        _need(store, _read(store, _key()) is None, "found a block that was never written")
+        need(store, _read(store, _key()) is None, "found a block that was never written")
         for size in (1, 8, 32, 64):
             key, data = _key(size), _bytes(size)
             _write(store, key, data)
@@ -110,7 +106,7 @@ def check_what_was_removed_is_gone(make: Make) -> None:
             _write(store, key, _bytes(seed))
             store.remove(key)
             store.remove(key)
-            _need(store, _read(store, key) is None, "found a block that was removed", key)
+            need(store, _read(store, key) is None, "found a block that was removed", key)
 
 
 def check_all_blocks_fit(make: Make) -> None:
@@ -144,12 +140,12 @@ def check_formats_do_not_mix(make: Make) -> None:
         other = replace(FORMAT, **change)  # type: ignore[arg-type]
         with _opened(make, other) as store:
             found = _read(store, key, other.block_bytes)
-            _need(store, found is None, f"found a block of another format, {change} differs")
-            _need(store, key not in set(store.keys()), f"lists a block of another format, {change} differs")
+            need(store, found is None, f"found a block of another format, {change} differs")
+            need(store, key not in set(store.keys()), f"lists a block of another format, {change} differs")
     with _opened(make) as store:
         found = _read(store, key)
-        _need(store, found in (None, bytes(data)), "opened again, it gave other bytes than were written")
-        _need(store, (found is not None) == (key in set(store.keys())), "keys() and read disagree on what outlived")
+        need(store, found in (None, bytes(data)), "opened again, it gave other bytes than were written")
+        need(store, (found is not None) == (key in set(store.keys())), "keys() and read disagree on what outlived")
         store.remove(key)
 
 
@@ -168,7 +164,7 @@ def check_only_store_failures_leave_it(make: Make) -> None:
                 raise Violation(f"{type(store).__name__}: write raised {error!r}, no StoreFailed") from error
         for key, data in kept.items():
             found = _read(store, key)
-            _need(store, found in (None, bytes(data)), "wrong bytes after more writes than it has blocks", key)
+            need(store, found in (None, bytes(data)), "wrong bytes after more writes than it has blocks", key)
         for key in kept:
             store.remove(key)
 
@@ -183,16 +179,16 @@ def check_places_are_blocks(make: Make) -> None:
             if place is None:
                 _write(store, key, data)
             else:
-                _need(store, place.nbytes == len(data), "reserve gave a place of another size than a block's", key)
+                need(store, place.nbytes == len(data), "reserve gave a place of another size than a block's", key)
                 place[:] = data
             held[key] = data
         for key, data in held.items():
             _expect(store, key, data, "a block did not come back as it was written into its place")
             place = store.view(key)
-            _need(store, place is None or bytes(place) == bytes(data), "view shows other bytes than were written", key)
+            need(store, place is None or bytes(place) == bytes(data), "view shows other bytes than were written", key)
             store.remove(key)
-            _need(store, store.view(key) is None, "view shows a block that was removed", key)
-            _need(store, _read(store, key) is None, "found a block that was removed", key)
+            need(store, store.view(key) is None, "view shows a block that was removed", key)
+            need(store, _read(store, key) is None, "found a block that was removed", key)
 
 
 store_checks = (

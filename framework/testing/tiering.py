@@ -20,7 +20,7 @@ from framework.interfaces.workload import WorkloadRequest
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.replay.tiers import ReplayTiers, TierSpec
-from framework.testing.driver import Violation
+from framework.testing.rules import need
 from framework.types import BlockHash
 
 Make = Callable[[], Tiering]
@@ -33,11 +33,6 @@ OFTEN = 64
 class _Lru(ScoredPolicy):
     def score(self, block: Block, now: float) -> int:
         return block.last_access
-
-
-def _need(rule: Tiering, holds: bool, what: str, seen: object = "") -> None:
-    if not holds:
-        raise Violation(f"{type(rule).__name__}: {what}: {str(seen)[:400]}")
 
 
 def _block(number: int, *, tier: int = 0, uses: int = 1, depth: int = 0) -> TierBlock:
@@ -63,10 +58,10 @@ def _history(seed: int, length: int = 400) -> list[tuple[TierBlock, Event]]:
 def check_answers_are_bools(make: Make) -> None:
     """`store` answers True or False to every question; `exclusive` is one of them as well."""
     rule = make()
-    _need(rule, type(rule.exclusive) is bool, "exclusive must be a bool", rule.exclusive)
+    need(rule, type(rule.exclusive) is bool, "exclusive must be a bool", rule.exclusive)
     for now, (block, event) in enumerate(_history(0)):
         answer: Any = rule.store(block, event, float(now))
-        _need(rule, type(answer) is bool, f"store must return a bool, returned {answer!r} for", block)
+        need(rule, type(answer) is bool, f"store must return a bool, returned {answer!r} for", block)
 
 
 def check_loads_are_part_of_the_offer(make: Make) -> None:
@@ -78,7 +73,7 @@ def check_loads_are_part_of_the_offer(make: Make) -> None:
             tokens = tuple(range(32, 32 + 16 * count, 16))
             tiers = tuple(number % 3 for number in range(1, count + 1))
             answer: Any = rule.load(LoadOffer(tiers, tokens, 16, 16 * (count + 3), load, recompute), 1.0)
-            _need(rule, type(answer) is int and 0 <= answer <= count, f"load must return 0 to {count}", answer)
+            need(rule, type(answer) is int and 0 <= answer <= count, f"load must return 0 to {count}", answer)
 
 
 def check_prefetches_are_part_of_the_offer(make: Make) -> None:
@@ -87,7 +82,7 @@ def check_prefetches_are_part_of_the_offer(make: Make) -> None:
     for count in range(1, 9):
         tokens = tuple(range(32, 32 + 16 * count, 16))
         answer: Any = rule.prefetch(LoadOffer((2,) * count, tokens, 16, 16 * (count + 3)), 1.0)
-        _need(rule, type(answer) is int and 0 <= answer <= count, f"prefetch must return 0 to {count}", answer)
+        need(rule, type(answer) is int and 0 <= answer <= count, f"prefetch must return 0 to {count}", answer)
 
 
 def check_equal_histories_get_equal_answers(make: Make) -> None:
@@ -96,7 +91,7 @@ def check_equal_histories_get_equal_answers(make: Make) -> None:
         first, second = make(), make()
         for now, (block, event) in enumerate(_history(seed)):
             answers = first.store(block, event, now), second.store(block, event, now)
-            _need(first, answers[0] == answers[1], f"two instances answered {answers} to the same question", block)
+            need(first, answers[0] == answers[1], f"two instances answered {answers} to the same question", block)
 
 
 def check_content_used_often_is_stored(make: Make) -> None:
@@ -113,7 +108,7 @@ def check_content_used_often_is_stored(make: Make) -> None:
     for uses in range(1, OFTEN + 1):
         for event in ("written", "evicted"):
             stored |= rule.store(_block(7, uses=uses), event, float(uses))
-    _need(rule, stored, f"content used {OFTEN} times, and evicted in between, was never stored, though others are")
+    need(rule, stored, f"content used {OFTEN} times, and evicted in between, was never stored, though others are")
 
 
 def check_blocks_are_conserved(make: Make) -> None:
@@ -125,7 +120,7 @@ def check_blocks_are_conserved(make: Make) -> None:
         found = replay(paths, _Lru(), 6, below=below)
         below.lower.check()
         held = sum(sum(each) for each in below.request_hits)
-        _need(make(), held == found.hit_blocks, "hits by tier do not add up", (held, found.hit_blocks))
+        need(make(), held == found.hit_blocks, "hits by tier do not add up", (held, found.hit_blocks))
 
 
 def check_the_pool_hits_what_it_hits_alone(make: Make) -> None:
@@ -135,8 +130,8 @@ def check_the_pool_hits_what_it_hits_alone(make: Make) -> None:
         alone = replay(paths, _Lru(), 8)
         below = ReplayTiers(paths, [TierSpec(16, _Lru())], make())
         found = replay(paths, _Lru(), 8, below=below)
-        _need(make(), found.hit_blocks >= alone.hit_blocks, "fewer hits than without tiers", found)
-        _need(make(), found.evictions == alone.evictions, "the pool evicted other blocks", found)
+        need(make(), found.hit_blocks >= alone.hit_blocks, "fewer hits than without tiers", found)
+        need(make(), found.evictions == alone.evictions, "the pool evicted other blocks", found)
 
 
 def check_hits_are_of_what_was_stored(make: Make) -> None:
@@ -147,7 +142,7 @@ def check_hits_are_of_what_was_stored(make: Make) -> None:
         below = ReplayTiers(paths, [TierSpec(9, _Lru())], rule)
         replay(paths, _Lru(), 12, below=below)
         expected = slow_hits(paths, make(), 12, 9)
-        _need(rule, below.request_hits == expected, f"seed {seed}: hits by tier", (below.request_hits, expected))
+        need(rule, below.request_hits == expected, f"seed {seed}: hits by tier", (below.request_hits, expected))
 
 
 def slow_hits(paths: RequestPaths, rule: Tiering, pool_size: int, tier_size: int) -> list[tuple[int, ...]]:

@@ -15,6 +15,7 @@ from random import Random
 from framework.errors import FrameworkError
 from framework.interfaces.trace import FieldError, Line, TraceReader, WorkloadRequest
 from framework.testing.driver import Violation
+from framework.testing.rules import need
 from framework.workload.traces.reader import Trace, lines_of
 
 Make = Callable[[], TraceReader]
@@ -25,11 +26,6 @@ FOREIGN = (
     b"PK\x03\x04", b"x" * 10_000,
 )  # fmt: skip
 """First lines of files that are nobody's trace."""
-
-
-def _need(reader: TraceReader, holds: bool, rule: str, seen: object = "") -> None:
-    if not holds:
-        raise Violation(f"{type(reader).__name__}: {rule}: {seen}")
 
 
 @contextmanager
@@ -55,14 +51,14 @@ def check_it_recognises_its_example(make: Make) -> None:
     with _example(reader) as path:
         if path is not None:
             found = reader.recognises(list(lines_of(path))[:2], path)
-            _need(reader, found is True, "does not recognise its own example", found)
+            need(reader, found is True, "does not recognise its own example", found)
     for line in FOREIGN:
         head: list[Line] = [(1, line)] if line else []
         try:
             found = reader.recognises(head, Path("other.jsonl"))
         except Exception as error:
             raise Violation(f"{type(reader).__name__}: recognises raised {error!r} of {line[:40]!r}") from error
-        _need(reader, found is False, f"claims a file that begins with {line[:40]!r}", found)
+        need(reader, found is False, f"claims a file that begins with {line[:40]!r}", found)
 
 
 def check_its_example_is_read(make: Make) -> None:
@@ -76,11 +72,11 @@ def check_its_example_is_read(make: Make) -> None:
         except FrameworkError as error:
             raise Violation(f"{type(reader).__name__}: cannot read its own example: {error}") from error
     for request in requests:
-        _need(reader, isinstance(request, WorkloadRequest), "yields something else than requests", request)
-        _need(reader, request.input_tokens > 0 or isinstance(request.prompt, (str, tuple)), "an empty prompt", request)
+        need(reader, isinstance(request, WorkloadRequest), "yields something else than requests", request)
+        need(reader, request.input_tokens > 0 or isinstance(request.prompt, (str, tuple)), "an empty prompt", request)
         if request.block_ids is not None:
-            _need(reader, request.block_tokens == size, "blocks of another size than block_size says", request)
-        _need(reader, request.session != "" and request.category != "", 'unknown is None, found ""', request)
+            need(reader, request.block_tokens == size, "blocks of another size than block_size says", request)
+        need(reader, request.session != "" and request.category != "", 'unknown is None, found ""', request)
 
 
 def check_reading_again_gives_the_same(make: Make) -> None:
@@ -91,8 +87,8 @@ def check_reading_again_gives_the_same(make: Make) -> None:
             return
         reader.block_tokens = reader.block_size(list(lines_of(path))[:2], None)
         passes = [list(reader.read(iter(lines_of(path)), path)) for _ in range(2)]
-        _need(reader, passes[0] == passes[1], "a second pass reads something else", passes)
-        _need(reader, list(_trace(make(), path)) == list(_trace(make(), path)), "a fresh reader reads something else")
+        need(reader, passes[0] == passes[1], "a second pass reads something else", passes)
+        need(reader, list(_trace(make(), path)) == list(_trace(make(), path)), "a fresh reader reads something else")
 
 
 def check_damage_is_named(make: Make) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from framework.interfaces.tracker import RunLabel, Tracker
 from framework.testing.driver import Violation
+from framework.testing.rules import need
 
 Make = Callable[[], Tracker]
 
@@ -34,11 +35,6 @@ STEPS: tuple[Mapping[str, Any], ...] = (
 MANY = 1000
 """Steps of a run that is long enough to show what goes wrong after the first few."""
 LABEL = RunLabel(name="a run", group="a sweep", job_type="prefix-lru", tags=("one",))
-
-
-def _need(tracker: Tracker, holds: bool, rule: str, seen: object = "") -> None:
-    if not holds:
-        raise Violation(f"{type(tracker).__name__}: {rule}: {str(seen)[:400]}")
 
 
 @contextmanager
@@ -103,9 +99,9 @@ def check_what_it_is_given_stays(make: Make) -> None:
         for step, metrics in enumerate(steps):
             _call(tracker, "log", step, metrics)
         _call(tracker, "finish", summary)
-    _need(tracker, repr(config) == repr(CONFIG), "changed the configuration", config)
-    _need(tracker, repr(steps) == repr([dict(one) for one in STEPS]), "changed the metrics of a step", steps)
-    _need(tracker, repr(summary) == repr(SUMMARY), "changed the summary", summary)
+    need(tracker, repr(config) == repr(CONFIG), "changed the configuration", config)
+    need(tracker, repr(steps) == repr([dict(one) for one in STEPS]), "changed the metrics of a step", steps)
+    need(tracker, repr(summary) == repr(SUMMARY), "changed the summary", summary)
 
 
 def check_the_files_of_the_run_stay(make: Make) -> None:
@@ -116,7 +112,7 @@ def check_the_files_of_the_run_stay(make: Make) -> None:
         _follow(tracker, folder)
         after = {name: (folder / name).read_bytes() if (folder / name).is_file() else None for name in before}
         changed = [name for name in before if before[name] != after[name]]
-        _need(tracker, not changed, "changed or removed files of the run", changed)
+        need(tracker, not changed, "changed or removed files of the run", changed)
 
 
 def check_two_runs_at_once_stay_apart(make: Make) -> None:
