@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -128,15 +129,10 @@ def _empty_pool(spec: AttentionSpec, num_blocks: int, fill: float) -> LayerKV:
         (k, k_scale), (v, v_scale) = int8(), int8()
         return LayerKV(k, v, spec.layout, k_scale, v_scale, sinks, slopes)
     scales = [torch.rand(heads, generator=torch.Generator().manual_seed(seed)) * 0.05 + 0.02 for seed in (1, 2)]
-    return LayerKV(
-        tensor(),
-        tensor(),
-        spec.layout,
-        scales[0] if low_range else None,
-        scales[1] if low_range else None,
-        sinks,
-        slopes,
-    )
+    pool = LayerKV(tensor(), tensor(), spec.layout, sinks=sinks, alibi_slopes=slopes)
+    if low_range:
+        pool.k_scale, pool.v_scale = scales
+    return pool
 
 
 def place(stored: Tensor, values: Tensor, slots: Tensor, scale: Tensor | None, layout: str, size: int) -> None:
@@ -160,18 +156,9 @@ def place(stored: Tensor, values: Tensor, slots: Tensor, scale: Tensor | None, l
 
 
 def _to(pool: LayerKV, device: str) -> LayerKV:
-    def moved(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor.to(device)
-
-    return LayerKV(
-        pool.k.to(device),
-        pool.v.to(device),
-        pool.layout,
-        moved(pool.k_scale),
-        moved(pool.v_scale),
-        moved(pool.sinks),
-        moved(pool.alibi_slopes),
-    )
+    held: dict[str, Any] = {field.name: getattr(pool, field.name) for field in fields(pool)}
+    held.update({name: value.to(device) for name, value in held.items() if torch.is_tensor(value)})
+    return LayerKV(**held)
 
 
 def batch_of(case: Case, tables: Tensor, device: str) -> Batch:
@@ -217,40 +204,32 @@ def single_row(problem: Problem, row: int) -> Problem:
     return Problem(case, problem.q[first:last], problem.pool, single)
 
 
-def pairwise(factors: Mapping[str, Sequence[Any]], valid: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    """Choices such that every two values of two factors meet in one of them, where `valid` allows it.
+def pairwise(
+    factors: Mapping[str, Sequence[Any]], valid: Callable[[dict[str, Any]], bool] = lambda row: True
+) -> list[dict[str, Any]]:
+    """Few choices such that every two values of two factors meet in one of them, where `valid` allows it.
 
-    Greedy and deterministic: the first rows cover the most. Pairs that occur only in invalid rows are dropped.
+    Greedy and deterministic: of some random rows that hold a pair still missing, the one that holds most such pairs.
+    Pairs that occur in invalid rows only are dropped.
     """
-    names = list(factors)
+    draw, names, rows = random.Random(0), list(factors), list[dict[str, Any]]()
+    columns = list(itertools.combinations(range(len(names)), 2))
     missing = {
-        (a, i, b, j)
-        for a, b in itertools.combinations(names, 2)
-        for i in range(len(factors[a]))
-        for j in range(len(factors[b]))
+        (a, i, b, j) for a, b in columns for i in range(len(factors[names[a]])) for j in range(len(factors[names[b]]))
     }
-    order = {name: at for at, name in enumerate(names)}
-
-    def pair(a: str, i: int, b: str, j: int) -> tuple[str, int, str, int]:
-        return (a, i, b, j) if order[a] < order[b] else (b, j, a, i)
-
-    rows: list[dict[str, Any]] = []
     while missing:
-        a, i, b, j = min(missing, key=lambda p: (order[p[0]], order[p[2]], p[1], p[3]))
-        chosen = {a: i, b: j}
-        for name in names:
-            if name not in chosen:
-                gains = [
-                    sum(pair(name, value, other, at) in missing for other, at in chosen.items())
-                    for value in range(len(factors[name]))
-                ]
-                tie = (len(rows) + order[name]) % len(gains)  # rotate, so that ties do not always take the first
-                chosen[name] = max(range(len(gains)), key=lambda v: (gains[v], -((v - tie) % len(gains))))
-        for c, d in itertools.combinations(names, 2):
-            missing.discard((c, chosen[c], d, chosen[d]))
-        row = {name: factors[name][at] for name, at in chosen.items()}
-        if valid(row):
-            rows.append(row)
+        a, i, b, j = min(missing)
+        best: dict[str, Any] = {}
+        most = {(a, i, b, j)}
+        for _ in range(64):
+            at = [draw.randrange(len(values)) for values in factors.values()]
+            at[a], at[b] = i, j
+            gain = {(c, at[c], d, at[d]) for c, d in columns} & missing
+            row = {name: factors[name][place] for name, place in zip(names, at, strict=True)}
+            if (not best or len(gain) > len(most)) and valid(row):
+                best, most = row, gain
+        missing -= most
+        rows += [best] if best else []
     return rows
 
 

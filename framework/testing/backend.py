@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from framework.errors import FrameworkError, Unsupported
-from framework.interfaces.backend import LAYOUTS
+from framework.interfaces.backend import LAYOUTS, AttentionBackend, LayerKV, Rope
 from framework.testing.attention_cases import (
     LENGTHS,
     NULL_FILL,
@@ -28,9 +28,11 @@ from framework.testing.attention_cases import (
     build_problem,
     query_lengths,
     single_row,
+    torch_dtype,
 )
 from framework.testing.attention_runs import (
     Make,
+    ReplayRecorder,
     grid,
     judge,
     pool_bytes,
@@ -41,14 +43,15 @@ from framework.testing.attention_runs import (
     supported,
     wrong_lse,
 )
-from framework.testing.backend_batches import (
-    batch_checks,
+from framework.testing.backend_writes import (
     check_block_copies_are_exact_and_in_order,
-    check_blocks_beyond_2_31_elements_are_addressed,
-    check_padding_slots_write_nothing,
+    check_narrow_writes_round_to_nearest,
     check_tokens_are_rotated_on_their_way,
     check_written_tokens_are_stored_exactly,
+    first_difference,
+    written,
 )
+from framework.testing.rules import elsewhere
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,37 +97,18 @@ def check_numbers_match_fp64_over_the_grid(make: Make, device: str = "cpu", case
     assert not wrong, f"{len(wrong)} of {len(chosen)} cases are wrong:\n" + "\n".join(wrong[:20])
 
 
-def check_unused_slots_are_never_read(make: Make, device: str = "cpu", cases: str = "full") -> None:
-    """Unused slots and blocks hold NaN, then 1e4, then infinity: the output is the same, bit for bit."""
+def check_what_is_no_input_changes_no_bit(make: Make, device: str = "cpu", cases: str = "full") -> None:
+    """Unused slots that hold NaN, 1e4 or infinity, other block ids, another batch in between: the same output."""
+    changes: list[dict[str, Any]] = [{"fill": fill} for fill in (0.0, math.nan, NULL_FILL, math.inf)]
+    changes += [{"fill": 0.0, "placement": placement, "extra_blocks": 9} for placement in (1, 2)]
     for case in _samples(make, device, cases):
         backend = prepared(make, case.spec, device)
         want, _ = run_attention(backend, build_problem(case, device, fill=0.0))
-        for fill in (math.nan, NULL_FILL, math.inf):
-            got, _ = run_attention(backend, build_problem(case, device, fill=fill))
-            assert _equal(got, want), f"{case}: unused slots holding {fill} change the output by {_gap(got, want)}"
-
-
-def check_physical_block_ids_do_not_matter(make: Make, device: str = "cpu", cases: str = "full") -> None:
-    """The same tokens in other blocks: bit-identical."""
-    for case in _samples(make, device, cases):
-        backend = prepared(make, case.spec, device)
-        want, _ = run_attention(backend, build_problem(case, device, placement=0))
-        for placement in (1, 2):
-            got, _ = run_attention(backend, build_problem(case, device, placement=placement, extra_blocks=9))
-            assert _equal(got, want), f"{case}: other block ids change the output by {_gap(got, want)}"
-
-
-def check_a_second_run_gives_the_same_bits(make: Make, device: str = "cpu", cases: str = "full") -> None:
-    """The same call again, three times, and after another batch in between: bit-identical."""
-    for case in _samples(make, device, cases):
-        backend = prepared(make, case.spec, device)
-        problem = build_problem(case, device)
         other = build_problem(replace(case, contexts=case.contexts[:1], queries=case.queries[:1]), device)
-        want, _ = run_attention(backend, problem)
-        for _ in range(3):
+        for change in changes:
             run_attention(backend, other)
-            got, _ = run_attention(backend, problem)
-            assert _equal(got, want), f"{case}: a repeated call changes the output by {_gap(got, want)}"
+            got, _ = run_attention(backend, build_problem(case, device, **change))
+            assert _equal(got, want), f"{case}: called again with {change} the output changes by {_gap(got, want)}"
 
 
 def check_a_row_does_not_depend_on_its_batch(make: Make, device: str = "cpu", cases: str = "full") -> None:
@@ -278,6 +262,236 @@ def check_what_is_not_declared_is_refused(make: Make, device: str = "cpu", cases
             run_attention(backend, build_problem(Case(base, (3,), (1,)), device), lse=True)
 
 
+def check_rows_of_unequal_length(make: Make, device: str = "cpu", cases: str = "full") -> None:
+    """Plain rows of one token to dozens of blocks in one batch, then as short chunks; and up to 128 heads a KV head.
+
+    Wherever a row is split its parts merge right, lse too, and no group of heads is cut to what one tile holds.
+    """
+    wanted: list[dict[str, int]] = [{"block_size": 16}, {"num_heads": 32, "num_kv_heads": 1}]
+    if cases == "full":
+        wanted += [{"block_size": 3}, {"block_size": 32}, {"num_heads": 128, "num_kv_heads": 1}]
+    for choice in wanted:
+        try:
+            spec = supported(make, device, **choice)
+        except unittest.SkipTest:
+            spec = supported(make, device)
+        size, longest = spec.block_size, 3 if "num_heads" in choice else 20 if cases == "small" else 70
+        contexts = (longest * size + 1, 1, size, size - 1 or 1, 2 * size + 1, size + 1, 3 * size + 2)
+        for queries in (1, 2) if cases == "full" else (1,):
+            rows = sorted(((context, min(queries, context)) for context in contexts), key=lambda row: row[1] != 1)
+            case = Case(spec, tuple(row[0] for row in rows), tuple(row[1] for row in rows), seed=size)
+            _judged(make, build_problem(case, device), lse=True)
+
+
+def check_rows_may_share_blocks(make: Make, device: str = "cpu", cases: str = "full") -> None:
+    """Decode rows whose tables begin alike, part early, or agree in some blocks only; and each alone if it is the same.
+
+    With every feature that changes what a shared key is worth to one row and not to another.
+    """
+    length = 20 if cases == "small" else 70
+    for changes in ({}, {"sliding_window": 1000}, {"alibi": True}):
+        try:
+            spec = supported(make, device, **changes)
+        except unittest.SkipTest:
+            continue
+        size = spec.block_size
+        contexts = tuple(length * size - rest for rest in (0, 1, 2 * size + 1, size, 0, size - 1))
+        problem = build_problem(Case(spec, contexts, (1,) * len(contexts), seed=3), device)
+        tables = problem.batch.block_tables
+        for row, shared in enumerate((length, length - 1, length - 3, length // 2, 1, 0)):
+            tables[row, :shared] = tables[0, :shared].clone()
+        tables[5, ::2] = tables[0, ::2].clone()  # the last row has every other block of the first
+        _judged(make, problem, lse=True)
+        if make().capabilities.batch_invariant:
+            backend = prepared(make, spec, device)
+            together, _ = run_attention(backend, problem)
+            for row in range(len(contexts)):
+                alone, _ = run_attention(backend, single_row(problem, row))
+                assert torch.equal(alone[0], together[row]), (
+                    f"{problem.case}: row {row} depends on who shares its blocks"
+                )
+
+
+def _judged(make: Make, problem: Problem, *, lse: bool = False, backend: AttentionBackend | None = None) -> None:
+    backend = backend or prepared(make, problem.spec, str(problem.q.device))
+    declared = "lse" in backend.capabilities.features
+    for asked in (False, True) if lse and declared else (False,):
+        out, sums = run_attention(backend, problem, lse=asked)
+        verdict = judge(out, problem, backend.capabilities.lossy)
+        assert verdict.ok, f"{verdict}{' (with lse)' if asked else ''}"
+        wrong = [] if sums is None else wrong_lse(sums, problem, verdict)
+        assert not wrong, wrong[0]
+
+
+def check_values_decide_and_not_shapes(make: Make, device: str = "cpu", cases: str = "full") -> None:
+    """One object, the same shapes, the same tensors even, other values in them: nothing is remembered by shape."""
+    spec = supported(make, device)
+    size = spec.block_size
+    case = Case(spec, (2 * size + 1, size - 1 or 1, size), (1, 1, 1), seed=1)
+    backend, problem = prepared(make, spec, device), build_problem(case, device)
+    _judged(make, problem, backend=backend)
+    for seed in (2, 3):
+        other = build_problem(replace(case, seed=seed), device, placement=seed)
+        _judged(make, _overwrite(problem, other), backend=backend)
+    shorter = build_problem(replace(case, contexts=(size + 1, 1, size), seed=4), device, extra_blocks=4, extra_width=3)
+    _judged(make, _overwrite(problem, shorter), backend=backend)
+
+
+def _overwrite(into: Problem, other: Problem) -> Problem:
+    """`other`'s values in the tensors of `into`, which have its shapes; the batch object stays, host copies too."""
+    pairs = [(into.q, other.q), (into.pool.k, other.pool.k), (into.pool.v, other.pool.v)]
+    batch, new = into.batch, other.batch
+    pairs += [(getattr(batch, n), getattr(new, n)) for n in ("context_lens", "query_starts", "slot_mapping")]
+    for mine, theirs in pairs:
+        mine.copy_(theirs)
+    width = min(batch.block_tables.shape[1], new.block_tables.shape[1])
+    batch.block_tables.zero_()
+    batch.block_tables[:, :width] = new.block_tables[:, :width]
+    batch.host_context_lens[:], batch.host_query_starts[:] = new.host_context_lens, new.host_query_starts
+    batch.max_context_len, batch.max_query_len = new.max_context_len, new.max_query_len
+    return Problem(other.case, into.q, into.pool, batch)
+
+
+def check_interleaved_pools_are_read_and_written(make: Make, device: str = "cpu", cases: str = "full") -> None:
+    """K and V of a block side by side in one tensor, so that blocks are not contiguous: right, or refused."""
+    spec = supported(make, device)
+    size = spec.block_size
+    backend = prepared(make, spec, device)
+    problem = build_problem(Case(spec, (3 * size + 1, size, 2), (1, 1, 1)), device)
+    plain = problem.pool
+    both = torch.stack((plain.k, plain.v), dim=1)
+    pool = problem.pool = LayerKV(both[:, 0], both[:, 1], plain.layout, plain.k_scale, plain.v_scale)
+    try:
+        out, _ = run_attention(backend, problem)
+    except FrameworkError:
+        return
+    verdict = judge(out, problem, backend.capabilities.lossy)
+    assert verdict.ok, f"K and V interleaved: {verdict}"
+    shape = (3, spec.num_kv_heads, spec.head_dim)
+    k, v = (torch.randn(shape, generator=torch.Generator().manual_seed(s)).to(plain.k.dtype).cpu() for s in (1, 2))
+    slots = torch.tensor([size, 2 * size + size // 2, 3 * size - 1])
+    want = written(pool, k, v, slots)
+    want.k[1], want.v[1] = want.k[2].clone(), want.v[2].clone()
+    backend.write(pool, k.to(device), v.to(device), slots.to(device))
+    backend.copy_blocks(pool, torch.tensor([[2, 1]], dtype=torch.int64, device=device))
+    wrong = first_difference(pool, want)
+    assert not wrong, f"K and V interleaved: after writing slots {slots.tolist()} and copying block 2 to 1: {wrong}"
+
+
+def check_a_recorded_step_serves_other_lengths(make: Make, device: str = "cpu", cases: str = "full") -> None:
+    """Graph-safe backends: a step recorded once is right for other lengths, tables and values; nothing waits.
+
+    The host's copies of the lengths stay those of the recording: what reads them is out of date.
+    """
+    can = make().capabilities
+    if not can.graph_safe:
+        raise unittest.SkipTest("graph_safe is not declared")
+    spec = supported(make, device)
+    size = spec.block_size
+    case = Case(spec, (3 * size + 1, size, 2, 0), (1, 1, 1, 1), seed=1)
+    problem = build_problem(case, device)
+    problem.batch.max_context_len = problem.batch.block_tables.shape[1] * size
+    host = problem.batch.host_context_lens.copy()
+    backend = prepared(make, spec, device)
+    out = torch.full(problem.q.shape, math.nan, dtype=problem.q.dtype, device=device)
+
+    def step() -> None:
+        backend.plan(problem.batch)
+        backend.attend(problem.q, problem.pool, problem.batch, out)
+
+    replay = ReplayRecorder(check=device.split(":")[0] not in can.simulated_devices).capture(step)
+    for seed, contexts in ((2, (size - 1 or 1, 3 * size + 1, 1, size + 1)), (3, (1, 0, 2 * size, 2))):
+        other = replace(case, contexts=contexts, seed=seed)
+        extra = problem.pool.num_blocks - 1 - sum(-(-context // size) for context in contexts)
+        _overwrite(problem, build_problem(other, device, placement=seed, extra_blocks=extra))
+        problem.batch.host_context_lens[:] = host
+        problem.batch.max_context_len = problem.batch.block_tables.shape[1] * size
+        out.fill_(math.nan)
+        replay()
+        verdict = judge(out, Problem(other, problem.q, problem.pool, problem.batch), can.lossy)
+        assert verdict.ok, f"recorded for {case.contexts}, replayed for {contexts}: {verdict}"
+
+
+def check_a_block_outside_the_pool_is_refused(make: Make, device: str = "cpu", cases: str = "full") -> None:
+    """On a CPU a table that names a block behind the last one raises: memory that is not the pool's is not read."""
+    if device.split(":")[0] != "cpu" or "cpu" in make().capabilities.simulated_devices:
+        raise unittest.SkipTest("only where the tables are on the host")
+    spec = supported(make, device)
+    backend = prepared(make, spec, device)
+    problem = build_problem(Case(spec, (2 * spec.block_size, 3), (1, 1)), device, extra_blocks=1)
+    outside = problem.pool.num_blocks - 1
+    problem.pool.k, problem.pool.v = (
+        problem.pool.k[:outside],
+        problem.pool.v[:outside],
+    )  # the memory is there all the same
+    problem.batch.block_tables[0, 0] = outside
+    try:
+        run_attention(backend, problem)
+    except Exception:  # a backend may say it in its own words: the engine names it
+        return
+    raise AssertionError(f"a table names block {outside} of a pool of {outside} (0 to {outside - 1}), and it was read")
+
+
+def check_blocks_beyond_2_31_elements_are_addressed(make: Make, device: str = "cpu", cases: str = "full") -> None:
+    """Blocks whose first element is past 2**31 are read, written and copied right: int32 offsets overflow there.
+
+    The pool is allocated and never touched but in a few blocks, so on the CPU it costs address space only. Runs in a
+    process of its own, because an overflow is a segmentation fault.
+    """
+    supported(make, device)
+    elsewhere(far_blocks, make, device)
+
+
+def far_blocks(make: Make, device: str) -> str:
+    """That check, in the process of its own."""
+    base = supported(make, device)
+    dtypes = sorted(make().capabilities.dtypes, key=lambda name: (torch_dtype(name).itemsize, name))
+    spec = next(spec for name in dtypes if not make().check(spec := replace(base, dtype=name), device))
+    backend = prepared(make, spec, device)
+    lengths, queries = (2 * spec.block_size + 1, spec.block_size + 2), (1, 2)  # a decode row and a chunk
+    near = build_problem(Case(spec, lengths, queries), device, fill=0.0, placement=3)
+    per_block = spec.block_size * spec.num_kv_heads * spec.head_dim
+    num_blocks = 2**31 // per_block + 16
+    far = LayerKV(_untouched(near.pool.k, num_blocks), _untouched(near.pool.v, num_blocks), spec.layout)
+    moved = {old: num_blocks - old if old % 2 else old for old in range(near.pool.num_blocks)}
+    for old, new in moved.items():
+        far.k[new], far.v[new] = near.pool.k[old], near.pool.v[old]
+    names = torch.tensor([moved[old] for old in range(near.pool.num_blocks)], dtype=torch.int32, device=device)
+    batch = replace(near.batch, block_tables=names[near.batch.block_tables.long()])
+    problem = Problem(near.case, near.q, far, batch)
+    out, _ = run_attention(backend, problem)
+    verdict = judge(out, problem, backend.capabilities.lossy)
+    assert verdict.ok, f"blocks {batch.block_tables.tolist()} of {num_blocks}: {verdict}"
+    _check_far_writes(backend, far, num_blocks - 1, device)
+    return ""
+
+
+def _check_far_writes(backend: AttentionBackend, far: LayerKV, last: int, device: str) -> None:
+    spec = backend.spec
+    token = torch.full((1, spec.num_kv_heads, spec.head_dim), 3.0, dtype=torch_dtype(spec.dtype), device=device)
+    backend.write(far, token, token, torch.tensor([last * spec.block_size], dtype=torch.int64, device=device))
+    stored = far.k[last, 0] if spec.layout == "NHD" else far.k[last, :, 0]
+    assert bool((stored == 3.0).all()), f"a token written to block {last} is not there"
+    q = torch.full((1, spec.num_heads, spec.head_dim), 3.0, dtype=token.dtype, device=device)
+    half = torch.ones(1, spec.head_dim // 2, device=device)
+    slots = torch.tensor([(last - 3) * spec.block_size], dtype=torch.int64, device=device)
+    backend.rotate_and_write(far, q, token, token, Rope(half, 0 * half), slots)
+    stored = far.k[last - 3, 0] if spec.layout == "NHD" else far.k[last - 3, :, 0]
+    assert bool((stored == 3.0).all()), f"a token rotated by 0 and written to block {last - 3} is not there"
+    backend.copy_blocks(far, torch.tensor([[last, last - 9]], dtype=torch.int64, device=device))
+    assert torch.equal(far.k[last - 9], far.k[last]), f"block {last} copied to {last - 9} is not there"
+
+
+def _untouched(like: Tensor, num_blocks: int) -> Tensor:
+    need = num_blocks * math.prod(like.shape[1:]) * like.element_size()
+    if like.device.type == "cuda" and torch.cuda.mem_get_info(like.device)[0] < need + 2**30:
+        raise unittest.SkipTest(f"needs {need / 2**30:.1f} GiB of free device memory a tensor")
+    try:
+        return torch.empty((num_blocks, *like.shape[1:]), dtype=like.dtype, device=like.device)
+    except RuntimeError as error:
+        raise unittest.SkipTest(f"no address space for {need / 2**30:.1f} GiB: {error}") from error
+
+
 def _equal(a: Tensor, b: Tensor) -> bool:
     """Bitwise; NaN is never equal."""
     return bool((a == b).all())
@@ -293,17 +507,20 @@ backend_checks = (
     check_what_is_declared_is_served,
     check_what_is_not_declared_is_refused,
     check_written_tokens_are_stored_exactly,
-    check_padding_slots_write_nothing,
     check_tokens_are_rotated_on_their_way,
     check_block_copies_are_exact_and_in_order,
     check_rows_of_context_zero_give_zeros,
     check_a_context_beyond_its_table_is_refused,
-    check_unused_slots_are_never_read,
-    check_physical_block_ids_do_not_matter,
-    check_a_second_run_gives_the_same_bits,
+    check_what_is_no_input_changes_no_bit,
     check_a_row_does_not_depend_on_its_batch,
     check_extreme_logits_stay_finite,
-    *batch_checks,
+    check_rows_of_unequal_length,
+    check_rows_may_share_blocks,
+    check_values_decide_and_not_shapes,
+    check_interleaved_pools_are_read_and_written,
+    check_narrow_writes_round_to_nearest,
+    check_a_recorded_step_serves_other_lengths,
+    check_a_block_outside_the_pool_is_refused,
     check_numbers_match_fp64_over_the_grid,
     check_blocks_beyond_2_31_elements_are_addressed,
 )

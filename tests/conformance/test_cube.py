@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from framework.engine.request import Status
 from framework.model.loading import LoadedModel, load_model
 from framework.modes.dense_check import check_dense
 from framework.sampling import Sampling
+from framework.testing.attention_cases import pairwise
 from framework.testing.checkpoints import make_checkpoint
 
 NUM_TOKENS = 8
@@ -80,19 +80,6 @@ def _transformers_greedy(path: Path, prompts: list[list[int]]) -> list[list[int]
     return outputs
 
 
-def pairwise(axes: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    """Few combinations in which any two values of different axes meet: the one with most new pairs, again and again."""
-    names = list(axes)
-    points = list(product(*(range(len(axes[name])) for name in names)))
-    columns = list(combinations(range(len(names)), 2))
-    pairs = {point: {(a, point[a], b, point[b]) for a, b in columns} for point in points}
-    missing = set().union(*pairs.values())
-    while missing:
-        best = max(points, key=lambda point: len(pairs[point] & missing))
-        missing -= pairs[best]
-        yield {name: axes[name][at] for name, at in zip(names, best, strict=True)}
-
-
 def differences(served: Served, count: int | None = None, **point: Any) -> str:
     """Serve the prompts at `point`; "" if all went as it must."""
     num_blocks = BLOCKS[point["block_size"]]
@@ -119,7 +106,7 @@ def test_the_references_are_worth_comparing_with(served: Served) -> None:
 
 
 def test_any_two_parts_together_give_transformers_tokens(served: Served) -> None:
-    points = list(pairwise(AXES))
+    points = pairwise(AXES)
     assert len(points) < 40, len(points)
     wrong = [found for point in points if (found := differences(served, **point))]
     assert not wrong, "\n".join(wrong)

@@ -54,7 +54,7 @@ class GatherBackend(DenseBackend):
             scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
         if row.alibi_slopes is not None:
             query, key = row.positions(q.device)
-            scores = scores + row.alibi_slopes[:, None, None] * (key - query)
+            scores = scores + row.alibi_slopes.to(scores)[:, None, None] * (key - query)
         scores = scores.masked_fill(~row.visible(q.device), -torch.inf)
         if row.sinks is not None:
             sinks = row.sinks.to(scores.dtype)[:, None, None].expand(-1, row.queries, 1)

@@ -12,7 +12,7 @@ from framework.testing.backend import (
     check_extreme_logits_stay_finite,
     check_numbers_match_fp64_over_the_grid,
     check_rows_of_context_zero_give_zeros,
-    check_unused_slots_are_never_read,
+    check_what_is_no_input_changes_no_bit,
 )
 from framework_builtin.backend.torch import TorchBackend
 
@@ -41,7 +41,7 @@ def ready(make, spec):
     "check",
     [
         check_numbers_match_fp64_over_the_grid,
-        check_unused_slots_are_never_read,
+        check_what_is_no_input_changes_no_bit,
         check_rows_of_context_zero_give_zeros,
         check_extreme_logits_stay_finite,
     ],
