@@ -303,6 +303,9 @@ class Judge:
         """All rules that hold between calls."""
         self._tables_are_true()
         self._counts_are_right()
+        self._metadata_is_sound()
+
+    def _metadata_is_sound(self) -> None:
         try:
             self.allocator.check()
         except Exception as error:
@@ -521,14 +524,16 @@ class Driver(Judge):
             return
         row = self.live[request]
         end = min(len(row.tokens), row.written + max(1, count))
-        if row.planned or end == row.written or not self.extend(request, end):
+        short = end > len(self.tables[request]) * self.size
+        if row.planned or end == row.written or (short and not self.extend(request, end)):
             return
         table, tokens, namespace = self.tables[request], row.tokens[:end], row.info.namespace
+        found = {*self.findable}
         self.call(f"promise(request {request}, {tokens})",
                   lambda: self.allocator.promise(RequestId(request), as_tokens(tokens)))  # fmt: skip
         row.planned = end
         filled = table[row.written // self.size : end // self.size]
-        self.pending.update({block: request for block in filled if block in self.findable})
+        self.pending.update({block: request for block in filled if block in self.findable.keys() - found})
         for position in range(row.written, end):
             block, offset = table[position // self.size], position % self.size
             if block in self.pending:
@@ -556,15 +561,17 @@ class Driver(Judge):
         """The step does not compute what a request promised: who relied on it is named, and ends."""
         owners = sorted(set(self.pending.values()))
         if owners:
-            self._withdraw(owners[pick % len(owners)])
+            self.withdraw(owners[pick % len(owners)])
 
-    def _withdraw(self, request: int) -> None:
+    def withdraw(self, request: int) -> None:
+        """What a request promised is not computed after all."""
         relying, found = set[int](), {request}
         while found:
             relying |= found
             gone = {slot for slot in self.truth.promised if self.pending[slot[0]] in relying}
             found = {other for other in self.live if other not in relying and self._reads(other, gone)}
         broken = self.call(f"withdraw(request {request})", lambda: self.allocator.withdraw(RequestId(request)))
+        self._metadata_is_sound()
         self.need({*broken} == relying - {request}, "withdraw must name who relies on the promise",
                   f"{[*broken]}, {sorted(relying - {request})} do")  # fmt: skip
         self.pending = {block: owner for block, owner in self.pending.items() if owner not in relying}
@@ -647,7 +654,7 @@ class Driver(Judge):
         request = self.pick(pick)
         if request is not None:
             if request in self.pending.values():
-                self._withdraw(request)
+                self.withdraw(request)
             self._free(request)
             self.after()
 

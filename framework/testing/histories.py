@@ -63,7 +63,7 @@ def random_history(draw: Random, num_steps: int, longest: int, weights: Mapping[
             return (name, pick, few)
         if name == "wrong":
             return (name, draw.choice(WRONG_CALLS), pick)
-        return (name, pick) if name in ("finish", "free", "preempt", "withdraw", "admit_late") else (name,)
+        return (name, pick) if name in ("finish", "free", "preempt", "withdraw", "admit_late", "reset") else (name,)
 
     names = draw.choices(list(weights), list(weights.values()), k=num_steps)
     return [step(name) for name in names]
@@ -83,6 +83,9 @@ def _do(driver: Driver, step: Step) -> None:
     elif name == "finish":
         driver.do_compute(given[0], 99, extend=True, commit=True)
         driver.do_free(given[0])
+    elif name == "reset":
+        driver.do_compute(given[0], 1, extend=True, commit=False)
+        driver.do_reset()
     elif name == "branch":
         branch(driver, *given)
     elif name == "follow":
@@ -112,14 +115,29 @@ def branch(driver: Driver, pick: int, back: int, end_parent: bool) -> None:
 
 
 def follow(driver: Driver, pick: int, count: int, kept: bool) -> None:
-    """Promise what a step computes, admit another request with the same tokens, and perhaps withdraw the promise."""
-    owner = driver.pick(pick)
-    if owner is not None:
-        row = driver.live[owner]
-        driver.do_promise(pick, 1 + 2 * count)
-        driver.do_admit([*row.tokens, 0], row.info.namespace)
-        if not kept:
-            driver.do_withdraw(0)
+    """Promise what a step computes, admit who shares it and promises more, and so on; then withdraw the first promise.
+
+    `kept`: it is computed first, so that what is withdrawn is the next step's promise, on which nobody relies.
+    """
+    first = driver.pick(pick)
+    if first is None:
+        return
+    owner: int | None = first
+    for token in (0, 1):
+        if owner in driver.live:
+            row = driver.live[owner]
+            driver.do_promise(sorted(driver.live).index(owner), 1 + 2 * count)
+            owner = driver.do_admit([*row.tokens, token], row.info.namespace)
+    row, place = driver.live[first], sorted(driver.live).index(first)
+    if kept:
+        driver.do_compute(place, 99, extend=True, commit=True)
+        driver.do_append(place, [count % 2] * driver.size)
+        driver.do_promise(place, 99)
+    tokens = [*row.tokens, 0]
+    hit = driver.do_lookup(tokens, row.info.namespace)
+    if first in driver.pending.values():
+        driver.withdraw(first)
+        driver.do_admit(tokens, row.info.namespace, hit=hit)
 
 
 def fail_shortest(run: Callable[[list[T]], None], history: list[T]) -> None:
