@@ -260,6 +260,16 @@ def test_a_policy_that_declines_has_the_content_given_up_and_the_blocks_reused_f
     assert engine.facts.num_candidates == 1
 
 
+def test_a_block_that_is_used_again_though_no_request_found_it_is_no_victim(vllm: None) -> None:
+    engine = Engine(Mru(), 4)
+    for number in (1, 2):
+        engine.free(served(engine, number, [number] * 32))
+    root, leaf = asked(2, [2] * 32).block_hashes
+    engine.pool.free_block_queue.remove(engine.pool.cached[leaf][0])
+    engine.pool.get_new_blocks(1)
+    assert engine.pool.evicted == [root]
+
+
 def test_a_policy_that_fails_leaves_the_order_of_vllm_one_error_and_nothing_that_could_be_named_again(
     vllm: None, caplog: pytest.LogCaptureFixture
 ) -> None:
