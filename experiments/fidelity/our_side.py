@@ -129,14 +129,8 @@ def run(
 
     engine.allocator.listen(note)
     if isinstance(engine.allocator, SharedGroups):
-        memory, names = engine.allocator.memory, engine.allocator.names
-        counted = memory.on_evict
-
-        def gone(group: int, node: int) -> None:
-            outcome.evicted.append(bytes(names[node]))
-            counted(group, node)
-
-        memory.on_evict = gone
+        names = engine.allocator.names
+        engine.allocator.memory.on_evict = lambda group, node: outcome.evicted.append(bytes(names[node]))
 
     def ended(request: Any) -> None:
         if request.reason:

@@ -116,15 +116,11 @@ class SharedGroups(Allocator):
         self._reads_requests = any(isinstance(pool.last_request, list) for pool in memory.pools)
         self._admitted: dict[RequestId, tuple[int, GroupHit]] = {}
         self._fresh: set[tuple[int, int]] = set()  # states made in the step at hand
-        self._hit_tokens = self._prompt_tokens = self._evictions = self._copied = self._checkpoints = 0
+        self._hit_tokens = self._prompt_tokens = self._copied = self._checkpoints = 0
         self._samples: list[tuple[list[int], list[int]]] = []
         self._every, self._ended = 1, 0
-        memory.on_evict = self._count_eviction
         longest = bisect_left(range(1, _LONGEST), True, key=lambda tokens: not memory.holds(self._most(tokens, 2)))
         self.max_request_tokens = longest
-
-    def _count_eviction(self, group: int, node: int) -> None:
-        self._evictions += 1
 
     # Lookup and admission
 
@@ -410,7 +406,7 @@ class SharedGroups(Allocator):
         return AllocatorStats(
             num_blocks=self.num_blocks, free_blocks=self.num_blocks - used - cached, cached_blocks=cached,
             used_blocks=used, num_requests=len(self._runs), hit_tokens=self._hit_tokens,
-            prompt_tokens=self._prompt_tokens, evictions=self._evictions, copied_blocks=self._copied,
+            prompt_tokens=self._prompt_tokens, evictions=self.memory.num_evictions, copied_blocks=self._copied,
         )  # fmt: skip
 
     def counts(self) -> GroupCounts:
@@ -424,7 +420,7 @@ class SharedGroups(Allocator):
             np.array([hit.lost for hit in found], np.int64).reshape(wide),
             np.array([hit.junction for hit in found], np.int64),
             tuple(group.kind for group in self.memory.groups),
-            evictions=self._evictions, checkpoints=self._checkpoints,
+            evictions=self.memory.num_evictions, checkpoints=self._checkpoints,
             resident=[resident for resident, _ in self._samples], stranded=[lost for _, lost in self._samples],
         )  # fmt: skip
 

@@ -27,7 +27,7 @@ class Memory:
         groups: of the model. step: tokens of which a hit is a multiple. unit: tokens a node adds.
         pools: (G,) the pool of each group; one pool may serve several.
         merge: whether a block whose content is resident already gives way to the resident one when published.
-        on_evict: called with (group, node) for every content given up.
+        on_evict: called with (group, node) for every content given up. num_evictions: how many there were.
     """
 
     merge = True
@@ -39,6 +39,7 @@ class Memory:
                                   f"{[group.block_tokens for group in groups]}")  # fmt: skip
         self.clock = Clock()
         self.on_evict: Callable[[int, int], Any] = lambda group, node: None
+        self.num_evictions = 0
         self.pools: tuple[Pool, ...] = ()
 
     def _open(self, *pools: Pool) -> None:
@@ -46,6 +47,7 @@ class Memory:
         self.pools = pools * len(self.groups) if len(pools) == 1 else pools
         self._partnered = any(pool.needs_groups for pool in pools)
         for pool in pools:
+            pool.on_evict = partial(self._gone, pool)
             facts = {"resume": self._resumes, "replay_cost": self._replay_cost, "above": self._above,
                      "branches": self._branches}  # fmt: skip
             pool.attach(**{name: partial(fact, pool) for name, fact in facts.items()})
@@ -109,8 +111,12 @@ class Memory:
             self._tell(group, node, partners, +1)
         return block
 
+    def _gone(self, pool: Pool, block: int) -> None:
+        self._evicted(pool.group[block], pool.node[block])
+
     def _evicted(self, group: int, node: int) -> None:
         """Content of a group is about to go; what else goes with it is for subclasses to say."""
+        self.num_evictions += 1
         self.on_evict(group, node)
         if self._partnered:
             self._tell(group, node, self._partners(group, node), -1)
@@ -120,15 +126,6 @@ class Memory:
         if len(self.pools[group].index[group, node]) == 1:
             for other, found in partners:
                 self.pools[other].partners_changed(found, by)
-
-    def _evict_hook(self, at: int, group: int | None = None) -> Callable[[int], None]:
-        """Tells of evictions in the pool of group `at`, whose blocks are of `group`; None: as its column says."""
-
-        def hook(block: int) -> None:
-            pool = self.pools[at]
-            self._evicted(pool.group[block] if group is None else group, pool.node[block])
-
-        return hook
 
     def _partners(self, group: int, node: int) -> list[tuple[int, int]]:
         """(group, block) of every other group's block that ends where this content does."""
@@ -166,8 +163,11 @@ class Memory:
 
     def bytes_by_group(self) -> list[int]:
         """(G,) bytes of what can be found."""
-        sums = [pool.bytes_by_group(len(self.groups)) for pool in dict.fromkeys(self.pools)]
-        return [sum(column) for column in zip(*sums, strict=True)]
+        found = [0] * len(self.groups)
+        for pool in dict.fromkeys(self.pools):
+            for (group, _), blocks in pool.index.items():
+                found[group] += len(blocks) * self.groups[group].block_bytes
+        return found
 
 
 class OnePool(Memory):
@@ -184,7 +184,7 @@ class OnePool(Memory):
     def __init__(self, groups: Sequence[KVGroup], policy: Policies, *, num_bytes: int, **paths: Any) -> None:
         super().__init__(groups, **paths)
         page = max(group.block_bytes for group in groups)
-        self._open(Pool(num_bytes // page, policy(), self.clock, on_evict=self._evict_hook(0)))
+        self._open(Pool(num_bytes // page, policy(), self.clock))
 
 
 class PoolPerGroup(Memory):
@@ -198,7 +198,7 @@ class PoolPerGroup(Memory):
         num_bytes: of all pools. shares: (G,) of them each group has.
 
     Raises:
-        InvalidArgument: not one full-attention group, blocks of several sizes, or shares that do not sum to 1.
+        InvalidArgument: not one full-attention group, or blocks of several sizes.
     """
 
     def __init__(
@@ -209,13 +209,10 @@ class PoolPerGroup(Memory):
         if kinds.count("full") != 1 or len({group.block_tokens for group in groups}) > 1:
             raise InvalidArgument(f"a pool a group over one tree needs one full-attention group and equal blocks, "
                                   f"found {[(group.kind, group.block_tokens) for group in groups]}")  # fmt: skip
-        if len(shares) != len(groups) or abs(sum(shares) - 1) > 1e-9:
-            raise InvalidArgument(f"each of {len(groups)} groups has a share and they sum to 1, found {shares}")
         self._full = kinds.index("full")
         self._rank = [("state", "window", "chunk", "full").index(kind) for kind in kinds]
         self._open(*(
-            Pool(int(num_bytes * share) // group.block_bytes, policy(), self.clock, leaf_only=g == self._full,
-                 on_evict=self._evict_hook(g, g))
+            Pool(int(num_bytes * share) // group.block_bytes, policy(), self.clock, leaf_only=g == self._full)
             for g, (group, share) in enumerate(zip(groups, shares, strict=True))
         ))  # fmt: skip
         self._going: set[int] = set()
@@ -253,7 +250,8 @@ class TwoLevel(Memory):
             raise InvalidArgument(f"pages of the least common multiple have {page:,} bytes, {num_bytes:,} bytes are "
                                   f"{count} of them; give blocks bytes that divide those of the largest")  # fmt: skip
         self.per_page = [page // group.block_bytes for group in groups]
-        self.pages = Pool(count, policy(), self.clock, on_evict=self._page_evicted)
+        self.pages = Pool(count, policy(), self.clock)
+        self.pages.on_evict = self._page_evicted
         self._open(*(_SmallBlocks(self, g, count * self.per_page[g], policy()) for g in range(len(groups))))
         self.pages.attach()
 
@@ -296,7 +294,7 @@ class _SmallBlocks(Pool):
     """
 
     def __init__(self, memory: TwoLevel, group: int, num_blocks: int, policy: EvictionPolicy) -> None:
-        super().__init__(num_blocks, policy, memory.clock, on_evict=memory._evict_hook(group, group))
+        super().__init__(num_blocks, policy, memory.clock)
         self.free = []
         self._pages, self._group, self._width = memory.pages, group, memory.per_page[group]
         self._holes: dict[int, list[int]] = {}  # of each page that this group has: its free blocks

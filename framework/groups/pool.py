@@ -58,6 +58,8 @@ class Pool:
 
     Args:
         leaf_only: a block is offered to the policy only while nothing of its group is resident below it.
+
+    Attributes:
         on_evict: called with the block just before its content is forgotten because room was needed or because of
             `discard`.
 
@@ -65,14 +67,12 @@ class Pool:
         Unsupported: a policy that needs the future, which differs by group.
     """
 
-    def __init__(
-        self, num_blocks: int, policy: EvictionPolicy, clock: Clock, *, leaf_only: bool = False,
-        on_evict: Callable[[int], Any] = lambda block: None,
-    ) -> None:  # fmt: skip
+    def __init__(self, num_blocks: int, policy: EvictionPolicy, clock: Clock, *, leaf_only: bool = False) -> None:
         if policy.needs_future:
             raise Unsupported(f"{type(policy).__name__} needs the future, which blocks of several groups do not share; "
                               "framework.groups.optimum has the optimum")  # fmt: skip
-        self.num_blocks, self.clock, self.leaf_only, self.on_evict = num_blocks, clock, leaf_only, on_evict
+        self.num_blocks, self.clock, self.leaf_only = num_blocks, clock, leaf_only
+        self.on_evict: Callable[[int], Any] = lambda block: None
         rows = num_blocks + 1
         self.node, self.node_above, self.candidate = [-1] * rows, [-1] * rows, bytearray(rows)
         self.group, self.num_bytes, self.end, self.ref, self.parent, self.depth, self.last_access, self.admitted, \
@@ -218,11 +218,3 @@ class Pool:
         if self.candidate[block] and self.needs_groups:
             self.host.pin((block,))
             self.host.release((block,))
-
-    def bytes_by_group(self, num_groups: int) -> list[int]:
-        """(G,) bytes of contents that can be found."""
-        found = [0] * num_groups
-        for block, node in enumerate(self.node):
-            if node >= 0:
-                found[self.group[block]] += self.num_bytes[block]
-        return found

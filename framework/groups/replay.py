@@ -102,13 +102,6 @@ def replay_groups(
     )  # fmt: skip
 
     drop = memory.step * any(group.lookahead_drop for group in memory.groups)
-    before = memory.on_evict
-
-    def evicted(group: int, node: int) -> None:
-        counts.evictions += 1
-        before(group, node)
-
-    memory.on_evict = evicted
     sampled = {int(at) for at in np.linspace(0, count - 1, num_samples + 1)[1:]} if num_samples else set()
     facts = any(isinstance(pool.last_request, list) for pool in memory.pools)
     for number, path in enumerate(paths.walk()):
@@ -139,6 +132,7 @@ def replay_groups(
         if number in sampled:
             counts.resident.append(memory.bytes_by_group())
             counts.stranded.append(stranded_bytes(memory))
+    counts.evictions = memory.num_evictions
     return counts
 
 

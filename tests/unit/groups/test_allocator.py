@@ -72,13 +72,8 @@ def talks_of(count: int, seed: int, *, longest_answer: int = 9) -> list[Talk]:
 
 def watched(memory: Memory) -> list[tuple[int, int]]:
     """Fills with what the memory gives up."""
-    counted, gone = memory.on_evict, list[tuple[int, int]]()
-
-    def lose(group: int, node: int) -> None:
-        gone.append((group, node))
-        counted(group, node)
-
-    memory.on_evict = lose
+    gone = list[tuple[int, int]]()
+    memory.on_evict = lambda group, node: gone.append((group, node))
     return gone
 
 
