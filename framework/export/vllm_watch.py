@@ -333,7 +333,7 @@ class PoolWatch:
         return facts.request_of(info, request.num_tokens, request.block_hashes, hit_blocks)
 
 
-MOST_CONTENTS = 2**20
+_MOST_CONTENTS = 2**20
 
 
 class MissWatch:
@@ -347,31 +347,21 @@ class MissWatch:
         hash_of: vLLM's get_block_hash.
         policy: whose decisions evictions are.
         folder: for `requests.jsonl`, and at the end `result.json` and `regret.jsonl`, which `python -m
-            framework.explain` reads; None for none.
+            framework.explain` reads.
 
     Raises:
         ConfigError: a folder that holds a result, or cannot be made.
     """
 
-    def __init__(
-        self,
-        manager: Any,
-        hash_of: Callable[[Any], bytes],
-        *,
-        policy: str,
-        folder: Path | None = None,
-        most_contents: int = MOST_CONTENTS,
-    ) -> None:
+    def __init__(self, manager: Any, hash_of: Callable[[Any], bytes], *, policy: str, folder: Path) -> None:
         pool, size = manager.block_pool, manager.coordinator.single_type_managers[0].block_size
-        self.ledger = Ledger(size, policy=policy, most_contents=most_contents)
+        self.ledger = Ledger(size, policy=policy, most_contents=_MOST_CONTENTS)
         self.ledger.decline(True)  # but in an allocation
         self.num_blocks, self._folder, self._hash_of = pool.num_gpu_blocks - 1, folder, hash_of
         self._numbers: dict[str, tuple[int, int]] = {}  # of requests that have not ended: (number, tokens computed)
         self._running: set[str] = set()
         self._count = self._hit_tokens = self._prompt_tokens = 0
-        self._rows = None
-        if folder is not None:
-            self._rows = _open(folder)
+        self._rows = _open(folder)
         self._wrap(manager, "allocate_slots", self._allocate)
         self._wrap(manager, "free", self._free)
         self._wrap(manager, "pop_blocks_for_free", self._free)
@@ -441,8 +431,8 @@ class MissWatch:
             del self._numbers[name]
             row = {"request": number, "key": name, "prompt_tokens": request.num_prompt_tokens}
             missed = self.ledger.row(number)
-            if self._rows is not None:
-                cached = request.num_prompt_tokens - sum(missed.values())
+            cached = request.num_prompt_tokens - sum(missed.values())
+            if not self._rows.closed:
                 self._rows.write(dump_line({**row, "cached_tokens": cached, **missed}))
         return call(request, *args, **kwargs)
 
@@ -475,11 +465,8 @@ class MissWatch:
         return done
 
     def close(self) -> None:
-        """Write the result, where a folder was named. Idempotent."""
-        if self._rows is None or self._folder is None:
-            return
+        """Write the result."""
         self._rows.close()
-        self._rows = None
         account = against_models(self.ledger.account(), self.ledger.paths, self.ledger.block_size, self.num_blocks)
         counts = {"hit_tokens": self._hit_tokens, "prompt_tokens": self._prompt_tokens}
         counts |= {"hit_blocks": account.totals("blocks")["hit"]}
