@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Literal
 
 from framework.errors import ConfigError, FrameworkError, RunDirectoryError
-from framework.files.atomic import is_disk_failure as is_disk_failure
 from framework.files.atomic import write_json
 from framework.files.secrets import hidden, masked, secrets_of
 from framework.results.layout import FAILURE, JOB, JOURNAL, REPORT, RESULT, SHARED, SWEEP
@@ -69,7 +68,7 @@ def folder_name(overrides: Sequence[str]) -> str:
     Overrides of `hydra.`, `tracker` and of where a run writes do not count. The tail is a hash of all the others;
     what looks like a secret is masked in the readable part.
     """
-    words = sorted({_bare(word) for word in overrides if not _NOT_A_JOB.match(word)}, key=_rank)
+    words = sorted({word.lstrip("+") for word in overrides if not _NOT_A_JOB.match(word)}, key=_rank)
     digest = hashlib.sha256("\0".join(sorted(words)).encode()).hexdigest()[:_HASH_CHARACTERS]
     readable = ""
     for word in words:
@@ -146,10 +145,6 @@ def require_sweep_folder(folder: Path) -> None:
             f"{folder} holds files that are no sweep's ({', '.join(foreign[:3])}{', ...' if foreign[3:] else ''}); "
             "nothing was changed: name another folder for the sweep, or move them"
         )
-
-
-def _bare(word: str) -> str:
-    return word.lstrip("+")
 
 
 def _rank(word: str) -> tuple[int, str]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
 
-from framework.errors import ConfigError
 from framework.report.__main__ import main
-from framework.report.console import print_study
-from framework.report.study import Study
 from framework.report.write import write_report
 from framework.results.records import collect
 from report.runs import make_run
@@ -60,14 +56,3 @@ def test_what_cannot_be_reported_is_one_sentence(
     err = capsys.readouterr().err
     assert says in err, err
     assert err.count("\n") == 1, err
-
-
-def test_the_console_table_fits_its_width_and_keeps_the_ranked_metric(sweep: Path) -> None:
-    for width in (60, 80, 200):
-        out = io.StringIO()
-        print_study(Study(collect([sweep])), file=out, width=width)
-        lines = out.getvalue().splitlines()
-        assert max(map(len, lines)) <= width, (width, out.getvalue())
-        assert "hit rate" in out.getvalue()
-    with pytest.raises(ConfigError):
-        Study(collect([sweep]), metric="nope")

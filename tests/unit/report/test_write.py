@@ -52,16 +52,18 @@ def test_the_same_runs_make_the_same_files(sweep: Path, tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
-def test_a_foreign_file_is_not_replaced_by_a_report_and_a_report_is(sweep: Path, tmp_path: Path) -> None:
-    there = tmp_path / "there"
-    there.mkdir()
-    (there / "runs.csv").write_text("mine")
-    with pytest.raises(ConfigError, match=r"runs\.csv exists already"):
-        write_report([sweep], there)
-    assert [(path.name, path.read_text()) for path in there.iterdir()] == [("runs.csv", "mine")]
-    write_report([sweep], there, force=True)
-    assert (there / "runs.csv").read_text() != "mine"
-    write_report([sweep], there)
+@pytest.mark.parametrize("name", ["runs.csv", "figures/differences.pdf"])
+def test_a_foreign_file_is_not_replaced_by_a_report_and_a_report_is(sweep: Path, tmp_path: Path, name: str) -> None:
+    mine = tmp_path / "there" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(ConfigError, match=rf"{mine.name} exists already"):
+        write_report([sweep], tmp_path / "there")
+    assert mine.read_text() == "mine"
+    assert [path for path in (tmp_path / "there").rglob("*") if path.is_file()] == [mine]
+    write_report([sweep], tmp_path / "there", force=True)
+    assert mine.read_bytes() != b"mine"
+    write_report([sweep], tmp_path / "there")
 
 
 class _Page(HTMLParser):
@@ -131,7 +133,6 @@ def test_the_page_escapes_what_a_run_says(example: str) -> None:
 
 
 def test_the_page_suits_dark_rooms_phones_and_paper(example: str) -> None:
-    for rule in ("color-scheme: light dark", "@media print", "@media (max-width", "width=device-width"):
+    for rule in ("color-scheme: light dark", "@media print", "@media (max-width", "width=device-width", "currentColor"):
         assert rule in example, rule
-    assert "currentColor" in example
     assert "#010203" not in example

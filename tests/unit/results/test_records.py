@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -128,13 +128,6 @@ def test_a_dataframe_has_a_row_a_run(tmp_path: Path) -> None:
 
 def test_without_pandas_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path / "a")
-    real = builtins.__import__
-
-    def without_pandas(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "pandas":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_pandas)
+    monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(Unsupported, match="pip install pandas"):
         results.read(tmp_path).to_pandas()

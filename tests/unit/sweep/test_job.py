@@ -6,12 +6,14 @@ import errno
 import json
 import random
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from framework.errors import RunDirectoryError
+from framework.files.atomic import is_disk_failure
 from framework.sweep.identity import config_hash
 from framework.sweep.job import (
     JobDone,
@@ -20,7 +22,6 @@ from framework.sweep.job import (
     begin,
     fail,
     folder_name,
-    is_disk_failure,
     is_done,
     what_changed,
 )
@@ -41,15 +42,19 @@ def test_a_job_killed_after_it_began_anew_is_not_done(tmp_path: Path) -> None:
 
 
 def test_a_job_that_another_process_did_since_it_was_looked_at_is_not_done_again(tmp_path: Path) -> None:
-    with RunDirectory(tmp_path) as run:
-        run.begin(lambda path: begin(path, ["seed=0"], {"configuration": "d"}))
+    def job(made_of: str) -> RunDirectory:
+        on_begin = partial(begin, overrides=["seed=0"], wanted={"configuration": made_of})
+        return RunDirectory(tmp_path, overwrite=True, on_begin=on_begin)
+
+    with job("d") as run:
+        run.begin()
         run.write_result({"status": "ok", "hit_blocks": 7})
     left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with RunDirectory(tmp_path, overwrite=True) as run, pytest.raises(JobDone, match="result of this job already"):
-        run.begin(lambda path: begin(path, ["seed=0"], {"configuration": "d"}))
+    with job("d") as run, pytest.raises(JobDone, match="result of this job already"):
+        run.begin()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == left
-    with RunDirectory(tmp_path, overwrite=True) as run:
-        run.begin(lambda path: begin(path, ["seed=0"], {"configuration": "another"}))
+    with job("another") as run:
+        run.begin()
     assert not (tmp_path / "result.json").exists()
 
 
@@ -68,6 +73,7 @@ def test_what_changed_since_a_result_is_named(tmp_path: Path) -> None:
 def test_a_folder_s_name_is_short_safe_and_given_by_the_override_set_alone() -> None:
     rng = random.Random(0)
     words = ["eviction=lru", "cache.num_blocks=64", "model.path='/a very/long path/with ünïcode;rm -rf'", "seed=3"]
+    words += ["workload.path=/data/mooncake/conversation.jsonl"]
     words += [f"workload.option_{index}={index}" for index in range(9)]
     name = folder_name(words)
     for _ in range(5):
@@ -77,6 +83,7 @@ def test_a_folder_s_name_is_short_safe_and_given_by_the_override_set_alone() -> 
     assert len(name) <= 80
     assert set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._=,+-"), name
     assert "eviction=lru" in name
+    assert "conversation.jsonl" in name
     others = [folder_name([*words, extra]) for extra in ("workload.z=1", "workload.z=2", "run.events=true")]
     assert len({name, *others}) == 4
     assert folder_name([]).startswith("default-")
