@@ -2,9 +2,8 @@
 
 from framework.registry.components import build, check_options, checked_options, own_options
 from framework.registry.content import content_of, framework_content
-from framework.registry.entry_points import Plugin, entries, points
 from framework.registry.kinds import KINDS, SHARED, Kind, groups, interface_of, kinds
-from framework.registry.lookup import choice, clashes, find, load, names, title
+from framework.registry.lookup import Plugin, choice, clashes, entries, find, load, names, points, title
 from framework.registry.sources import Source, read_source, source_path, summary
 
 __all__ = [

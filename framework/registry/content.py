@@ -12,9 +12,8 @@ from pathlib import Path
 
 from framework import __version__
 from framework.registry.contract import DISTRIBUTION
-from framework.registry.entry_points import Plugin, entries
 from framework.registry.kinds import KINDS
-from framework.registry.lookup import NOT_INSTALLED
+from framework.registry.lookup import NOT_INSTALLED, Plugin, entries
 
 _CODE = frozenset({".py", ".so", ".pyd", ".dylib", ".dll", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"})
 """Suffixes of what counts as code. Other files of a package may be what a run writes there."""

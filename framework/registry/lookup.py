@@ -1,30 +1,99 @@
-"""The plugin that a word means, and its class.
+"""The installed plugins, the one that a word means, and its class.
 
-Any installed one can be chosen by its name, or as `DISTRIBUTION:NAME`. A name that several distributions offer means
-the built-in plugin, where there is one of that name. A class that is not installed is named by its place, as
-`FILE.py:CLASS` or `MODULE:CLASS`. Only `load` imports plugins.
+A plugin is one entry point of the group `framework.<kind>`, built-in or third-party. It can be chosen by its name, or
+as `DISTRIBUTION:NAME`. A name that several distributions offer means the built-in plugin, where there is one of that
+name. A class that is not installed is named by its place, as `FILE.py:CLASS` or `MODULE:CLASS`. Only `load` imports.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from framework.errors import ContractMismatch, DuplicatePlugin, InvalidPlugin, PluginImportError, UnknownPlugin
 from framework.guard.boundary import OUTSIDE, remember_origin, shown
-from framework.registry.contract import reason_against
-from framework.registry.entry_points import Plugin, entries
-from framework.registry.kinds import KINDS, interface_of
+from framework.registry.contract import DISTRIBUTION, canonical, reason_against
+from framework.registry.kinds import KINDS, check_kind, interface_of
 from framework.registry.signatures import did_you_mean, listing
 
 NOT_INSTALLED = "not installed"
 """Stands for the distribution of a class that is named by its place."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Plugin:
+    """One entry point as installed, or a class named by its place. `value` is `module:Class` or `file.py:Class`."""
+
+    kind: str
+    name: str
+    value: str
+    distribution: str
+    version: str
+
+    @property
+    def full_name(self) -> str:
+        """`DISTRIBUTION:NAME`: means this plugin, whoever else offers its name."""
+        return f"{self.distribution}:{self.name}"
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether the framework's own distribution offers it."""
+        return self.is_of(DISTRIBUTION)
+
+    def is_of(self, distribution: str) -> bool:
+        """Whether a distribution of this name, however it is spelt, offers it."""
+        return canonical(self.distribution) == canonical(distribution)
+
+
+def entries(kind: str) -> list[Plugin]:
+    """Every installed plugin of this kind, sorted by name then distribution. Imports none.
+
+    Raises:
+        ConfigError: no such kind.
+    """
+    check_kind(kind)
+    found = {Plugin(kind, point.name, point.value, distribution, version)
+             for point, distribution, version in points(f"framework.{kind}")}  # fmt: skip
+    return sorted(found)
+
+
+def points(group: str) -> list[tuple[importlib.metadata.EntryPoint, str, str]]:
+    """(entry point, its distribution, that one's version) of one group of ours, `framework.NAME`, sorted by name."""
+    return sorted((found for found in _points(tuple(sys.path)) if found[0].group == group), key=lambda one: one[0].name)
+
+
+@functools.lru_cache(maxsize=4)  # a scan of all metadata takes 25 ms
+def _points(path: tuple[str, ...]) -> tuple[tuple[importlib.metadata.EntryPoint, str, str], ...]:
+    """Every entry point of our groups on `sys.path`; of distributions of one name the first.
+
+    A distribution whose metadata cannot be read is named on standard error and left out.
+    """
+    found: list[tuple[importlib.metadata.EntryPoint, str, str]] = []
+    seen = set()
+    for distribution in importlib.metadata.distributions():
+        place = getattr(distribution, "_path", distribution)
+        name = getattr(distribution, "_normalized_name", None) or str(place)
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            ours = [point for point in distribution.entry_points if point.group.startswith("framework.")]
+            if ours:
+                metadata = distribution.metadata  # parsed by each look: most distributions have nothing of ours
+                found += [(point, metadata["Name"] or "unknown", metadata["Version"] or "unknown") for point in ours]
+        except Exception as error:  # of somebody's installation: no reason to stop
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            print(f"skipped: the metadata in {place} cannot be read: {what}", file=sys.stderr)  # noqa: T201
+    return tuple(found)
 
 
 def names(kind: str) -> list[str]:

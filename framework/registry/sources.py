@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from framework.registry.entry_points import Plugin
 from framework.registry.kinds import SHARED
+from framework.registry.lookup import Plugin
 
 _HOPS = 6
 """Imports and base classes that are followed from a plugin's entry point, at most."""

@@ -151,10 +151,9 @@ def multirun(hydra: Any, name: str, words: Sequence[str], task: Task) -> Iterato
     sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=task)
     arguments = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     assert isinstance(arguments, list)
-    if _is(sweeper, BasicSweeper):
-        yield from _jobs(_Sweep(config, context, task), cast(BasicSweeper, sweeper), arguments)
-    else:
-        yield from _outcomes(sweeper.sweep(arguments=arguments))
+    if not _is(sweeper, BasicSweeper):
+        raise ConfigError(f"{type(sweeper).__name__} is not supported; `python -m framework.search` chooses trials")
+    yield from _jobs(_Sweep(config, context, task), cast(BasicSweeper, sweeper), arguments)
     callbacks.on_multirun_end(config=config, config_name=name)
 
 
@@ -289,19 +288,11 @@ def _launched(
         for start in range(0, len(missing), size):
             with Watch(folders[start : start + size], tick) as watch:
                 returned = sweeper.launcher.launch(missing[start : start + size], initial_job_idx=start)
-            for outcome in _outcomes(returned):
+            for one in returned:
+                outcome: Outcome = one.return_value
                 watch.finish(outcome)
                 yield outcome
             Singleton.set_state(state)
-
-
-def _outcomes(returned: Any) -> Iterator[Outcome]:
-    """Every outcome in what a sweeper returned: JobReturns, in lists of any depth, or nothing."""
-    if isinstance(returned, (list, tuple)):
-        for entry in returned:
-            yield from _outcomes(entry)
-    elif returned is not None and isinstance(returned.return_value, Outcome):
-        yield returned.return_value
 
 
 def single_run_config(hydra: Any, name: str, words: Sequence[str]) -> DictConfig | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -83,7 +84,7 @@ class PluginConfigSource(ConfigSource):
         if group not in self._names:
             names = sorted(MODELS) if group == MODEL else registry.names(group)
             if self.path == "importable" and group != MODEL:
-                names = [name for name in names if _imports(group, name)]
+                names = [name for name in names if _imports(registry.find(group, name))]
             self._names[group] = names
         return self._names[group]
 
@@ -102,9 +103,10 @@ def _parts(config_path: str) -> tuple[str, str]:
     return (group, name) if slash else ("", group)
 
 
-def _imports(kind: str, name: str) -> bool:
+@lru_cache  # Hydra asks several times, and what does not import is said once
+def _imports(plugin: registry.Plugin) -> bool:
     try:
-        registry.load(kind, name)
+        registry.load(plugin.kind, registry.choice(plugin))
     except FrameworkError as error:
         print(f"skipped: {error}", file=sys.stderr)  # noqa: T201
         return False

@@ -9,8 +9,7 @@ import pytest
 from framework.registry import content as contents
 from framework.registry import find, framework_content
 from framework.registry.content import content_of
-from framework.registry.entry_points import Plugin
-from framework.registry.lookup import NOT_INSTALLED
+from framework.registry.lookup import NOT_INSTALLED, Plugin
 
 
 def fresh(plugin: Plugin) -> str:

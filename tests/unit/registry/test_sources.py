@@ -9,7 +9,7 @@ import pytest
 
 from framework import registry
 from framework.registry import sources
-from framework.registry.entry_points import Plugin
+from framework.registry.lookup import Plugin
 from framework.registry.sources import Source, first_sentence, read_source
 
 
