@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from framework.config.config import Config
 from framework.errors import ConfigError
-from framework.files.memo import remembered
 from framework.groups.optimum import bound_tokens
 from framework.groups.replay import replay_groups
 from framework.guard.facts import reported
@@ -28,7 +27,7 @@ from framework.modes.replay_input import (
     what_fewer_bits_buy,
     workload_of,
 )
-from framework.modes.session import KINDS, Session, names_of
+from framework.modes.session import Session, names_of
 from framework.registry.components import build_component
 from framework.replay.misses import LossLog, explain
 from framework.replay.optimum import optimum_hits, shares_of_best, tier_optima
@@ -36,7 +35,6 @@ from framework.replay.paths import CacheOnlyResult, RequestPaths
 from framework.replay.reference import PYTHON, core_of, count, replay
 from framework.replay.tiers import ReplayTiers, TierSpec
 from framework.results.layout import REQUESTS
-from framework.sweep.identity import identity
 
 OPTIMUM_RULES = (
     "exact: one atomic access a request, only prompts cached, content may be declined; pinned: the request at hand "
@@ -114,7 +112,7 @@ def cache_only(session: Session) -> dict[str, Any]:
             _log_requests(session, paths, counts.request_hits, tiers, account)
         if options.optimum:
             sizes = [num_blocks, *(spec.num_blocks for spec in below)]
-            measured.update(_against_optima(session, paths, counts, sizes, tiers))
+            measured.update(_against_optima(paths, counts, sizes, tiers))
 
     return session.record(work, lambda complete: {**measured, "replay_s": time.perf_counter() - start})
 
@@ -206,23 +204,12 @@ def _log_requests(
 
 
 def _against_optima(
-    session: Session,
-    paths: RequestPaths,
-    counts: CacheOnlyResult,
-    sizes: Sequence[int],
-    tiers: ReplayTiers | None,
+    paths: RequestPaths, counts: CacheOnlyResult, sizes: Sequence[int], tiers: ReplayTiers | None
 ) -> dict[str, Any]:
-    """The optima of these capacities, the pool's first, remembered beside the runs, and the gaps to them."""
-    config = session.config
-    rules = OPTIMUM_RULES + (OVER_TIERS if tiers is not None else "")
-    facts = {"sha256": session.facts.get("trace_sha256"), "sizes": list(sizes), "rules": rules}
-    facts |= {"workload": config.workload.plain(), "seed": config.seed, "num_requests": paths.num_requests}
-    kinds = ("configuration", *(f"{kind}=" for kind in KINDS))  # that requests do not depend on
-    facts |= {"made_of": {k: v for k, v in identity(config.plain()).items() if not k.startswith(kinds)}}
-    facts |= {"block_size": config.cache.block_size, "full_blocks_only": config.replay.full_blocks_only}
-    best = remembered(session.shared_folder, facts, lambda: _optima(paths, sizes))
+    """The optima of these capacities, the pool's first, and the gaps to them."""
+    best = _optima(paths, sizes)
     gaps = {
-        "optimum_rules": rules,
+        "optimum_rules": OPTIMUM_RULES + (OVER_TIERS if tiers is not None else ""),
         "gap_to_optimum": _gap(counts, best["optimum_hit_blocks"]),
         "gap_to_pinned_optimum": _gap(counts, best["pinned_optimum_hit_blocks"]),
     }

@@ -22,7 +22,7 @@ from framework.misses.account import Account
 from framework.misses.ledger import Ledger
 from framework.modes.watchdog import Watchdog
 from framework.replay.misses import against_models
-from framework.results.layout import EVENTS, JOB, KV_EVENTS, REGRET, SHARED
+from framework.results.layout import EVENTS, JOB, KV_EVENTS, REGRET
 from framework.results.reading import read_json, what_went_wrong
 from framework.sweep import identity
 from framework.sweep.job import fail
@@ -83,9 +83,9 @@ class Session:
         self._stack.__exit__(kind, error, trace)
 
     @property
-    def shared_folder(self) -> Path | None:
-        """Where the jobs of a sweep keep what they share; None outside a sweep. After `begin`."""
-        return self.run.path.parent / SHARED if (self.run.path / JOB).exists() else None
+    def in_sweep(self) -> bool:
+        """Whether the run is a job of a sweep."""
+        return (self.run.path / JOB).exists()
 
     def trial(self, *, record: bool = False) -> Trial:
         """The run's seed and faults, and who listens: event log, KV events and ledger, each where it is asked for.
@@ -137,13 +137,13 @@ class Session:
             RunDirectoryError: nothing can be written here.
         """
         path = self.run.path
-        checkout = tracking.checkout_state([path.parent if (path / JOB).exists() else path])  # before its first file
+        checkout = tracking.checkout_state([path.parent if self.in_sweep else path])  # before its first file
         self.run.begin()
         origin = self._provenance(device, checkout)
         self.facts |= headline(origin)
         self.run.write_provenance(origin)
         components = components or "-".join(names_of(self.config, KINDS).values())
-        group = self.run.path.parent.name if self.shared_folder is not None else ""
+        group = self.run.path.parent.name if self.in_sweep else ""
         label = RunLabel(name=self.settings.name or components, group=group, job_type=components)
         self._trackers.start(hidden(masked(self.config.plain()), self._secrets), label)
         return origin
@@ -162,7 +162,7 @@ class Session:
             self.facts["max_model_len_asked"] = asked
         what = "the workload's longest request of {asked} tokens"
         said = shortened(asked, found, advice) or shortened(needed, found, advice, what=what)
-        if said and self.shared_folder is None:
+        if said and not self.in_sweep:
             complain(said)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:

@@ -9,5 +9,4 @@ KV_EVENTS = "kv_events.jsonl"
 SWEEP, JOURNAL = "multirun.yaml", "search.journal"
 LOCK, MARK = "lock", ".run-directory"
 REGRET = "regret.jsonl"
-SHARED = ".shared"
 REPORT = ".report"  # lies where a report was written, whose files the next report replaces

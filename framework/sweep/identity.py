@@ -10,8 +10,8 @@ from typing import Any
 
 from framework import registry
 from framework.errors import FrameworkError
+from framework.files.digest import sha256_of
 from framework.files.jsonl import to_plain
-from framework.files.memo import sha256_of
 from framework.registry.signatures import signature
 
 NOT_IN_HASH = frozenset(

@@ -20,7 +20,7 @@ from typing import Literal
 from framework.errors import ConfigError, FrameworkError, RunDirectoryError
 from framework.files.atomic import write_json
 from framework.files.secrets import hidden, masked, secrets_of
-from framework.results.layout import FAILURE, JOB, JOURNAL, REPORT, RESULT, SHARED, SWEEP
+from framework.results.layout import FAILURE, JOB, JOURNAL, REPORT, RESULT, SWEEP
 from framework.results.reading import read_json, read_result, what_went_wrong
 from framework.sweep.identity import NOT_IN_HASH, Identity
 
@@ -138,7 +138,7 @@ def require_sweep_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is no folder; name another for the sweep")
     names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
-    ours = {SWEEP, JOURNAL, REPORT, SHARED} & set(names) or any((folder / name / JOB).exists() for name in names)
+    ours = {SWEEP, JOURNAL, REPORT} & set(names) or any((folder / name / JOB).exists() for name in names)
     foreign = [name for name in names if not name.startswith((".", "lock"))]
     if foreign and not ours:
         raise ConfigError(

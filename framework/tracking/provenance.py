@@ -15,7 +15,7 @@ from typing import Any
 
 from framework import registry
 from framework.errors import FrameworkError
-from framework.files.memo import sha256_of
+from framework.files.digest import sha256_of
 from framework.files.secrets import masked
 
 DISTRIBUTION = "kvcache-framework"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -111,33 +111,24 @@ class Zipf:
         return found
 
 
-def need(workload: str, name: str, value: float, low: float, high: float = math.inf) -> None:
+def need(workload: str, name: str, value: float, low: float, high: float = MOST) -> None:
     """The option is within `low` to `high`.
 
     Raises:
         ConfigError: it is not.
     """
-    if isinstance(value, int) and high == math.inf and value > MOST:  # it would be drawn for ever
-        raise ConfigError(f"workload.{name} ({workload}) must be at most {MOST}, found {shown(value)}")
-    if not (low <= value <= high and _is_finite(value)):
-        rule = f"{_shown(low)} to {_shown(high)}" if math.isfinite(high) else f"at least {_shown(low)}"
-        if not _is_finite(value):
-            rule = f"finite and {rule}"
-        raise ConfigError(f"workload.{name} ({workload}) must be {rule}, found {shown(value)}")
+    if not low <= value <= high:
+        raise ConfigError(f"workload.{name} ({workload}) must be {low} to {high}, found {shown(value)}")
 
 
-def _is_finite(value: float) -> bool:
-    return isinstance(value, int) or math.isfinite(value)
+class _Named(Protocol):
+    name: ClassVar[str]
 
 
-def _shown(bound: float) -> str:
-    return str(bound) if isinstance(bound, int) else f"{bound:g}"
-
-
-def at_least(workload: str, low: float, **values: float) -> None:
-    """Each of these options is `low` or more; see need."""
-    for name, value in values.items():
-        need(workload, name, value, low)
+def at_least(workload: _Named, low: float, *options: str) -> None:
+    """Each of these options of a workload is `low` or more; see need."""
+    for option in options:
+        need(workload.name, option, getattr(workload, option), low)
 
 
 @dataclass(kw_only=True)
@@ -171,16 +162,12 @@ class SeededWorkload(Workload):
     arrivals: Path | None = None
 
     def __post_init__(self) -> None:
-        self.at_least(1, "output_tokens")
+        at_least(self, 1, "output_tokens")
         need(self.name, "spread", self.spread, 0, 3)
         need(self.name, "vocab_size", self.vocab_size, 2, 2**30)
-        self.at_least(0, "temperature", "rate_per_s", "burstiness")
+        at_least(self, 0, "temperature", "rate_per_s", "burstiness")
         if self.arrivals is not None and self.rate_per_s:
             raise ConfigError(f"workload.rate_per_s ({self.name}) must be 0 where workload.arrivals gives the times")
-
-    def at_least(self, low: float, *options: str) -> None:
-        """Each of these options of mine is `low` or more."""
-        at_least(self.name, low, **{option: getattr(self, option) for option in options})
 
     def opening(self) -> tuple[Draws, Iterator[float]]:
         """The draws, and the arrival times: seconds, without end (a trace's as many as it has), the first at 0.

@@ -13,7 +13,7 @@ import numpy as np
 
 from framework.errors import ConfigError
 from framework.interfaces.workload import Sampling, WorkloadRequest
-from framework.workload.draws import SeededWorkload, Zipf, need
+from framework.workload.draws import SeededWorkload, Zipf, at_least, need
 
 
 @dataclass(kw_only=True)
@@ -37,8 +37,8 @@ class SystemPrompts(SeededWorkload):
     user_tokens: int = 48
 
     def __post_init__(self) -> None:
-        self.at_least(0, "zipf_alpha", "system_tokens")
-        self.at_least(1, "num_requests", "num_prompts", "user_tokens")
+        at_least(self, 0, "zipf_alpha", "system_tokens")
+        at_least(self, 1, "num_requests", "num_prompts", "user_tokens")
         super().__post_init__()
 
     def requests(self) -> Iterator[WorkloadRequest]:
@@ -87,8 +87,8 @@ class Rag(SeededWorkload):
     question_tokens: int = 24
 
     def __post_init__(self) -> None:
-        self.at_least(0, "zipf_alpha", "instruction_tokens")
-        self.at_least(1, "num_requests", "num_documents", "document_tokens", "question_tokens")
+        at_least(self, 0, "zipf_alpha", "instruction_tokens")
+        at_least(self, 1, "num_requests", "num_documents", "document_tokens", "question_tokens")
         need("rag", "documents_per_request", self.documents_per_request, 1, self.num_documents)
         super().__post_init__()
 
@@ -137,7 +137,7 @@ class Forks(SeededWorkload):
     temperature: float = 0.8
 
     def __post_init__(self) -> None:
-        self.at_least(1, "num_requests", "prompt_tokens", "n")
+        at_least(self, 1, "num_requests", "prompt_tokens", "n")
         need("forks", "beam_width", self.beam_width, 2)
         need("forks", "beam_share", self.beam_share, 0, 1)
         if self.n > 1 and not self.temperature and self.beam_share < 1:

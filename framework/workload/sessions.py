@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from framework.interfaces.workload import WorkloadRequest
-from framework.workload.draws import Draws, SeededWorkload, Zipf
+from framework.workload.draws import Draws, SeededWorkload, Zipf, at_least
 
 _Session = Callable[[int, float], Iterator[WorkloadRequest]]
 """(number, start) -> the session's requests in order of arrival."""
@@ -70,8 +70,8 @@ class Conversations(Sessions):
     think_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.at_least(0, "zipf_alpha", "system_tokens", "think_s")
-        self.at_least(1, "num_sessions", "turns", "num_prompts", "user_tokens")
+        at_least(self, 0, "zipf_alpha", "system_tokens", "think_s")
+        at_least(self, 1, "num_sessions", "turns", "num_prompts", "user_tokens")
         super().__post_init__()
 
     @property
@@ -133,8 +133,8 @@ class Agents(Sessions):
     spread: float = 0.8
 
     def __post_init__(self) -> None:
-        self.at_least(0, "zipf_alpha", "agent_tokens", "summary_tokens", "tool_s")
-        self.at_least(1, "num_sessions", "steps", "num_agents", "task_tokens", "tool_tokens", "max_context_tokens")
+        at_least(self, 0, "zipf_alpha", "agent_tokens", "summary_tokens", "tool_s")
+        at_least(self, 1, "num_sessions", "steps", "num_agents", "task_tokens", "tool_tokens", "max_context_tokens")
         super().__post_init__()
 
     @property

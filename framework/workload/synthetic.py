@@ -51,6 +51,8 @@ class Chat(Workload):
         rate_per_s: Poisson arrivals; 0 means all at once.
     """
 
+    name: ClassVar[str] = "chat"
+
     seed: int = 0
     num_requests: int = 48
     num_prefixes: int = 4
@@ -67,11 +69,9 @@ class Chat(Workload):
     rate_per_s: float = 0.0
 
     def __post_init__(self) -> None:
-        at_least("chat", 1, num_requests=self.num_requests, num_prefixes=self.num_prefixes, turns=self.turns)
-        at_least("chat", 0, prefix_tokens=self.prefix_tokens, temperature=self.temperature, rate_per_s=self.rate_per_s)
-        at_least("chat", 0, parallel_temperature=self.parallel_temperature)
-        at_least("chat", 2, suffix_tokens=self.suffix_tokens, parallel_n=self.parallel_n, beam_width=self.beam_width)
-        at_least("chat", 1, output_tokens=self.output_tokens)
+        at_least(self, 0, "prefix_tokens", "temperature", "parallel_temperature", "rate_per_s")
+        at_least(self, 1, "num_requests", "num_prefixes", "turns", "output_tokens")
+        at_least(self, 2, "suffix_tokens", "parallel_n", "beam_width")
         need("chat", "parallel_share", self.parallel_share, 0, 1)
         if self.num_beam is not None:
             need("chat", "num_beam", self.num_beam, 0, self.num_requests)
@@ -122,9 +122,9 @@ class _TokenIds(Workload):
     rate_per_s: float = 0.0
 
     def __post_init__(self) -> None:
-        at_least(self.name, 1, num_requests=self.num_requests, new_tokens=self.new_tokens)
+        at_least(self, 1, "num_requests", "new_tokens")
         need(self.name, "vocab_size", self.vocab_size, 2, 2**30)
-        at_least(self.name, 0, temperature=self.temperature, rate_per_s=self.rate_per_s)
+        at_least(self, 0, "temperature", "rate_per_s")
 
     @abstractmethod
     def _prompts(self, rng: random.Random) -> Iterator[TokenArray]:
@@ -164,8 +164,8 @@ class NoSharing(_TokenIds):
     max_tokens: int = 512
 
     def __post_init__(self) -> None:
-        at_least(self.name, 1, min_tokens=self.min_tokens)
-        at_least(self.name, self.min_tokens, max_tokens=self.max_tokens)
+        at_least(self, 1, "min_tokens")
+        at_least(self, self.min_tokens, "max_tokens")
         super().__post_init__()
 
     def _prompts(self, rng: random.Random) -> Iterator[TokenArray]:
@@ -190,8 +190,8 @@ class SharedPrefix(_TokenIds):
     unique_tokens: int = 64
 
     def __post_init__(self) -> None:
-        at_least(self.name, 1, unique_tokens=self.unique_tokens)
-        at_least(self.name, 0, prefix_tokens=self.prefix_tokens)
+        at_least(self, 1, "unique_tokens")
+        at_least(self, 0, "prefix_tokens")
         super().__post_init__()
 
     def _prompts(self, rng: random.Random) -> Iterator[TokenArray]:

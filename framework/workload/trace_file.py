@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -10,7 +11,7 @@ from typing import Any, Literal
 
 from framework.errors import ConfigError
 from framework.interfaces.workload import Workload, WorkloadRequest
-from framework.workload.draws import MOST, need
+from framework.workload.draws import need
 from framework.workload.traces import Trace, open_trace
 
 
@@ -36,12 +37,12 @@ class TraceFile(Workload):
 
     def __post_init__(self) -> None:
         self._trace: Trace | None = None
-        if not self.speed > 0:
-            raise ConfigError(f"workload.speed (trace) must be above 0, found {self.speed}")
-        need("trace", "speed", self.speed, 0)
-        for name, value in (("limit", self.limit), ("block_tokens", self.block_tokens)):
-            if value is not None:
-                need("trace", name, value, 1, MOST if name == "block_tokens" else 2**63)
+        if not 0 < self.speed < math.inf:
+            raise ConfigError(f"workload.speed (trace) must be above 0 and finite, found {self.speed}")
+        if self.limit is not None:
+            need("trace", "limit", self.limit, 1, 2**63)
+        if self.block_tokens is not None:
+            need("trace", "block_tokens", self.block_tokens, 1)
 
     def open(self, block_tokens: int | None = None) -> Trace:
         """The trace itself; `block_tokens` where the options give none.

@@ -158,31 +158,6 @@ def test_a_policy_that_does_not_use_the_seed_runs_once(trace: Path, command: Com
     assert seeds == [("lru", 3), ("random", 3), ("random", 4), ("random", 5)]
 
 
-def test_the_optimum_is_computed_once_a_trace_and_capacity(
-    trace: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from framework.modes import cache_only
-
-    asked: list[int] = []
-    real = cache_only.optimum_hits
-
-    def counted(paths: Any, num_blocks: int, **rules: Any) -> Any:
-        if not rules["pinned"]:
-            asked.append(num_blocks)
-        return real(paths, num_blocks, **rules)
-
-    monkeypatch.setattr(cache_only, "optimum_hits", counted)
-    words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=lru,fifo,lfu", "cache.num_blocks=8,16")
-    assert command(*words)[0] == 0
-    assert sorted(asked) == [8, 16]
-    for folder in finished(Path("sweeps/s")):
-        result = read_result(folder)
-        assert 0 <= result["gap_to_optimum"] < 3, result
-    make_trace(Path(), num_requests=60)
-    assert command(*words, "run.sweep=s", "seed=1")[0] == 0
-    assert sorted(asked) == [8, 8, 16, 16], "another trace has another optimum"
-
-
 def test_a_job_that_another_process_runs_is_running_elsewhere(trace: Path, command: Command) -> None:
     words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=lru,fifo")
     assert command(*words)[0] == 0

@@ -101,12 +101,12 @@ def test_forks_ask_for_samples_and_beams() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("system_prompts", {"num_requests": 0}, r"num_requests .* at least 1, found 0"),
+        ("system_prompts", {"num_requests": 0}, r"num_requests .* 1 to 10000000, found 0"),
         ("system_prompts", {"num_request": 1}, "did you mean 'num_requests'"),
         ("rag", {"documents_per_request": 65}, "1 to 64, found 65"),
-        ("conversations", {"turns": 0.5}, r"turns .* at least 1"),
+        ("conversations", {"turns": 0.5}, r"turns .* 1 to"),
         ("agents", {"spread": -1.0}, r"spread .* 0 to 3"),
-        ("agents", {"burstiness": -1.0}, r"burstiness .* at least 0"),
+        ("agents", {"burstiness": -1.0}, r"burstiness .* 0 to"),
         ("forks", {"beam_share": 1.5}, "0 to 1"),
         ("forks", {"temperature": 0.0}, "greedy ones are all equal"),
     ],
