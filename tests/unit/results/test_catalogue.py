@@ -8,76 +8,41 @@ from typing import Any
 
 import pytest
 
-from framework.api import run
 from framework.kernel import bench
 from framework.results.catalogue import CATALOGUE, SECTIONS, find, higher_is_better, is_wall_time, with_definitions
 from framework.results.metric import is_number
+from framework.run import call
 
-SERVE: dict[str, Any] = {
-    "mode": "serve",
-    "model": {"name": "tiny"},
-    "workload": {"name": "chat", "num_requests": 2},
-    "backend": {"name": "torch"},
-    "cache": {"num_blocks": 64},
+TRACE = "workload=trace workload.path=trace.jsonl cache.num_blocks=8 cache.block_size=512"
+COMMANDS = {
+    "serve": "model=tiny backend=torch workload=chat workload.num_requests=2 cache.num_blocks=64 run.record=true",
+    "none": f"mode=replay executor=none {TRACE}",
+    "roofline": f"mode=replay executor=roofline {TRACE}",
+    "cache_only": f"mode=replay executor=cache_only {TRACE}",
+    "groups": f"mode=replay executor=cache_only {TRACE} replay.groups={{model:qwen3-next-80b}}",
+    "full_groups": f"mode=replay executor=none {TRACE} replay.groups={{model:gemma-3-27b}}",
+    "tiers": f"mode=replay executor=cache_only {TRACE} tiering=on_eviction "
+    "tiers=[{store:host,num_blocks:2},{store:'null',num_blocks:4,eviction:fifo}]",
+    "recording": "mode=replay executor=none workload=recording workload.path=serve/recording.jsonl cache.num_blocks=64",
+    "kernel": "mode=kernel backend=torch cache.block_size=16 kernel.budget_s=0.01 kernel.batch=[1] kernel.context=[16] "
+    "kernel.prefill=[] kernel.lengths=[uniform] kernel.heads=[2/1/16]",
 }
-
-
-def replay(path: Path, executor: str) -> dict[str, Any]:
-    workload = {"name": "trace", "path": str(path)}
-    cache = {"num_blocks": 8, "block_size": 512}
-    return {"mode": "replay", "executor": executor, "workload": workload, "cache": cache}
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What each mode and executor writes, by name, from the smallest run of it."""
     folder = tmp_path_factory.mktemp("runs")
-    trace = folder / "trace.jsonl"
     rows = [
         {"timestamp": 1000 * i, "input_length": 1500, "output_length": 3, "hash_ids": [1, 2, 3 + i]} for i in range(4)
     ]
-    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    quick = {
-        "budget_s": 0.01,
-        "batch": [1],
-        "context": [16],
-        "prefill": [],
-        "lengths": ["uniform"],
-        "heads": ["2/1/16"],
-    }
-    configs = {
-        "serve": {**SERVE, "run": {"record": True}},
-        "none": replay(trace, "none"),
-        "roofline": replay(trace, "roofline"),
-        "cache_only": replay(trace, "cache_only"),
-        "groups": {**replay(trace, "cache_only"), "replay": {"groups": {"model": "qwen3-next-80b"}}},
-        "full_groups": {**replay(trace, "none"), "replay": {"groups": {"model": "gemma-3-27b"}}},
-        "tiers": {
-            **replay(trace, "cache_only"),
-            "tiering": {"name": "on_eviction"},
-            "tiers": [{"store": "host", "num_blocks": 2}, {"store": "null", "num_blocks": 4, "eviction": "fifo"}],
-        },
-        "recording": {
-            "mode": "replay",
-            "executor": "none",
-            "workload": {"name": "recording", "path": str(folder / "serve" / "recording.jsonl")},
-            "cache": {"num_blocks": 64},
-        },
-        "kernel": {
-            "mode": "kernel",
-            "backend": {"name": "torch"},
-            "cache": {"block_size": 16},
-            "kernel": {**quick, "heads": ["2/1/16"]},
-        },
-    }
-    found = {}
-    for name, config in configs.items():
-        settings = {"dir": str(folder / name), "progress": False, **config.get("run", {})}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(bench, "last_level_cache_bytes", lambda device: 1 << 18)  # few pools of mode=kernel
-            run({**config, "run": settings})
-        found[name] = json.loads((folder / name / "result.json").read_text())
-    return found
+    (folder / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(bench, "last_level_cache_bytes", lambda device: 1 << 18)  # few pools of mode=kernel
+        for name, words in COMMANDS.items():
+            assert call([*words.split(), f"run.dir={name}", "run.progress=false"]) == 0, name
+    return {name: json.loads((folder / name / "result.json").read_text()) for name in COMMANDS}
 
 
 def test_every_key_that_a_mode_writes_is_declared(results: dict[str, dict[str, Any]]) -> None:
