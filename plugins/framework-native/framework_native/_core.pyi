@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -66,11 +66,9 @@ class Attention:
     ) -> None: ...
     def attend(self, *args: Any) -> None: ...
 
-def sha256_block(parent: bytes, tokens: bytes) -> bytes: ...
-def sha_instructions() -> bool: ...
 def replay(
     policy: str,
-    parameters: Sequence[float],
+    aged: bool,
     *,
     nodes: npt.NDArray[np.int32],
     starts: npt.NDArray[np.int64],

@@ -14,26 +14,22 @@ from framework_native._core import replay
 
 _MOST_BLOCKS = 2**62
 
-_TWINS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+_TWINS: Mapping[str, str] = MappingProxyType(
     {
-        "framework_builtin.eviction.lru:Lru": ("lru",),
-        "framework_builtin.eviction.fifo:Fifo": ("fifo",),
-        "framework_builtin.eviction.mru:Mru": ("mru",),
-        "framework_builtin.eviction.lfu:Lfu": ("lfu", "aged"),
-        "framework_builtin.eviction.length_aware:LengthAware": ("length_aware",),
-        "framework_builtin.eviction.belady:Belady": ("belady",),
-        "framework_builtin.eviction.optimum:Optimum": ("optimum",),
-        "framework_builtin.eviction.clock:Clock": ("clock", "max_count"),
-        "framework_builtin.eviction.sieve:Sieve": ("sieve",),
-        "framework_builtin.eviction.slru:Slru": ("slru", "num_segments"),
-        "framework_builtin.eviction.s3fifo:S3Fifo": ("s3fifo", "small", "ghosts", "promote_hits"),
+        "framework_builtin.eviction.lru:Lru": "lru",
+        "framework_builtin.eviction.fifo:Fifo": "fifo",
+        "framework_builtin.eviction.mru:Mru": "mru",
+        "framework_builtin.eviction.lfu:Lfu": "lfu",
+        "framework_builtin.eviction.length_aware:LengthAware": "length_aware",
+        "framework_builtin.eviction.belady:Belady": "belady",
+        "framework_builtin.eviction.optimum:Optimum": "optimum",
     }
 )
-"""Exactly these classes, no subclass of them: its name in C++, and the `parameters` that it takes, in order."""
+"""Exactly these classes, no subclass of them, by their name in C++: policies whose order is a score of a block's facts."""
 
 
 class NativeReplay(ReplayCore):
-    """Counts in C++ for lru, fifo, mru, lfu, length_aware, belady, optimum, clock, sieve, slru and s3fifo.
+    """Counts in C++ for lru, fifo, mru, lfu, length_aware, belady and optimum.
 
     None for other policies and for capacities beyond 64 bits. 10 to 100 ns a reference by policy; about 120 bytes a
     block of capacity for lru, 4 a node of the trace. Lets go of the GIL.
@@ -50,14 +46,12 @@ class NativeReplay(ReplayCore):
     ) -> ReplayCounts | None:
         if num_blocks < 1:
             raise InvalidArgument(f"num_blocks must be at least 1, found {num_blocks}")
-        twin = _TWINS.get(f"{type(policy).__module__}:{type(policy).__qualname__}")
-        if twin is None or num_blocks > _MOST_BLOCKS:
+        name = _TWINS.get(f"{type(policy).__module__}:{type(policy).__qualname__}")
+        if name is None or num_blocks > _MOST_BLOCKS:
             return None
-        name, *keys = twin
-        given = policy.parameters()
         hits, admitted, evictions = replay(
             name,
-            [_as_double(given[key]) for key in keys],
+            bool(policy.parameters().get("aged")),
             nodes=np.ascontiguousarray(paths.nodes, dtype=np.int32),
             starts=np.ascontiguousarray(paths.starts, dtype=np.int64),
             parents=np.ascontiguousarray(paths.parents, dtype=np.int32),
@@ -67,8 +61,3 @@ class NativeReplay(ReplayCore):
             bypass=bypass,
         )
         return ReplayCounts(request_hits=hits, admitted=admitted, evictions=evictions)
-
-
-def _as_double(value: float) -> float:
-    """A limit on what is counted: from 2^53 on it is never reached, and no larger integer is sure to be a double."""
-    return min(value, 2**53) if isinstance(value, int) else value

@@ -154,7 +154,6 @@ nb::object Core::hash_blocks(const Root &root, const Tokens &tokens, nb::handle 
 
 nb::object Core::lookup(nb::handle given, nb::handle space, nb::handle previous) {
     const Tokens tokens(framework_, given, true);
-    if (framework_.array_head(tokens.array()) != nullptr) checked_ = nb::borrow(tokens.array());
     const Root top = root(space); // a copy: a scheme in Python may lead back here
     const int32_t anchor = top.anchor;
     const int64_t limit = tokens.size() > 0 ? (tokens.size() - 1) / options_.block_size : 0;
@@ -173,7 +172,7 @@ nb::object Core::lookup(nb::handle given, nb::handle space, nb::handle previous)
     const auto covered = static_cast<int64_t>(blocks.size()) * options_.block_size;
     BlockHashes &made = *nb::inst_ptr<BlockHashes>(found);
     made.found = listed(std::move(blocks));
-    return framework_.make_hit(covered, made.found->tuple, found, version_);
+    return framework_.hit(covered, made.found->tuple, found, version_);
 }
 
 std::shared_ptr<const Listed> Core::listed(Blocks blocks) {
@@ -228,7 +227,7 @@ std::shared_ptr<const Listed> Core::check_hit(nb::handle request, int64_t num_to
 
 bool Core::fits(nb::handle request, nb::handle tokens, nb::handle hit) {
     int64_t id = 0;
-    const int64_t num_tokens = framework_.length(tokens);
+    const auto num_tokens = static_cast<int64_t>(nb::len(tokens));
     nb::object given = get(request, framework_.keys.id);
     if (find_id(given, id) != nullptr || num_tokens == 0) return false;
     nb::object hashes;
@@ -243,9 +242,9 @@ void Core::allocate(nb::handle request, nb::handle given, nb::handle hit) {
     check_new(request);
     nb::object hashes;
     int64_t covered = 0;
-    const std::shared_ptr<const Listed> found = check_hit(request, framework_.length(given), hit, hashes, covered);
+    const std::shared_ptr<const Listed> found = check_hit(request, static_cast<int64_t>(nb::len(given)), hit, hashes, covered);
     const Blocks &hits = found->blocks;
-    const Tokens tokens(framework_, given, !checked_.is(given));
+    const Tokens tokens(framework_, given, true);
     if (tokens.size() == 0)
         framework_.raise("InvalidArgument",
                          "request " + text_of(get(request, framework_.keys.id)) + " has an empty prompt; it needs at least one token");
@@ -335,7 +334,7 @@ nb::object Core::extend(nb::handle request, nb::handle given) {
 nb::object Core::commit(nb::handle request, nb::handle given) {
     int64_t id = 0;
     Table &row = find(request, &id);
-    const int64_t num_tokens = framework_.length(given);
+    const auto num_tokens = static_cast<int64_t>(nb::len(given));
     const int64_t size = options_.block_size, room = static_cast<int64_t>(row.blocks.size()) * size;
     if (num_tokens < row.committed || num_tokens > room)
         framework_.raise("InvalidArgument", "commit of " + std::to_string(num_tokens) + " tokens for request " +
@@ -673,11 +672,8 @@ void Core::check_new(nb::handle request) const {
 }
 
 int32_t Core::tenant(nb::handle name) {
-    if (last_tenant_.is_valid() && last_tenant_.is(name)) return last_tenant_id_;
     if (!tenants_.contains(name)) tenants_[name] = nb::int_(tenants_.size());
-    last_tenant_ = nb::borrow(name);
-    last_tenant_id_ = nb::cast<int32_t>(tenants_[name]);
-    return last_tenant_id_;
+    return nb::cast<int32_t>(tenants_[name]);
 }
 
 void Core::out_of_blocks(int64_t need, int64_t have, int64_t reserve) const {

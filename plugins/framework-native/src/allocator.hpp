@@ -136,11 +136,9 @@ private:
     Promises promises_;
     std::shared_ptr<ChainHasher> hasher_; // of the framework's own schemes; kept by the lists it has yet to finish
     Root last_roots_[2]; // of two objects that are often equal: a lookup's namespace and its request's
-    nb::object checked_; // the tokens of the last lookup: `allocate` follows
     std::vector<std::shared_ptr<const Listed>> listed_; // of late, by the last block: many requests share few prefixes
     nb::dict tenants_;
-    nb::object last_tenant_;
-    int32_t last_tenant_id_ = 0, last_anchor_ = 0;
+    int32_t last_anchor_ = 0;
     std::vector<nb::object> changes_; // changes without copies are shared: they cannot change
     int64_t version_ = 0, hashed_blocks_ = 0, hit_tokens_ = 0, prompt_tokens_ = 0, copied_blocks_ = 0;
 };

@@ -52,13 +52,6 @@ public:
         if (size_ == kFar && --far()->owners == 0) delete far();
     }
 
-    /// 32 bytes to write a digest over.
-    static BlockHash zeros() noexcept {
-        BlockHash made;
-        made.size_ = kNear;
-        return made;
-    }
-
     bool empty() const noexcept { return size_ == 0; }
     size_t size() const noexcept { return size_ == kFar ? far()->text.size() : size_; }
     const char *data() const noexcept {

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "allocator.hpp"
-#include "sha256.hpp"
 
 namespace native {
 namespace {
@@ -93,15 +92,6 @@ bool hashes_equal(const BlockHashes &hashes, nb::handle other) {
     return true;
 }
 
-nb::bytes sha256_block(nb::bytes parent, nb::bytes tokens) {
-    if (parent.size() != 32 || tokens.size() % 4 != 0) throw nb::value_error("a parent has 32 bytes, a token 4");
-    BlockHasher hasher(tokens.size() / 4);
-    BlockHash block_hash;
-    hasher.hash(reinterpret_cast<const uint8_t *>(parent.c_str()), reinterpret_cast<const int32_t *>(tokens.c_str()),
-                block_hash.digest());
-    return bytes_of(block_hash);
-}
-
 } // namespace
 
 void bind_core(nb::module_ &module) {
@@ -146,9 +136,6 @@ void bind_core(nb::module_ &module) {
         .def("parent", &Core::parent)
         .def("hashes", &Core::hashes_held, nb::arg().none())
         .def("state", &Core::state);
-
-    module.def("sha256_block", &sha256_block, "SHA-256 hash of one block, as the framework's sha256 scheme makes it.");
-    module.def("sha_instructions", &sha_instructions, "Whether the processor's SHA instructions are in use.");
 }
 
 void bind_attention(nb::module_ &module);

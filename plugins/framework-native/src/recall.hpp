@@ -95,12 +95,7 @@ private:
         return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
     }
     bool equal(const int32_t *one, const int32_t *other) const noexcept {
-        if (width_ != 16) return std::memcmp(one, other, 4 * width_) == 0;
-        uint64_t ours[8], theirs[8], differ = 0; // the common size without a call
-        std::memcpy(ours, one, sizeof ours);
-        std::memcpy(theirs, other, sizeof theirs);
-        for (size_t at = 0; at < 8; ++at) differ |= ours[at] ^ theirs[at];
-        return differ == 0;
+        return std::memcmp(one, other, 4 * width_) == 0;
     }
     int64_t since(int32_t block) const noexcept { return block > 0 ? pool_.admitted[block] : 0; }
 

@@ -13,20 +13,18 @@ namespace native {
 
 namespace {
 
-nb::tuple replay(const std::string &name, nb::sequence given, const Array<int32_t> &nodes,
+nb::tuple replay(const std::string &name, bool aged, const Array<int32_t> &nodes,
                  const Array<int64_t> &starts, const Array<int32_t> &parents, std::optional<Array<int32_t>> next,
                  int64_t num_blocks, bool leaf_first, bool bypass) {
     verify(nodes, starts, parents, next ? next->size() : 0);
-    std::vector<double> parameters;
-    for (nb::handle value : given) parameters.push_back(nb::cast<double>(value));
     const Paths paths = paths_of(nodes, starts, parents, next ? next->data() : nullptr);
     Counts counts;
     {
         nb::gil_scoped_release others;
         const auto wanted = static_cast<size_t>(num_blocks) + (bypass ? paths.longest : 0);
-        Residents residents(std::min(wanted, paths.num_nodes) + 1, num_blocks, paths.num_nodes);
+        Residents residents(std::min(wanted, paths.num_nodes) + 1);
         const Switches to{num_blocks, leaf_first, bypass};
-        counts = with_order(name, parameters, residents, [&](auto order) {
+        counts = with_order(name, aged, residents, [&](auto order) {
             return Replay<decltype(order)>(paths, to, residents, std::move(order)).run();
         });
     }
@@ -39,7 +37,7 @@ nb::tuple replay(const std::string &name, nb::sequence given, const Array<int32_
 } // namespace
 
 void bind_replay(nb::module_ &module) {
-    module.def("replay", &replay, nb::arg("policy"), nb::arg("parameters"), nb::kw_only(), nb::arg("nodes"),
+    module.def("replay", &replay, nb::arg("policy"), nb::arg("aged"), nb::kw_only(), nb::arg("nodes"),
                nb::arg("starts"), nb::arg("parents"), nb::arg("next_requests").none(), nb::arg("num_blocks"),
                nb::arg("leaf_first"), nb::arg("bypass"),
                "Request hits (R,), blocks admitted and evicted; see framework_native.replay.");

@@ -90,8 +90,6 @@ private:
                 ++residents_.hits[block];
             }
         }
-        for (size_t depth = blocks_.size(); depth-- > 0;)
-            if (blocks_[depth] != 0) policy_.hit(blocks_[depth]);
     }
 
     void admit(const int32_t *path, size_t length, size_t found) {
@@ -101,7 +99,8 @@ private:
             evict(resident_ + room - to_.num_blocks);
         }
         if (room > static_cast<int64_t>(free_.size())) throw std::logic_error("a path names a node twice");
-        fresh_.clear();
+        resident_ += room;
+        counts_.admitted += room;
         for (size_t depth = 0; room > 0; ++depth) {
             if (blocks_[depth] != 0) continue;
             --room;
@@ -116,13 +115,7 @@ private:
                 residents_.hits[block] = 0;
             }
             if (to_.leaf_first) ++*children_of(paths_.parents[node]);
-            fresh_.push_back(block);
         }
-        if (fresh_.empty()) return;
-        resident_ += static_cast<int64_t>(fresh_.size());
-        counts_.admitted += static_cast<int64_t>(fresh_.size());
-        for (size_t at = fresh_.size(); at-- > 0;) policy_.admit(fresh_[at]);
-        policy_.admitted();
     }
 
     void foresee(const int32_t *next, size_t length) {
@@ -180,22 +173,18 @@ private:
     Policy policy_;
     std::vector<int32_t> block_of_, children_;
     std::vector<uint8_t> aside_;
-    std::vector<int32_t> free_, blocks_, fresh_;
+    std::vector<int32_t> free_, blocks_;
     Counts counts_;
     int64_t resident_ = 0;
     size_t hits_ = 0;
     uint32_t now_ = 0;
 };
 
-/// Call `use` with the order of this name. `p`: the policy's parameters in the order of its constructor.
-template <class Use> auto with_order(const std::string &name, const std::vector<double> &p, const Residents &of, Use use) {
+/// Call `use` with the order of this name. `aged`: of lfu.
+template <class Use> auto with_order(const std::string &name, bool aged, const Residents &of, Use use) {
     if (name == "lru") return use(LruOrder(of));
-    if (name == "fifo") return use(FifoOrder(of));
-    if (name == "clock") return use(ClockOrder(of, whole(p.at(0))));
-    if (name == "sieve") return use(SieveOrder(of));
-    if (name == "slru") return use(SlruOrder(of, whole(p.at(0))));
-    if (name == "s3fifo") return use(S3FifoOrder(of, p.at(0), p.at(1), whole(p.at(2))));
-    if (name == "lfu") return use(Scored<LfuScore>(of, LfuScore{p.at(0) != 0}));
+    if (name == "fifo") return use(Scored<FifoScore>(of));
+    if (name == "lfu") return use(Scored<LfuScore>(of, LfuScore{aged}));
     if (name == "length_aware") return use(Scored<LengthAwareScore>(of));
     if (name == "mru") return use(Scored<MruScore>(of));
     if (name == "belady") return use(Scored<BeladyScore>(of));

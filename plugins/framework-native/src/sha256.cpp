@@ -112,26 +112,8 @@ SHA_TARGET void compress_sha(uint32_t *state, const uint8_t *data, size_t chunks
     _mm_storeu_si128(reinterpret_cast<__m128i *>(state + 4), second);
 }
 
-/// As BlockHasher::chain, the parent's hash kept in registers: written to memory one byte off and read back, it would
-/// stall every block. Needs 16 bytes of tokens.
-SHA_TARGET void chain_sha(uint8_t *message, size_t chunks, size_t token_bytes, const uint8_t *parent,
-                          const uint8_t *tokens, size_t count, uint8_t *out, size_t stride) {
-    const __m128i tag = _mm_insert_epi8(_mm_setzero_si128(), message[0], 15);
-    __m128i low = load(parent), high = load(parent + 16);
-    for (; count > 0; --count, tokens += token_bytes, out += stride) {
-        std::memcpy(message + 33, tokens, token_bytes);
-        __m128i w[4] = {swapped(_mm_alignr_epi8(low, tag, 15)), swapped(_mm_alignr_epi8(high, low, 15)),
-                        swapped(_mm_alignr_epi8(load(tokens), high, 15)), swapped(load(message + 48))};
-        const State state = compressed(rounds(packed(kStart), w), message + 64, chunks - 1);
-        unpack(state, low, high);
-        low = swapped(low);
-        high = swapped(high);
-        _mm_storeu_si128(reinterpret_cast<__m128i *>(out), low);
-        _mm_storeu_si128(reinterpret_cast<__m128i *>(out + 16), high);
-    }
-}
-
-/// As chain_sha for blocks of 16 tokens, whose messages never leave the registers.
+/// A chain over blocks of 16 tokens. Messages never leave the registers: a parent's hash written to memory one byte off and
+/// read back would stall every block.
 SHA_TARGET void chain_sha_16(uint8_t tag_byte, const uint8_t *parent, const uint8_t *tokens, size_t count, uint8_t *out,
                              size_t stride) {
     const __m128i tag = _mm_insert_epi8(_mm_setzero_si128(), tag_byte, 15);
@@ -162,7 +144,6 @@ bool has_sha() {
 #else
 bool has_sha() { return false; }
 void compress_sha(uint32_t *state, const uint8_t *data, size_t chunks) { compress_plain(state, data, chunks); }
-void chain_sha(uint8_t *, size_t, size_t, const uint8_t *, const uint8_t *, size_t, uint8_t *, size_t) {}
 void chain_sha_16(uint8_t, const uint8_t *, const uint8_t *, size_t, uint8_t *, size_t) {}
 #endif
 
@@ -170,43 +151,38 @@ const bool kHasSha = has_sha();
 
 } // namespace
 
-bool sha_instructions() noexcept { return kHasSha; }
-
-BlockHasher::BlockHasher(size_t block_size) : token_bytes_(4 * block_size) {
+Sha256Hasher::Sha256Hasher(size_t block_size) : token_bytes_(4 * block_size) {
     const size_t size = 33 + token_bytes_;
-    num_chunks_ = (size + 9 + 63) / 64;
-    message_ = new uint8_t[64 * num_chunks_]();
+    message_.resize((size + 9 + 63) / 64 * 64);
     message_[0] = 1; // the block tag
     message_[size] = 0x80;
     const uint64_t bits = 8 * static_cast<uint64_t>(size);
-    for (int i = 0; i < 8; ++i) message_[64 * num_chunks_ - 1 - i] = static_cast<uint8_t>(bits >> 8 * i);
+    for (int i = 0; i < 8; ++i) message_[message_.size() - 1 - i] = static_cast<uint8_t>(bits >> 8 * i);
 }
 
-BlockHasher::~BlockHasher() { delete[] message_; }
-
-void BlockHasher::hash(const uint8_t *parent, const int32_t *tokens, uint8_t *out) {
-    std::memcpy(message_ + 1, parent, 32);
-    std::memcpy(message_ + 33, tokens, token_bytes_); // little-endian hosts only, as pyproject says
-    uint32_t state[8];
-    std::memcpy(state, kStart, sizeof state);
-    (kHasSha ? compress_sha : compress_plain)(state, message_, num_chunks_);
-    for (int i = 0; i < 8; ++i) {
-        const uint32_t word = __builtin_bswap32(state[i]);
-        std::memcpy(out + 4 * i, &word, 4);
-    }
-}
-
-void BlockHasher::chain(const uint8_t *parent, const int32_t *tokens, size_t count, uint8_t *out, size_t stride) {
+void Sha256Hasher::append(const BlockHash &root, const int32_t *tokens, size_t count, std::vector<BlockHash> &out) {
+    const size_t before = out.size();
+    for (size_t at = 0; at < count; ++at) out.emplace_back().digest();
+    const auto *parent = reinterpret_cast<const uint8_t *>((before > 0 ? out[before - 1] : root).data());
     const auto *bytes = reinterpret_cast<const uint8_t *>(tokens);
+    num_hashed += static_cast<int64_t>(count);
     if (kHasSha && token_bytes_ == 64) {
-        chain_sha_16(message_[0], parent, bytes, count, out, stride);
+        chain_sha_16(message_[0], parent, bytes, count, out[before].digest(), sizeof(BlockHash));
         return;
     }
-    if (kHasSha && token_bytes_ >= 16) {
-        chain_sha(message_, num_chunks_, token_bytes_, parent, bytes, count, out, stride);
-        return;
+    for (size_t at = before; at < out.size(); ++at, bytes += token_bytes_) {
+        std::memcpy(message_.data() + 1, parent, 32);
+        std::memcpy(message_.data() + 33, bytes, token_bytes_); // little-endian hosts only, as pyproject says
+        uint32_t state[8];
+        std::memcpy(state, kStart, sizeof state);
+        (kHasSha ? compress_sha : compress_plain)(state, message_.data(), message_.size() / 64);
+        uint8_t *to = out[at].digest();
+        for (int i = 0; i < 8; ++i) {
+            const uint32_t word = __builtin_bswap32(state[i]);
+            std::memcpy(to + 4 * i, &word, 4);
+        }
+        parent = to;
     }
-    for (; count > 0; --count, tokens += token_bytes_ / 4, parent = out, out += stride) hash(parent, tokens, out);
 }
 
 } // namespace native

@@ -26,7 +26,6 @@ from framework_builtin.allocator.prefix import PrefixAllocator
 from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.hash.sha256 import Sha256
-from framework_native._core import sha256_block
 from framework_native.allocator import NativeAllocator, NativeCowAllocator
 
 PAIRS = {"native": (PrefixAllocator, NativeAllocator), "native_cow": (PrefixCowAllocator, NativeCowAllocator)}
@@ -270,16 +269,6 @@ def test_the_lru_in_cpp_evicts_as_the_lru_in_python(leaf_only):
             for policy in (Lru, PythonLru)
         ]
         assert both[0] == both[1], f"seed {seed}"
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 6, 7, 8, 16, 64, 100])
-def test_block_hashes_are_those_of_the_sha256_scheme(size):
-    draw, scheme, parent = np.random.default_rng(size), Sha256(), Sha256().root(NS[0], size)
-    for _ in range(20):
-        tokens = draw.integers(0, 2**31 - 1, size, dtype=np.int32)
-        block_hash = sha256_block(parent, tokens.tobytes())
-        assert block_hash == scheme.block(parent, tokens), (size, tokens)
-        parent = block_hash
 
 
 def make(kind=NativeCowAllocator, **options):
