@@ -215,7 +215,7 @@ def test_the_work_a_request_causes_is_counted(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("native")])
-def test_the_native_core_hashes_new_blocks_alone(name):
+def test_the_native_core_hashes_each_block_once(name):
     """Exact counts of what the prompt path does in C++, with either hash, once its pool is full."""
     subject, draw = Ours(name), np.random.default_rng(0)
     stems = draw.integers(0, 2**31 - 1, (ROWS // 4, PROMPT // 2), dtype=np.int32)
@@ -230,7 +230,7 @@ def test_the_native_core_hashes_new_blocks_alone(name):
         after = subject.manager.stats()
         if turn < 2:
             continue
-        assert admitted == half, (turn, admitted)
+        assert admitted == PROMPT_BLOCKS, (turn, admitted)
         assert len(shared) == 1, "the tuple of a hit's blocks is made once"
         assert after.hit_tokens - before.hit_tokens == half * SIZE, (before, after)
         assert turn < 7 or after.evictions - before.evictions == half + generated, (before, after)

@@ -1,9 +1,7 @@
-"""Paged decode and prefill on the CPU: torch, eager and compiled, against gather and SDPA on a dense contiguous cache.
+"""Paged decode and prefill on the CPU: torch, eager and compiled, gather, native, and SDPA on a dense contiguous cache.
 
 pytest tests/bench/test_bench_attention.py --benchmark-only --benchmark-group-by=group
-python tests/bench/test_bench_attention.py             # decode, interleaved in one run, beside the read bandwidth
-python tests/bench/test_bench_attention.py prefill     # prefill and chunks, CPU time beside dense SDPA
-python tests/bench/test_bench_attention.py pools       # native decode over fp8 and int8 pools beside a bf16 one
+python tests/bench/test_bench_attention.py     # prefill, chunks and decode, CPU time beside dense SDPA, interleaved
 """
 
 import sys
@@ -11,7 +9,6 @@ import time
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points
-from statistics import median
 
 import numpy as np
 import pytest
@@ -19,7 +16,6 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from framework.interfaces.backend import AttentionSpec, Batch, LayerKV
-from framework.testing.attention_cases import Case, build_problem
 from framework_builtin.backend.gather import GatherBackend
 from framework_builtin.backend.torch import TorchBackend
 
@@ -85,62 +81,11 @@ def test_attend(benchmark, work, name, layout):
     benchmark(lambda: backend.attend(q, pool, batch, out))
 
 
-@pytest.mark.parametrize("work", ["decode 32 x 1k", "decode 32 x 100"])
-def test_sdpa_on_a_dense_cache(benchmark, work):
-    contexts, _ = WORK[work]
-    q = torch.randn(len(contexts), HEADS, 1, DIM)
-    k, v = (torch.randn(len(contexts), KV_HEADS, contexts[0], DIM) for _ in range(2))
-    benchmark.group = work
-    benchmark(lambda: scaled_dot_product_attention(q, k, v, enable_gqa=True))
-
-
-def read_bandwidth(buffer):
-    """Bytes a second of a plain sum over a large array, on torch's threads."""
-    start = time.perf_counter()
-    buffer.sum()
-    return buffer.nbytes / (time.perf_counter() - start)
-
-
 def dense_sdpa(q, contexts):
     """SDPA on a dense contiguous cache; a group's query heads are queries, which is faster than enable_gqa."""
     k, v = (torch.randn(len(contexts), KV_HEADS, contexts[0], DIM).to(q.dtype) for _ in range(2))
     q = q.view(len(contexts), KV_HEADS, HEADS // KV_HEADS, DIM)
     return lambda: scaled_dot_product_attention(q, k, v)
-
-
-def compare(work="decode 32 x 1k", rounds=12):
-    """Print each backend's KV bytes a second beside the read bandwidth, gather and SDPA, interleaved in one run."""
-    buffer = torch.ones(2**26)
-    contexts, queries = WORK[work]
-    for layout in ("NHD", "HND"):
-        spec, q, pool, batch = paged(contexts, queries, layout)
-        moved = 2 * pool.k.nbytes * sum(contexts) / ((pool.num_blocks - 1) * SIZE)
-        ready, out = {name: kind() for name, kind in BACKENDS.items()}, torch.empty_like(q)
-        for backend in ready.values():
-            backend.setup(spec, "cpu")
-            backend.plan(batch)
-        calls = {name: partial(backend.attend, q, pool, batch, out) for name, backend in ready.items()}
-        calls["sdpa"] = dense_sdpa(q, contexts)
-        for call in calls.values():
-            call()
-        rates = {name: [] for name in ("sum", *calls)}
-        for _ in range(rounds):
-            rates["sum"].append(read_bandwidth(buffer))
-            for name, call in calls.items():
-                start = time.perf_counter()
-                call()
-                rates[name].append(moved / (time.perf_counter() - start))
-        print(f"{work} {layout}, {torch.get_num_threads()} threads; medians of ratios of the same round")
-        for name, found in rates.items():
-            against = {
-                other: median(a / b for a, b in zip(found, rates[other], strict=True))
-                for other in ("sum", "gather", "sdpa")
-            }
-            print(
-                f"  {name:9} best {max(found) / 1e9:5.1f} GB/s; of the sum's bandwidth {against['sum']:.2f}, "
-                f"best against best {max(found) / max(rates['sum']):.2f}; against gather {against['gather']:.1f}x, "
-                f"against dense SDPA {against['sdpa']:.2f}x"
-            )
 
 
 def dense_prefill(q, contexts, queries):
@@ -181,31 +126,5 @@ def compare_prefill(rounds=9):
             print(f"{work} {dtype}, {torch.get_num_threads()} threads, min CPU time: {shown}")
 
 
-def compare_pools(rounds=9):
-    """Print the CPU time of native decode over narrower pools as a share of a bf16 pool's, interleaved in one run."""
-    from framework_native.backend import NativeBackend
-
-    calls, times = {}, {}
-    for stored in (None, "float8_e4m3fn", "int8"):
-        asked = AttentionSpec(
-            num_heads=16, num_kv_heads=8, head_dim=128, dtype="bfloat16", block_size=16, kv_dtype=stored
-        )
-        problem, backend = build_problem(Case(asked, (1024,) * 16, (1,) * 16), "cpu"), NativeBackend()
-        backend.setup(asked, "cpu")
-        out = torch.empty_like(problem.q)
-        calls[stored or "bfloat16"] = partial(backend.attend, problem.q, problem.pool, problem.batch, out)
-    for _ in range(rounds):
-        for name, call in calls.items():
-            start = time.process_time()
-            for _ in range(3):
-                call()
-            times.setdefault(name, []).append((time.process_time() - start) / 3)
-    for name, own in times.items():
-        shares = sorted(a / b for a, b in zip(own, times["bfloat16"], strict=True))
-        print(f"decode 16 x 1024, 16/8/128, {name}: {1e3 * sorted(own)[rounds // 2]:.1f} ms of CPU, "
-              f"{shares[rounds // 2]:.2f} of bf16 ({shares[0]:.2f} to {shares[-1]:.2f})")  # fmt: skip
-
-
 if __name__ == "__main__":
-    known = {"prefill": compare_prefill, "pools": compare_pools}
-    sys.exit(next((run for name, run in known.items() if name in sys.argv), compare)())
+    sys.exit(compare_prefill())

@@ -1,4 +1,4 @@
-"""Block references a second of CPU time from a trace file to LRU's hits, and the offline optima beside it.
+"""Block references a second of CPU time from a trace file to LRU's hits.
 
 pytest tests/bench/test_bench_trace_to_hits.py --benchmark-only -s
 
@@ -15,12 +15,10 @@ from pathlib import Path
 import pytest
 
 from framework import registry
-from framework.replay.optimum import optimum_hits
 from framework.replay.paths import build_paths
 from framework.replay.reference import PYTHON, core_of, count
 from framework.workload.traces import open_trace
 from framework_builtin.eviction.lru import Lru
-from framework_builtin.eviction.optimum import Optimum
 
 ROUNDS = int(os.environ.get("KVLAB_BENCH_ROUNDS", "3"))
 CAPACITY = 10_000
@@ -55,31 +53,3 @@ def test_trace_file_to_hits(
     rate = references / (read + counted) / 1e6
     benchmark.extra_info["M references/s"] = round(rate, 2)
     print(f"\n{rate:6.2f} M references/s of CPU (read {read:.4f} s, count {counted:.4f} s, {CORE})", end="")
-
-
-OPTIMA = [(TRACES[0], 105_710, 105_710), (TRACES[1], 1_272_370, 1_272_334)]
-
-
-@pytest.mark.timeout(0)
-@pytest.mark.parametrize(("trace", "published", "pinned"), OPTIMA, ids=["conversation", "agentic"])
-def test_the_offline_optima(
-    benchmark, traces: Path, trace: tuple[str, int | None, int, int], published: int, pinned: int
-) -> None:  # fmt: skip
-    file, block_tokens, references, _ = trace
-    if not (traces / file).exists():
-        pytest.skip(f"no {file} among the traces")
-    spent = []
-
-    def one_round() -> None:
-        paths = build_paths(open_trace(traces / file, block_tokens=block_tokens))
-        start = time.process_time()
-        found = [int(optimum_hits(paths, CAPACITY, pinned=bound).sum()) for bound in (False, True)]
-        both = time.process_time()
-        assert (paths.num_references, found) == (references, [published, pinned])
-        assert count(core_of(CORE), paths, Optimum(), CAPACITY)[1].hit_blocks == published, "replayed block by block"
-        spent.append((both - start, time.process_time() - both))
-
-    benchmark.pedantic(one_round, rounds=ROUNDS, iterations=1)
-    both, replayed = (min(column) for column in zip(*spent, strict=True))
-    benchmark.extra_info.update(both_optima_s=round(both, 4), replayed_s=round(replayed, 4), core=CORE)
-    print(f"\nboth optima {both:.4f} s of CPU; eviction=optimum block by block {replayed:.4f} s ({CORE})", end="")

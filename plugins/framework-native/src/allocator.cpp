@@ -36,7 +36,6 @@ Core::Core(const Options &options)
     } else {
         index_ = std::make_unique<TrieIndex>(*pool_);
     }
-    if (hasher_) recall_ = std::make_unique<Recall>(*pool_);
 }
 
 void Core::bind(nb::object scheme_, nb::object guard, nb::object candidates) {
@@ -129,6 +128,7 @@ void Core::hash_more(const BlockHash &root, const Tokens &tokens, int64_t last, 
     for (nb::handle block_hash : made) out.push_back(hash_of(block_hash));
 }
 
+/// The hashes of all full blocks; those of a scheme in C++ are made as they are needed.
 nb::object Core::hash_blocks(const Root &root, const Tokens &tokens, nb::handle space, nb::handle previous) {
     const int64_t count = tokens.size() / options_.block_size;
     auto made = std::make_unique<BlockHashes>();
@@ -142,7 +142,10 @@ nb::object Core::hash_blocks(const Root &root, const Tokens &tokens, nb::handle 
         }
     }
     made->space = nb::borrow(space);
-    if (static_cast<int64_t>(made->list.size()) < count) {
+    if (hasher_ && previous.is_none()) {
+        const auto size = static_cast<size_t>(options_.block_size);
+        made->list = HashList::of(root.block_hash, tokens.data(), static_cast<size_t>(tokens.size()), size, hasher_);
+    } else if (static_cast<int64_t>(made->list.size()) < count) {
         std::vector<BlockHash> &list = made->list.own();
         list.reserve(static_cast<size_t>(count));
         hash_more(root.block_hash, tokens, count, list);
@@ -157,20 +160,11 @@ nb::object Core::lookup(nb::handle given, nb::handle space, nb::handle previous)
     const Root top = root(space); // a copy: a scheme in Python may lead back here
     const int32_t anchor = top.anchor;
     const int64_t limit = tokens.size() > 0 ? (tokens.size() - 1) / options_.block_size : 0;
-    nb::object found;
-    Blocks blocks;
-    if (recall_ && previous.is_none()) {
-        auto made = std::make_unique<BlockHashes>();
-        made->space = nb::borrow(space);
-        made->list = hash_and_find(top, tokens, blocks);
-        found = nb::cast(made.release(), nb::rv_policy::take_ownership);
-    } else {
-        found = hash_blocks(top, tokens, space, previous);
-        const HashList &list = nb::inst_ptr<BlockHashes>(found)->list;
-        blocks = index_->find({anchor, 0, list, 0, tokens.data(), std::min(list.size(), static_cast<size_t>(limit))});
-    }
-    const auto covered = static_cast<int64_t>(blocks.size()) * options_.block_size;
+    nb::object found = hash_blocks(top, tokens, space, previous);
     BlockHashes &made = *nb::inst_ptr<BlockHashes>(found);
+    Blocks blocks = index_->find(
+        {anchor, 0, made.list, 0, tokens.data(), std::min(made.list.size(), static_cast<size_t>(limit))});
+    const auto covered = static_cast<int64_t>(blocks.size()) * options_.block_size;
     made.found = listed(std::move(blocks));
     return framework_.hit(covered, made.found->tuple, found, version_);
 }

@@ -7,7 +7,6 @@
 #include "cache.hpp"
 #include "promises.hpp"
 #include "python.hpp"
-#include "recall.hpp"
 
 namespace native {
 
@@ -100,13 +99,6 @@ private:
     void check_hashes(nb::handle hashes, nb::handle space) const;
     nb::object hash_blocks(const Root &root, const Tokens &tokens, nb::handle space, nb::handle previous);
     void hash_more(const BlockHash &root, const Tokens &tokens, int64_t last, std::vector<BlockHash> &out);
-    HashList hash_and_find(const Root &root, const Tokens &tokens, Blocks &blocks);
-    struct Trail { // the content of a prompt that was recalled last: its digest, and where it is remembered
-        uint64_t digest;
-        size_t place;
-    };
-    void recall(int32_t anchor, const Tokens &tokens, size_t limit, Trail &trail, HashList &list, Blocks &blocks);
-    void remember(int32_t anchor, const Tokens &tokens, const Blocks &found, Trail &trail, Blocks &blocks);
     std::shared_ptr<const Listed> check_hit(nb::handle request, int64_t num_tokens, nb::handle hit, nb::object &hashes,
                                             int64_t &covered) const;
     std::shared_ptr<const Listed> listed(Blocks blocks);
@@ -130,7 +122,6 @@ private:
     Options options_;
     std::shared_ptr<Pool> pool_;
     std::unique_ptr<Index> index_;
-    std::unique_ptr<Recall> recall_; // for hashes made here
     std::unique_ptr<Policy> policy_;
     std::unique_ptr<Cache> cache_;
     Promises promises_;

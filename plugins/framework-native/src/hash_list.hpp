@@ -45,7 +45,7 @@ public:
 
 /// The hashes of a prompt's full blocks, shared by the hit and the table. SHA-256 on a chain waits for itself and leaves
 /// most of the processor idle, so that `lookup` makes no more than it needs, and `allocate` and `commit` make the others
-/// one by one between other work. Nobody sees that: the tokens are kept until all are made.
+/// one by one between other work. Nobody sees that: a copy of the tokens is kept until all are made.
 class HashList {
 public:
     bool empty() const noexcept { return size() == 0; }
@@ -80,21 +80,15 @@ public:
         if (size < this->size()) own().resize(size);
     }
 
-    /// Of `size` blocks below `root`, in `tokens`, which must live until `keep` is called.
-    static HashList of(const BlockHash &root, const int32_t *tokens, size_t size, size_t block_size,
+    /// Of the full blocks below `root` in a prompt of `count` tokens, none of them made yet.
+    static HashList of(const BlockHash &root, const int32_t *tokens, size_t count, size_t block_size,
                        std::shared_ptr<ChainHasher> hasher) {
         HashList list;
-        list.state_ = std::make_shared<State>(State{{}, size, block_size, root, tokens, {}, std::move(hasher)});
-        list.state_->made.reserve(size);
+        if (count < block_size) return list;
+        list.state_ = std::make_shared<State>(State{{}, count / block_size, block_size, root, {}, std::move(hasher)});
+        list.state_->made.reserve(count / block_size);
+        list.state_->tokens.own().assign(tokens, tokens + count);
         return list;
-    }
-    /// The next one, which is known from elsewhere.
-    void add(const BlockHash &next) { state_->made.push_back(next); }
-    /// Keep a copy of the prompt for the hashes that are not made.
-    void keep(const int32_t *tokens, size_t count) {
-        if (made() == size()) return;
-        state_->tokens.own().assign(tokens, tokens + count);
-        state_->source = state_->tokens.data();
     }
     /// The prompt, while hashes are to be made.
     TokenList tokens() const { return state_ ? state_->tokens : TokenList(); }
@@ -104,14 +98,13 @@ private:
         std::vector<BlockHash> made;
         size_t size = 0, block_size = 0;
         BlockHash root;
-        const int32_t *source = nullptr;
         TokenList tokens;
         std::shared_ptr<ChainHasher> hasher;
     };
     void make(size_t count) const {
         State &state = *state_;
         const size_t have = state.made.size();
-        state.hasher->append(state.root, state.source + have * state.block_size, count - have, state.made);
+        state.hasher->append(state.root, state.tokens.data() + have * state.block_size, count - have, state.made);
         if (count == state.size) state.tokens = {};
     }
 

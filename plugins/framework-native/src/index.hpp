@@ -106,7 +106,7 @@ private:
                 if (line.id[at] != 0) place(line.tag[at], static_cast<int32_t>(line.id[at]));
     }
 
-    using Lines = std::vector<Line, OnPages<Line>>;
+    using Lines = std::vector<Line>;
     Lines lines_;
     size_t mask_ = 0, count_ = 0;
 };
@@ -293,7 +293,7 @@ private:
     IdSet blocks_;
 
 public:
-    std::vector<BlockHash, OnPages<BlockHash>> parents;                         // of a published block, empty at the root
+    std::vector<BlockHash> parents;                         // of a published block, empty at the root
     std::unordered_map<BlockHash, int32_t, BlockHashMix> orphans; // absent contents that have resident children
 };
 
@@ -414,7 +414,7 @@ public:
     const int32_t *tokens_of(int32_t node) const { return data_.data() + static_cast<size_t>(node) * width(); }
     int32_t node_of(int32_t block) const { return pool_.facts(block).link; }
 
-    std::vector<Node, OnPages<Node>> nodes;
+    std::vector<Node> nodes;
 
 private:
     /// What removing reads.
@@ -483,7 +483,7 @@ private:
     }
 
     IdSet ids_;
-    std::vector<int32_t, OnPages<int32_t>> data_;
+    std::vector<int32_t> data_;
     std::vector<int32_t> unused_;
     std::vector<uint64_t> paths_; // of the contents that are being published
 };

@@ -105,7 +105,8 @@ private:
     void compact() {
         heap_.erase(std::remove_if(heap_.begin(), heap_.end(), [&](const auto &e) { return key_[e.second] != e.first; }),
                     heap_.end());
-        std::make_heap(heap_.begin(), heap_.end(), std::greater<>());
+        std::sort(heap_.begin(), heap_.end()); // a heap, in which a block that came back with the key it had stands twice
+        heap_.erase(std::unique(heap_.begin(), heap_.end()), heap_.end());
     }
 
     const Residents &residents_;

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "block_hash.hpp"
-#include "pages.hpp"
 
 namespace native {
 
@@ -28,7 +27,7 @@ static_assert(sizeof(Facts) == 64, "one cache line a block");
 /// One fact of all blocks, indexed by block id; entry 0 is the null block's.
 template <class T> class Column {
 public:
-    Column(std::vector<Facts, OnPages<Facts>> &facts, T Facts::*fact) : facts_(facts.data()), fact_(fact) {}
+    Column(std::vector<Facts> &facts, T Facts::*fact) : facts_(facts.data()), fact_(fact) {}
     T &operator[](size_t block) const { return facts_[block].*fact_; }
     T *data() const { return &(facts_->*fact_); }
 
@@ -40,7 +39,7 @@ private:
 /// What is known of the blocks. The free set is a stack, so that the block handed out next is the one framework.paged.pool
 /// would hand out.
 class Pool {
-    std::vector<Facts, OnPages<Facts>> facts_;
+    std::vector<Facts> facts_;
 
 public:
     Pool(int32_t count, int32_t tokens)
@@ -82,7 +81,7 @@ public:
     const Column<int64_t> admitted{facts_, &Facts::admitted}, last_access{facts_, &Facts::last_access},
         priority{facts_, &Facts::priority};
     const Column<double> next_use{facts_, &Facts::next_use};
-    std::vector<BlockHash, OnPages<BlockHash>> block_hash; // means nothing for a block that is not published
+    std::vector<BlockHash> block_hash; // means nothing for a block that is not published
 };
 
 } // namespace native

@@ -229,34 +229,6 @@ def test_a_chain_of_hashes_made_in_cpp_is_that_of_the_scheme(name, size):
         assert list(again.hashes) == expected, "from an earlier hit on"
 
 
-def test_a_remembered_hit_is_forgotten_with_its_blocks():
-    """Blocks that held a content when it was last hit hold another by now, or the same again."""
-    allocator = NativeAllocator(num_blocks=4, block_size=2, hash=Sha256(), eviction=Lru())
-    root = Sha256().root(NS[0], 2)
-
-    def serve(number, prompt):
-        request = RequestInfo(id=RequestId(number), max_total_tokens=len(prompt))
-        allocator.allocate(request, prompt, allocator.lookup(prompt, NS[0]))
-        allocator.commit(RequestId(number), prompt)
-        allocator.free(RequestId(number))
-        allocator.check()
-
-    first, second, below = (np.array(ids, np.int32) for ids in ([1] * 8, [2] * 8, [2, 2, 1, 1, 1, 1, 1, 1]))
-    for number, (prompt, others) in enumerate([(first, [second, below]), (second, [first]), (first, [second])]):
-        serve(number, prompt)
-        for _ in range(3):
-            hit = allocator.lookup(prompt, NS[0])
-            assert hit.num_tokens == 6, (number, hit)
-            assert list(hit.hashes) == Sha256().blocks(root, prompt, 2), (number, hit)
-        assert allocator.lookup(prompt, NS[1]).num_tokens == 0, "another namespace"
-        for other in others:
-            hit = allocator.lookup(other, NS[0])
-            assert hit.num_tokens == 0, (number, hit)
-            assert list(hit.hashes) == Sha256().blocks(root, other, 2), (number, hit)
-    allocator.reset()
-    assert allocator.lookup(first, NS[0]).num_tokens == 0, "after a reset"
-
-
 class PythonLru(Lru):
     """The built-in LRU under another name, so that the core calls it."""
 
@@ -366,28 +338,6 @@ def test_namespaces_differ_by_value_not_by_object():
             assert allocator.fits(info[space], tokens, allocator.lookup(tokens, equal))
             with pytest.raises(FrameworkError, match="was used in"):
                 allocator.fits(info[other], tokens, hit)
-
-
-@pytest.mark.parametrize("scheme", ["sha256", "xxh3_128"])
-def test_a_prefix_that_branches_is_remembered_along_each_branch(scheme):
-    """What followed a remembered content last is a guess; another branch is found all the same."""
-    draw = Random(3)
-    stem = [draw.randrange(9) for _ in range(12)]
-    rows = [np.array(stem[: draw.randrange(13)] + [draw.randrange(9) for _ in range(9)], np.int32) for _ in range(60)]
-    allocators = [
-        kind(num_blocks=400, block_size=2, hash=SCHEMES[scheme](), eviction=Lru())
-        for kind in (PrefixCowAllocator, NativeCowAllocator)
-    ]
-    for turn in range(3):
-        for at, row in enumerate(rows):
-            number, hits = RequestId(1 + turn * len(rows) + at), [one.lookup(row, NS[0]) for one in allocators]
-            assert hits[0].blocks == hits[1].blocks, (turn, at)
-            assert list(hits[0].hashes) == list(hits[1].hashes), (turn, at)
-            for one, hit in zip(allocators, hits, strict=True):
-                one.allocate(RequestInfo(id=number, max_total_tokens=99), row, hit)
-                one.commit(number, row)
-                one.free(number)
-    allocators[1].check()
 
 
 @pytest.mark.parametrize("scheme", ["sha256", "xxh64"])
