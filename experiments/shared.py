@@ -89,7 +89,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
             writer.writerow({key: f"{value:.6f}" if isinstance(value, float) else value for key, value in row.items()})
 
 
-def write_provenance(options: argparse.Namespace, traces: Iterable[Path], **facts: Any) -> None:
+def _write_provenance(options: argparse.Namespace, traces: Iterable[Path], **facts: Any) -> None:
     """Command, machine, versions, revision and the checksums of the inputs. No path and no host name."""
     found = collect_provenance(argv=[], checkout=options.checkout)
     record = {
@@ -139,8 +139,21 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in body)])
 
 
-def publish(options: argparse.Namespace, tables: Mapping[str, str]) -> None:
-    """Put the tables between their markers in the experiment's README; print them."""
+def finish(
+    options: argparse.Namespace,
+    rows: Mapping[str, Sequence[Mapping[str, Any]]],
+    tables: Mapping[str, str],
+    traces: Iterable[Path] = (),
+    **facts: Any,
+) -> None:
+    """Write the rows of each CSV and the provenance; print the tables, and put them between their README's markers.
+
+    Args:
+        traces: the inputs. facts: more for the provenance.
+    """
+    for name, found in rows.items():
+        write_rows(options.out / f"{name}.csv", found)
+    _write_provenance(options, traces, **facts)
     for name, text in tables.items():
         print(f"\n{name}\n{text}")
     if not options.publish:

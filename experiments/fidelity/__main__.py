@@ -13,18 +13,7 @@ from typing import Any
 
 from experiments.fidelity.compare import DEFAULTS, OF_VLLM, differences, in_replay, in_vllm
 from experiments.fidelity.streams import Talk, grown, of_trace, sampled
-from experiments.shared import (
-    AGENTIC,
-    CONVERSATION,
-    digest,
-    kept,
-    parse,
-    publish,
-    table,
-    trace_path,
-    write_provenance,
-    write_rows,
-)
+from experiments.shared import AGENTIC, CONVERSATION, digest, finish, kept, parse, table, trace_path
 
 POLICIES = ("lru", "s3fifo", "sieve", "arc", "hazard", "workload_aware")
 LIMITS: dict[str, dict[str, Any]] = {
@@ -66,11 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     costs = cost.rows_of(
         of_trace(paths[0], 20 if options.quick else 60, longest=32), policies, 3 if options.quick else 7
     )
-    write_rows(options.out / "vllm.csv", rows)
-    write_rows(options.out / "stock.csv", stock)
-    write_rows(options.out / "cost.csv", costs)
-    write_provenance(options, paths, vllm=version("vllm"), limits=LIMITS, pool_of_the_cost=cost.NUM_BLOCKS)
-    publish(options, {"vllm": _equal(rows), "stock": _stocks(stock), "choices": _choices(rows), "cost": _costs(costs)})
+    tables = {"vllm": _equal(rows), "stock": _stocks(stock), "choices": _choices(rows), "cost": _costs(costs)}
+    finish(options, {"vllm": rows, "stock": stock, "cost": costs}, tables, paths,
+           vllm=version("vllm"), limits=LIMITS, pool_of_the_cost=cost.NUM_BLOCKS)  # fmt: skip
     return 0
 
 

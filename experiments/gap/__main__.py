@@ -12,7 +12,7 @@ import numpy as np
 from experiments.gap import scoring
 from experiments.gap.cells import SYNTHETIC, TRACES, Cell, at_hand, bounds, run_all, stream
 from experiments.gap.scoring import FRACTIONS, Field, closed_at, closed_by, closed_by_at, points_over_lru
-from experiments.shared import parse, publish, save, table, trace_path, write_provenance, write_rows
+from experiments.shared import finish, parse, save, table, trace_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,22 +42,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = run_all(cells, options.jobs)
     fields = {trace: bounds(trace, fractions) for trace in traces}
     anatomy, information = _anatomy(fields, fractions, results, folder), _information(results)
-    write_rows(options.out / "anatomy.csv", anatomy)
-    write_rows(options.out / "information.csv", information)
-    write_provenance(
+    foretold = table(
+        ["trace", "blocks", "foretold", "error", "gap closed, %"],
+        [[r["trace"], f"{r['capacity_blocks']:,}", r["foretold"], f"{r['error']:g}",
+          _percent(r["closed"], r["low"], r["high"])] for r in information],
+    )  # fmt: skip
+    finish(
         options,
+        {"anatomy": anatomy, "information": information},
+        {"anatomy": _anatomy_table(anatomy, fractions), "information": foretold},
         [] if options.quick else [trace_path(TRACES[trace]) for trace in traces],
         fractions=fractions,
         resamples=scoring.NUM_RESAMPLES,
         units={trace: f"{field.lru.shape[1]} x {stream(trace).unit_name}" for trace, field in fields.items()},
         cpu_s=round(sum(result["cpu_s"] for result in results.values()), 1),
     )
-    foretold = table(
-        ["trace", "blocks", "foretold", "error", "gap closed, %"],
-        [[r["trace"], f"{r['capacity_blocks']:,}", r["foretold"], f"{r['error']:g}",
-          _percent(r["closed"], r["low"], r["high"])] for r in information],
-    )  # fmt: skip
-    publish(options, {"anatomy": _anatomy_table(anatomy, fractions), "information": foretold})
     save(_anatomy_picture(anatomy, list(fields)), options, "anatomy")
     save(_information_picture(information), options, "information")
     return 0

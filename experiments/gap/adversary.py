@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.shared import begun, parser_of, publish, table, write_provenance, write_rows
+from experiments.shared import begun, finish, parser_of, table
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.workload.traces import TraceRequest
@@ -82,10 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("without the guard", {"seed": 0, "conversations": length, "tolerance": 1.0}),
     ]
     rows = [{"stream": name, "points_below_lru": lost(worst, **how), **worst} for name, how in cases]
-    write_rows(options.out / "adversary.csv", rows)
-    write_provenance(options, [], tries=options.tries, conversations=length, most=most)
     body = [[row["stream"], f"{row['points_below_lru']:.2f}"] for row in rows]
-    publish(options, {"adversary": table(["the worst stream", "points of the hit rate below LRU"], body)})
+    tables = {"adversary": table(["the worst stream", "points of the hit rate below LRU"], body)}
+    finish(options, {"adversary": rows}, tables, tries=options.tries, conversations=length, most=most)
     return 0
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from experiments.gap.cells import TRACES, bounds, file_of, sources, stream
 from experiments.gap.scoring import closed_at
-from experiments.shared import begun, digest, kept, parser_of, publish, table, write_provenance, write_rows
+from experiments.shared import begun, digest, finish, kept, parser_of, table
 from framework.replay.reference import replay
 from framework.types import RequestFacts
 from framework_builtin.eviction._groups import Floats, Group, Ints
@@ -206,10 +206,8 @@ def main() -> int:
                      lambda trace=trace, by=by: closed(trace, by))  # fmt: skip
         rows.append({"trace": trace, "fitted_on": by, **dict(zip(map(str, FRACTIONS), found["closed"], strict=True))})
         body = [[r["trace"], r["fitted_on"], *(f"{100 * r[str(part)]:.0f}" for part in FRACTIONS)] for r in rows]
-        write_rows(options.out / "bound.csv", rows)
-        write_provenance(options, {file_of(name) for row in rows for name in (row["trace"], row["fitted_on"])
-                                   if name in TRACES} - {None})  # fmt: skip
-        publish(options, {"bound": table(header, body)})
+        traces = {file_of(name) for row in rows for name in (row["trace"], row["fitted_on"]) if name in TRACES}
+        finish(options, {"bound": rows}, {"bound": table(header, body)}, filter(None, traces))
     return 0
 
 

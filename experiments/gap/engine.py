@@ -11,18 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.gap.cells import TRACES, agent_text, kind_of, sources
-from experiments.shared import (
-    CONVERSATION,
-    begun,
-    digest,
-    kept,
-    parser_of,
-    publish,
-    table,
-    trace_path,
-    write_provenance,
-    write_rows,
-)
+from experiments.shared import CONVERSATION, begun, digest, finish, kept, parser_of, table, trace_path
 from framework import api
 from framework.workload.traces.own_format import write_trace
 
@@ -46,14 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=6_000, help="requests of the trace of table (e)")
     options = begun(parser, arguments, "results/engine")
     timed = [_timed(policy, size, options.limit) for policy, size in TIMED]
-    write_rows(options.out / "latency.csv", timed)
     with tempfile.TemporaryDirectory() as folder:
         write_trace(Path(folder) / "agent_text.jsonl", agent_text(), block_tokens=_TEXT_BLOCK)
         rows = [_overlapping(*cell, Path(folder), options.out / "cells") for cell in OVERLAPPING]
-    write_rows(options.out / "overlap.csv", rows)
     traces = [trace_path(name) for name in TRACES.values()]
-    write_provenance(options, traces, limit=options.limit, speed=_SPEED, longest_answer_in_vllm=_ANSWER)
-    publish(options, {"latency": _latency(timed), "overlap": _overlap(rows)})
+    tables = {"latency": _latency(timed), "overlap": _overlap(rows)}
+    finish(options, {"latency": timed, "overlap": rows}, tables, traces,
+           limit=options.limit, speed=_SPEED, longest_answer_in_vllm=_ANSWER)  # fmt: skip
     return 0
 
 

@@ -13,19 +13,7 @@ from typing import Any
 
 from experiments.hybrid.published import lru, paths_of
 from experiments.hybrid.published import rows as published_rows
-from experiments.shared import (
-    AGENTIC,
-    CONVERSATION,
-    digest,
-    kept,
-    parse,
-    publish,
-    save,
-    table,
-    trace_path,
-    write_provenance,
-    write_rows,
-)
+from experiments.shared import AGENTIC, CONVERSATION, digest, finish, kept, parse, save, table, trace_path
 from framework.errors import ConfigError
 from framework.groups.named import SHARINGS, memory_of, rule_of
 from framework.groups.optimum import bound_tokens
@@ -75,13 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for model in MODELS:
             for share in BUDGETS[4:5] if options.quick else BUDGETS:
                 rows += kept_cells(options.out, name, paths, model, share, CHOICES)
-    write_rows(options.out / "cells.csv", rows)
     threads = published_rows()
-    write_rows(options.out / "published.csv", threads)
     tables = {"rules": _rules(rows), "published": table(list(threads[0]), [list(row.values()) for row in threads])}
     _draw(options, rows)
-    write_provenance(options, used, requests=TRACES, unit_tokens=UNIT, cells=len(rows))
-    publish(options, tables)
+    facts = {"requests": TRACES, "unit_tokens": UNIT, "cells": len(rows)}
+    finish(options, {"cells": rows, "published": threads}, tables, used, **facts)
     return 0
 
 

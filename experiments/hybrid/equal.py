@@ -14,7 +14,7 @@ from experiments.fidelity import our_side
 from experiments.fidelity.compare import differences as steps_that_differ
 from experiments.fidelity.compare import unequal
 from experiments.fidelity.streams import FIRST_OUTPUT, Talk
-from experiments.shared import begun, parser_of, publish, table, write_provenance, write_rows
+from experiments.shared import begun, finish, parser_of, table
 from framework.export.host_blocks import build_policy
 from framework.export.vllm_connector import lead
 from framework.groups.checkpoints import CheckpointRule, Dense, Retention
@@ -227,10 +227,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "in_flight": [in_flight(layout, retention=retention, **limits) for layout in LAYOUTS for limits in IN_FLIGHT
                       for retention in ((None,) if "chunk" in layout else (None, 0))],
     }  # fmt: skip
-    for name, rows in found.items():
-        write_rows(options.out / f"{name}.csv", rows)
-    write_provenance(options, [], vllm=vllm.__version__)
-    publish(options, {name: table(list(rows[0]), [list(row.values()) for row in rows]) for name, rows in found.items()})
+    tables = {name: table(list(rows[0]), [list(row.values()) for row in rows]) for name, rows in found.items()}
+    finish(options, found, tables, vllm=vllm.__version__)
     return 0
 
 

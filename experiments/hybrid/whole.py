@@ -6,17 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from experiments.hybrid.__main__ import CHOICES, MODELS, TRACES, UNIT, Rows, kept_cells
-from experiments.shared import (
-    AGENTIC,
-    CONVERSATION,
-    begun,
-    parser_of,
-    publish,
-    table,
-    trace_path,
-    write_provenance,
-    write_rows,
-)
+from experiments.shared import AGENTIC, CONVERSATION, begun, finish, parser_of, table, trace_path
 from framework.groups.named import SHARINGS
 from framework.replay.paths import build_paths
 from framework.workload.traces import open_trace
@@ -37,10 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for share in BUDGETS[name]:
             for model in MODELS:
                 rows += kept_cells(options.out, name, paths, model, share, choices)
-    write_rows(options.out / "cells.csv", rows)
     requests = {name: paths.num_requests for name, paths in traces.items()}
-    write_provenance(options, used, requests=requests, unit_tokens=UNIT, cells=len(rows))
-    publish(options, {"whole": _hits(rows)})
+    facts = {"requests": requests, "unit_tokens": UNIT, "cells": len(rows)}
+    finish(options, {"cells": rows}, {"whole": _hits(rows)}, used, **facts)
     return 0
 
 

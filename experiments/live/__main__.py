@@ -36,7 +36,7 @@ from experiments.live.server import (
     serving,
     trace_config,
 )
-from experiments.shared import parse, publish, table, write_provenance, write_rows
+from experiments.shared import finish, parse, table, write_rows
 
 BLOCKS = 96
 ROOMY = arguments_of(BLOCKS)
@@ -81,8 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name, rows in part().items():
                 tables[name] = rows
                 write_rows(options.out / f"{name}.csv", rows)
-    write_provenance(options, [], vllm=version("vllm"), torch=version("torch"))
-    publish(options, {name: _table(rows) for name, rows in tables.items()})
+    shown = {name: _table(rows) for name, rows in tables.items()}
+    finish(options, tables, shown, vllm=version("vllm"), torch=version("torch"))
     wrong = [row for rows in tables.values() for row in rows if not row.get("as it should be", True)]
     for row in wrong:
         print(f"not equal: {row}", file=sys.stderr)

@@ -37,7 +37,7 @@ from experiments.live.server import (
     serving,
     trace_config,
 )
-from experiments.shared import begun, parser_of, publish, table, write_provenance, write_rows
+from experiments.shared import begun, finish, parser_of, table
 from framework.interfaces.workload import WorkloadRequest
 from framework.report.statistics import paired
 from framework.workload.traces.own_format import write_trace
@@ -79,11 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows += [{"engine": name, **row} for row in found]
             fits.append({"engine": name, **fit})
             order += [{"engine": name, **row} for row in policies]
-    write_rows(options.out / "clock.csv", rows)
-    write_rows(options.out / "costs.csv", fits)
-    write_rows(options.out / "order.csv", order)
-    write_provenance(options, [], vllm=version("vllm"), torch=version("torch"))
-    publish(options, {"costs": _costs(fits), "clock": _clock(rows), "order": _order(order)})
+    tables = {"costs": _costs(fits), "clock": _clock(rows), "order": _order(order)}
+    found = {"clock": rows, "costs": fits, "order": order}
+    finish(options, found, tables, vllm=version("vllm"), torch=version("torch"))
     return 0
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from experiments.live.checkpoint import make
-from experiments.shared import begun, parser_of, publish, table, write_provenance, write_rows
+from experiments.shared import begun, finish, parser_of, table
 
 SHAPE = {
     "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12,
@@ -58,9 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     rows += [{"round": turn, **row} for row in _child(engine, model, dtype)]
                     print(f"round {turn}: {engine}, {dtype}", file=sys.stderr, flush=True)
     found = _compared(rows)
-    write_rows(options.out / "rounds.csv", [{key: row[key] for key in row if key != "answers"} for row in rows])
-    write_provenance(options, [], vllm=version("vllm"), torch=version("torch"))
-    publish(options, {"speed": table(list(found[0]), [list(row.values()) for row in found])})
+    rounds = [{key: row[key] for key in row if key != "answers"} for row in rows]
+    tables = {"speed": table(list(found[0]), [list(row.values()) for row in found])}
+    finish(options, {"rounds": rounds}, tables, vllm=version("vllm"), torch=version("torch"))
     return 0
 
 

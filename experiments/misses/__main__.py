@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from experiments.shared import AGENTIC, CONVERSATION, parse, trace_path, write_provenance, write_rows
+from experiments.shared import AGENTIC, CONVERSATION, finish, parse, trace_path
 from framework.misses.account import AGES, Account, age_of
 from framework.registry.components import build_component
 from framework.replay.misses import LossLog, explain
@@ -32,9 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rows.append(place | anatomy(account))
                 for group, labels in account.evictions.sums().items():
                     sums += [place | {"by": group, "group": label, **row} for label, row in labels.items()]
-    write_rows(options.out / "anatomy.csv", rows)
-    write_rows(options.out / "regret.csv", sums)
-    write_provenance(options, map(trace_path, SIZES))
+    finish(options, {"anatomy": rows, "regret": sums}, {}, map(trace_path, SIZES))
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.shared import CONVERSATION, parse, publish, save, table, trace_path, write_provenance, write_rows
+from experiments.shared import CONVERSATION, finish, parse, save, table, trace_path
 from framework.registry.components import build_component
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import CacheOnlyResult, replay, replay_infinite
@@ -43,11 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ProcessPoolExecutor(options.jobs) as pool:
         rows = list(pool.map(_row, cells))
     facts = trace_facts()
-    write_rows(options.out / "hit_rates.csv", rows)
-    write_rows(options.out / "trace.csv", [{"quantity": key, "value": value} for key, value in facts.items()])
-    write_provenance(options, [path])
     found = dict(zip(cells, rows, strict=True))
-    publish(options, _tables(found, facts))
+    trace = [{"quantity": key, "value": value} for key, value in facts.items()]
+    finish(options, {"hit_rates": rows, "trace": trace}, _tables(found, facts), [path])
     save(_plot(found), options, "hit_rates")
     return 0
 

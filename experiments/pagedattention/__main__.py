@@ -14,19 +14,7 @@ import numpy as np
 
 from experiments.pagedattention.sharing import saving, usage
 from experiments.pagedattention.utilisation import CONTIGUOUS, PAGED, Ints, Reservation, closed_form, saturated
-from experiments.shared import (
-    ARXIV,
-    AZURE,
-    digest,
-    kept,
-    parse,
-    publish,
-    save,
-    table,
-    trace_path,
-    write_provenance,
-    write_rows,
-)  # fmt: skip
+from experiments.shared import ARXIV, AZURE, digest, finish, kept, parse, save, table, trace_path
 from framework.workload import build
 from framework.workload.traces import open_trace
 from framework.workload.traces.own_format import as_trace
@@ -69,11 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sharing_cells = [(options.out, *cell) for cell in _sharing_cells(options.quick)]
         engine = list(pool.map(_engine_row, engine_cells))
         sharing = list(pool.map(_sharing_row, sharing_cells))
-    write_rows(options.out / "utilisation_closed_form.csv", closed)
-    write_rows(options.out / "utilisation_engine.csv", engine)
-    write_rows(options.out / "sharing.csv", sharing)
-    write_provenance(options, traces, pool_slots=POOL_SLOTS, seed=0)
-    publish(options, _tables(closed, engine, sharing))
+    rows = {"utilisation_closed_form": closed, "utilisation_engine": engine, "sharing": sharing}
+    finish(options, rows, _tables(closed, engine, sharing), traces, pool_slots=POOL_SLOTS, seed=0)
     save(_plot_engine(engine), options, "utilisation")
     save(_plot_sharing(sharing), options, "sharing")
     return 0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.shared import panels, parse, publish, save, table, write_provenance, write_rows
+from experiments.shared import finish, panels, parse, save, table
 from framework.api import run
 from framework.engine.executors.checks import attention_spec
 from framework.engine.pool import block_bytes
@@ -28,9 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pools = FLOAT32_BLOCKS[:1] if options.quick else FLOAT32_BLOCKS
     workload = {**WORKLOAD, "num_sessions": 4} if options.quick else WORKLOAD
     rows = [measured(dtype, blocks, workload) for blocks in pools for dtype in DTYPES]
-    write_rows(options.out / "precision.csv", rows)
-    write_provenance(options, [], workload=workload, model="tiny", block_size=BLOCK_SIZE, seed=0)
-    publish(options, {"precision": _table(rows)})
+    facts = {"workload": workload, "model": "tiny", "block_size": BLOCK_SIZE, "seed": 0}
+    finish(options, {"precision": rows}, {"precision": _table(rows)}, **facts)
     shown = ("hit_rate", 1, "hit rate"), ("agreement", 1, "agrees with dense")
     save(panels(rows, "kv_dtype", ("kv_bytes", 1024, "pool, KiB"), *shown), options, "precision")
     return 0

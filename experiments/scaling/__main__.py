@@ -11,18 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.shared import (
-    AGENTIC,
-    ROOT,
-    panels,
-    parse,
-    publish,
-    save,
-    table,
-    trace_path,
-    write_provenance,
-    write_rows,
-)
+from experiments.shared import AGENTIC, ROOT, finish, panels, parse, save, table, trace_path
 
 REQUESTS = (1_183, 2_366, 4_732)
 """The trace's first quarter and half, and all of it."""
@@ -43,9 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = trace_path(AGENTIC)
     lengths = QUICK_REQUESTS if options.quick else REQUESTS
     rows = [measured(path, mode, count) for mode in MODES for count in lengths]
-    write_rows(options.out / "scaling.csv", rows)
-    write_provenance(options, [path], words=list(COMMAND))
-    publish(options, {"scaling": _table(rows)})
+    finish(options, {"scaling": rows}, {"scaling": _table(rows)}, [path], words=list(COMMAND))
     x = ("block_references", 1e6, "block references, millions")
     shown = ("cpu_s", 1, "CPU, s"), ("peak_bytes", 2**20, "peak memory, MiB")
     save(panels(rows, "mode", x, *shown, xlim=(0, None), ylim=(0, None)), options, "scaling")

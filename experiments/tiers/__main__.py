@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from experiments.shared import parse, publish, save, trace_path, write_provenance, write_rows
+from experiments.shared import finish, parse, save, trace_path
 from experiments.tiers.cells import LINKS, OPERATION_S, TRACES, all_cells, kept_row, load_rows, rule_row, size_rows
 from experiments.tiers.shown import (
     draw_hit_rates,
@@ -37,12 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sizes = [row for rows_ in pool.map(size_rows, traces) for row in rows_]
     loads = load_rows()
     found = {"rules": rows, "sizes": sizes, "timed": timed, "load_or_recompute": loads}
-    for name, own in found.items():
-        write_rows(options.out / f"{name}.csv", own)
     assumed = {"links_bytes_per_s": LINKS, "timed_links_bytes_per_s": TIMED_LINKS, "operation_s": OPERATION_S}
-    write_provenance(options, [trace_path(TRACES[trace]) for trace in traces], assumed=assumed)
-    tables = {"rules": rule_table(rows), "values": value_table(rows, loads), "sizes": size_table(sizes)}
-    publish(options, {**tables, "timed": timed_table(timed), "load-or-recompute": load_table(loads)})
+    tables = {"rules": rule_table(rows), "values": value_table(rows, loads), "sizes": size_table(sizes),
+              "timed": timed_table(timed), "load-or-recompute": load_table(loads)}  # fmt: skip
+    finish(options, found, tables, [trace_path(TRACES[trace]) for trace in traces], assumed=assumed)
     for (trace, pool), ending in DRAWN.items():
         own = [row for row in rows if (row["trace"], row["pool_blocks"]) == (trace, pool)]
         if own:
