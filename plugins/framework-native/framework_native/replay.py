@@ -25,7 +25,7 @@ _TWINS: Mapping[str, str] = MappingProxyType(
         "framework_builtin.eviction.optimum:Optimum": "optimum",
     }
 )
-"""Exactly these classes, no subclass of them, by their name in C++: policies whose order is a score of a block's facts."""
+"""Exactly these classes, no subclass of them, by their name in C++: their order is a score of a block's facts."""
 
 
 class NativeReplay(ReplayCore):
