@@ -23,21 +23,8 @@ Result = Mapping[str, Any]
 Row = Mapping[str, Any]
 
 _COMPONENTS = ("model", "workload", "allocator", "eviction", "hash", "backend")
-_IN_HEADLINE = frozenset(
-    {
-        *_COMPONENTS,
-        "mode",
-        "executor",
-        "status",
-        "clock",
-        "device",
-        "dtype",
-        "num_blocks",
-        "block_size",
-        "seed",
-        "tensor_parallel_size",
-    }
-)
+_SIZES = ("num_blocks", "block_size", "seed", "tensor_parallel_size")
+_IN_HEADLINE = {*_COMPONENTS, *_SIZES, "mode", "executor", "status", "clock", "device", "dtype"}
 _ALARMING = frozenset({"num_failed", "dense_mismatches", "loss_exceeded"})
 _HEADINGS = {"run": "failure", "latency": "latency: p50, p95, p99"}
 _NARROW, _LONG_TEXT = 76, 28
@@ -83,7 +70,7 @@ def print_study(study: Study, *, file: IO[str] | None = None, width: int | None 
         console.print(Text(f"{what}: {text}", style="dim"))
 
 
-def print_table(console: Console, table: StudyTable) -> None:
+def print_table(console: Console, table: StudyTable, *, most_rows: int = _MOST_ROWS) -> None:
     """As many columns, from the first on, as have room for their numbers and for the first words of a text."""
     from rich.text import Text
 
@@ -101,11 +88,11 @@ def print_table(console: Console, table: StudyTable) -> None:
     for index in range(shown):
         justify: Literal["right", "left"] = "right" if numeric[index] else "left"
         made.add_column(Text(table.header[index]), justify=justify, overflow="fold", width=least[index])
-    for row in table.rows[:_MOST_ROWS]:
+    for row in table.rows[:most_rows]:
         first = table.header[0] == "rank" and row[0] == "1"
         made.add_row(*(Text(cell, style="bold" if first else "") for cell in row[:shown]))
     console.print(made)
-    left_out = [f"{len(table.rows) - _MOST_ROWS} more rows"] * (len(table.rows) > _MOST_ROWS)
+    left_out = [f"{len(table.rows) - most_rows} more rows"] * (len(table.rows) > most_rows)
     left_out += [f"{len(least) - shown} more columns"] * (shown < len(least))
     if left_out:
         console.print(f"and {' and '.join(left_out)} in the report's files")
@@ -235,39 +222,31 @@ def print_kernel(result: Mapping[str, Any], *, file: IO[str] | None = None, widt
 
 def print_sweep(directories: Sequence[str | Path]) -> None:
     """One table over several kernel runs' directories, backends side by side; nothing where none has rows."""
-    rows = [row for folder in directories for row in _rows(Path(folder))]
+    files = [Path(folder) / KERNEL for folder in directories]
+    rows = [row for path in files if path.exists() for row in read_jsonl(path)]
     if rows:
         print_rows(rows, new_console(default=100, most=100))
 
 
 def print_rows(rows: Sequence[Row], console: Console) -> None:
-    """One table a shape; the rows of a cell together, each backend's."""
-    several = len({row["backend"] for row in rows}) > 1
-    for shape, chosen in _grouped(rows):
-        table = _kernel_table(several)
-        for cell in dict.fromkeys(_cell(row) for row in chosen):
-            for row in (row for row in chosen if _cell(row) == cell):
-                table.add_row(*([row["backend"]] if several else []), cell, *_numbers(row))
-            if several:
-                table.add_section()
-        first = chosen[0]
-        head = "" if several else f"{first['backend']}: "
-        console.print(f"{head}{shape}, on {first['device_model']}, torch {first['torch']}, {first['date'][:10]}")
-        console.print(table)
+    """One table a shape, the rows of a cell together; then what was not measured, and why."""
+    for shape in dict.fromkeys(map(_shape, rows)):
+        chosen = [row for row in rows if _shape(row) == shape]
+        first, cells = chosen[0], [*dict.fromkeys(map(_cell, chosen))]
+        chosen.sort(key=lambda row: cells.index(_cell(row)))
+        console.print(f"{shape}, on {first['device_model']}, torch {first['torch']}, {first['date'][:10]}")
+        header = ["backend", "cell", "status", "time", "B/s", "FLOP/s", "of ceiling", "x dense"]
+        table = StudyTable("", header, [[row["backend"], _cell(row), *_numbers(row)] for row in chosen])
+        print_table(console, table, most_rows=len(rows))
     targets = ", ".join(dict.fromkeys(row["target"] for row in rows if row["status"] == "modelled"))
     if targets:
         console.print(f"modelled: no time was taken; the least that the ceilings of {targets} allow", style="dim")
-    _print_reasons(rows, console, several)
-
-
-def _rows(folder: Path) -> list[dict[str, Any]]:
-    path = folder / KERNEL
-    return read_jsonl(path) if path.exists() else []
-
-
-def _grouped(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
-    for shape in dict.fromkeys(_shape(row) for row in rows):
-        yield shape, [row for row in rows if _shape(row) == shape]
+    found = ((f"{row['backend']} {row['status']}", reason) for row in rows for reason in row.get("reasons") or ())
+    reasons = [*dict.fromkeys(found)]
+    for who, reason in reasons[:_MOST_REASONS]:
+        console.print(f"{who}: {reason}", style="red" if who.endswith("failed") else "dim")
+    if len(reasons) > _MOST_REASONS:
+        console.print(f"and {len(reasons) - _MOST_REASONS} more, in {KERNEL}", style="dim")
 
 
 def _shape(row: Row) -> str:
@@ -280,42 +259,20 @@ def _cell(row: Row) -> str:
     return f"{row['work']} {row['batch']} x {row['context']}{ragged}"
 
 
-def _kernel_table(several: bool) -> Table:
-    table = _empty_table(collapse_padding=True)
-    for title in (["backend"] if several else []) + ["cell", ""]:
-        table.add_column(title, no_wrap=True)
-    for title in ("time", "B/s", "FLOP/s", "of ceiling", "x dense"):
-        table.add_column(title, justify="right", no_wrap=True)
-    return table
-
-
-def _numbers(row: Row) -> tuple[str, ...]:
+def _numbers(row: Row) -> list[str]:
     if row["status"] == "modelled":
-        return ("modelled", f">= {seconds(row['floor_s'])}", "", "", "", "")
+        return ["modelled", f">= {seconds(row['floor_s'])}", "-", "-", "-", "-"]
     if row["status"] != "ok":
-        return (str(row["status"]), "", "", "", "", "")
+        return [str(row["status"]), "-", "-", "-", "-", "-"]
     dense = row.get("speed_vs_dense_sdpa")
-    return (
+    return [
         "measured",
         seconds(row["time_s"]),
         decimal(row["gb_per_s"] * 1e9),
         decimal(row["tflop_per_s"] * 1e12),
         f"{100 * row['share_of_ceiling']:.0f} % {row['bound']}",
-        "" if dense is None else f"{dense:.2f}",
-    )
-
-
-def _print_reasons(rows: Sequence[Row], console: Console, several: bool) -> None:
-    reasons: list[str] = []
-    for row in rows:
-        for reason in row.get("reasons") or ():
-            line = f"{row['backend']} {row['status']}: {reason}" if several else f"{row['status']}: {reason}"
-            if line not in reasons:
-                reasons.append(line)
-    for line in reasons[:_MOST_REASONS]:
-        console.print(line, style="red" if "failed" in line.split(":")[0] else "dim")
-    if len(reasons) > _MOST_REASONS:
-        console.print(f"and {len(reasons) - _MOST_REASONS} more, in {KERNEL}", style="dim")
+        "-" if dense is None else f"{dense:.2f}",
+    ]
 
 
 def _print_screen(screen: Sequence[Mapping[str, Any]], console: Console) -> None:

@@ -16,7 +16,8 @@ from framework.report.study import SEED, Study, label, sortable
 from framework.results.metric import is_number
 
 _MOST_CONTEXTS = 8
-_NUMERIC = re.compile(r"^(-|[<+-]?\d[\d.,e+-]*(( ± | to )[+-]?\d[\d.,e+-]*)?)$")
+_NUMBER = r"[+-]?\d[\d.,e+-]*"
+_NUMERIC = re.compile(rf"^(-|(<|>= )?{_NUMBER}(( ± | to ){_NUMBER})?( [A-Za-z%/]{{1,4}})?)$")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 

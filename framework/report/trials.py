@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,12 +25,12 @@ class Trial:
 
     number: int
     folder: str
-    overrides: tuple[str, ...]
+    overrides: Sequence[str]
     value: float | None
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Trials:
     """All finished trials of a search for the largest, or smallest, value of one metric."""
 
@@ -40,11 +41,9 @@ class Trials:
     @property
     def best(self) -> Trial | None:
         """The first of the best; None when none was good."""
-        good = [(self._cost(trial.value), trial.number, trial) for trial in self.trials if trial.value is not None]
-        return min(good)[2] if good else None
-
-    def _cost(self, value: float) -> float:
-        return -value if self.maximize else value
+        sign = -1 if self.maximize else 1
+        good = [(sign * trial.value, trial.number) for trial in self.trials if trial.value is not None]
+        return self.trials[min(good)[1] - 1] if good else None
 
 
 def write_trials(folder: Path, found: Trials) -> None:
@@ -55,11 +54,9 @@ def write_trials(folder: Path, found: Trials) -> None:
 def read_trials(folder: Path) -> Trials | None:
     """What `write_trials` left; None where there is none that can be read."""
     found = read_json(folder / SEARCH)
+    if found is None:
+        return None
     try:
-        return found and Trials(
-            metric=str(found["metric"]),
-            maximize=bool(found["maximize"]),
-            trials=tuple(Trial(**{**trial, "overrides": tuple(trial["overrides"])}) for trial in found["trials"]),
-        )  # type: ignore[return-value]
+        return Trials(found["metric"], found["maximize"], tuple(Trial(**trial) for trial in found["trials"]))
     except (KeyError, TypeError):
         return None
