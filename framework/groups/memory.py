@@ -258,10 +258,15 @@ class TwoLevel(Memory):
     def take(self, group: int, count: int) -> list[int]:
         small = self.pools[group]
         assert isinstance(small, _SmallBlocks)
-        if count > small.whole() and count > small.available():
-            raise OutOfBlocks(f"need {count} blocks of {self.groups[group].name}, have {small.available()} free or "
+        idle = self._idle_pages()
+        lacking = 0 if count <= idle * self.per_page[group] else small.lacks(count, small.busy(), (), idle)[0]
+        if lacking > 0:
+            raise OutOfBlocks(f"need {count} blocks of {self.groups[group].name}, have {count - lacking} free or "
                               "evictable; give the cache more bytes")  # fmt: skip
         return [small.take_one() for _ in range(count)]
+
+    def _idle_pages(self) -> int:
+        return len(self.pages.free) + self.pages.unreferenced
 
     def holds(self, counts: Sequence[int]) -> bool:
         return sum(-(-count // width) for count, width in zip(counts, self.per_page, strict=True)) <= (
@@ -273,7 +278,7 @@ class TwoLevel(Memory):
         smalls: list[Any] = [*self.pools]
         held = held or [()] * len(smalls)
         busy = [small.busy(blocks) for small, blocks in zip(smalls, held, strict=True)]
-        idle = len(self.pages.free) + self.pages.unreferenced
+        idle = self._idle_pages()
         idle -= sum(len(pages) - len(small.busy()) for small, pages in zip(smalls, busy, strict=True))
         for small, count, pages, blocks in zip(smalls, counts, busy, held, strict=True):
             lacking, idle = small.lacks(count, pages, blocks, idle)
@@ -301,16 +306,6 @@ class _SmallBlocks(Pool):
         self._used: dict[int, int] = {}  # and how many of its blocks are in use by a request
         self._open: dict[int, None] = {}  # pages with a free block, in the order in which they got it
         self._emptying = 0
-
-    def whole(self) -> int:
-        """Blocks in pages that nobody uses."""
-        return (len(self._pages.free) + self._pages.unreferenced) * self._width
-
-    def available(self) -> int:
-        """These, and in pages in use what is free or may be evicted."""
-        return self.whole() + sum(
-            len(self._holes[p]) + sum(self.candidate[b] for b in self._of(p)) for p in self.busy()
-        )
 
     @property
     def used(self) -> int:
