@@ -133,13 +133,6 @@ def test_a_core_that_declines_is_said_so_in_one_sentence(capsys):
     assert capsys.readouterr().err == "the replay core cannot count Lru: counted in Python, the same integers\n"
 
 
-def test_a_core_that_fails_is_named():
-    with pytest.raises(PluginError, match=r"Mine\.count: raised ZeroDivisionError\('oh'\)"):
-        count(counting(ZeroDivisionError("oh")), PATHS, Lru(), 2)
-    with pytest.raises(InvalidArgument, match="typed"):
-        count(counting(InvalidArgument("typed")), PATHS, Lru(), 2)
-
-
 def test_an_unknown_core_is_refused():
     with pytest.raises(UnknownPlugin, match="no replay_core named 'nativ'"):
         core_of("nativ")
