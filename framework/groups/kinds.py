@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, lcm
-from typing import Literal, get_args
+from typing import Literal
 
 from framework.errors import InvalidArgument
 
@@ -37,10 +37,6 @@ class KVGroup:
     lookahead_drop: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind) or not self.name.isidentifier():
-            raise InvalidArgument(
-                f"a group has a name and a kind of {get_args(Kind)}, found {self.name!r}, {self.kind!r}"
-            )
         if self.block_tokens < 1 or self.block_bytes < 1:
             raise InvalidArgument(f"{self.name}: a block has at least 1 token and 1 byte, found {self}")
         if (self.length > 1) != (self.kind in ("window", "chunk")):
@@ -78,14 +74,7 @@ class KVGroup:
 
 
 def alignment(groups: Sequence[KVGroup]) -> int:
-    """Tokens of which every hit is a multiple: the least common multiple of the groups' blocks.
-
-    Raises:
-        InvalidArgument: no group, or two of one name.
-    """
-    names = [group.name for group in groups]
-    if not names or len(set(names)) < len(names):
-        raise InvalidArgument(f"a model has groups of distinct names, found {names}")
+    """Tokens of which every hit is a multiple: the least common multiple of the groups' blocks."""
     return lcm(*(group.block_tokens for group in groups))
 
 

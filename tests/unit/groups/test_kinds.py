@@ -23,8 +23,8 @@ def test_what_is_no_longer_read_ends_before_the_first_block_that_is(kind: str, l
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"kind": "windows"}, {"kind": "window"}, {"kind": "window", "length": 1}, {"kind": "full", "length": 8},
-        {"kind": "chunk", "length": 10}, {"kind": "state", "lookahead_drop": True}, {"name": "a group"},
+        {"kind": "window"}, {"kind": "window", "length": 1}, {"kind": "full", "length": 8},
+        {"kind": "chunk", "length": 10}, {"kind": "state", "lookahead_drop": True},
         {"block_tokens": 0}, {"block_bytes": 0},
     ],
 )  # fmt: skip
@@ -32,13 +32,6 @@ def test_groups_that_are_none_are_refused(wrong: dict[str, object]) -> None:
     good: dict[str, object] = {"name": "g", "kind": "full", "block_tokens": 4, "block_bytes": 1}
     with pytest.raises(InvalidArgument):
         KVGroup(**{**good, **wrong})  # type: ignore[arg-type]
-
-
-def test_a_model_has_groups_of_distinct_names() -> None:
-    assert alignment((group("full", block=6), group("window", 9, block=4))) == 12
-    for groups in ((), (group("full"), group("full"))):
-        with pytest.raises(InvalidArgument, match="distinct names"):
-            alignment(groups)
 
 
 def test_pages_that_hold_a_state_have_the_published_numbers_of_tokens() -> None:
