@@ -131,7 +131,7 @@ def _report(
         if options.json == "-":
             print(text)  # noqa: T201
             return
-        _write(Path(options.json), text + "\n")
+        Path(options.json).write_text(text + "\n", encoding="utf-8")
     _print_table(name, points, paths)
 
 
@@ -140,21 +140,11 @@ def _row(point: CurvePoint) -> dict[str, Any]:
 
 
 def _write_csv(path: Path, points: Sequence[CurvePoint]) -> None:
-    import io
-
-    buffer = io.StringIO()
     rows = [_row(point) for point in points]
-    writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    _write(path, buffer.getvalue())
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def _ceiling(paths: RequestPaths) -> float:
@@ -202,26 +192,14 @@ def _print_table(name: str, points: Sequence[CurvePoint], paths: RequestPaths) -
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar over block references with their rate, on standard error; nothing when not a terminal."""
+    """A bar over block references, on standard error; nothing when that is not a terminal."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress
 
     console = Console(stderr=True)
-    columns = (
-        BarColumn(),
-        TextColumn("{task.completed:,.0f} of {task.total:,.0f} references, {task.fields[rate]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("curve", total=total, rate="")
-
-        def tick(references: int) -> None:
-            bar.update(task, advance=references)
-            speed = bar.tasks[0].speed
-            bar.update(task, rate=f"{speed / 1e6:.2f} M/s" if speed else "")
-
-        yield tick
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("references", total=total)
+        yield lambda references: bar.update(task, advance=references)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from framework.cli.exit import command, exit_with
 from framework.errors import ConfigError, WorkloadError
-from framework.files.atomic import require_new, write_text
+from framework.files.atomic import require_new
 from framework.workload.traces import Trace, formats, open_trace, write_trace
 from framework.workload.traces.own_format import as_trace
 
@@ -77,7 +77,6 @@ def _parser() -> argparse.ArgumentParser:
     for name, kind, what in (("seconds", float, "have passed"), ("batches", int, "have come")):
         record.add_argument(f"--{name}", type=kind, metavar="N", help=f"end when so many {what}; default: Ctrl-C")
     record.add_argument("--idle", type=float, metavar="S", help="end when nothing has come for S seconds")
-    _add_force(record)
     record.set_defaults(run=_record)
     return parser
 
@@ -108,7 +107,8 @@ def _describe(options: argparse.Namespace) -> int:
     from framework.replay.description import describe
 
     for output in (options.plot, options.json):
-        _may_write(options.file, output, force=options.force)
+        if output is not None:
+            require_new(output, force=options.force)
     trace = _open(options)
     found, distances = describe(trace)
     if options.plot:
@@ -120,7 +120,7 @@ def _describe(options: argparse.Namespace) -> int:
         print(text)  # noqa: T201
         return 0
     if options.json:
-        _write(Path(options.json), text + "\n")
+        Path(options.json).write_text(text + "\n", encoding="utf-8")
     _print(found, trace.first_error)
     return 0
 
@@ -132,30 +132,6 @@ def _plot_reuse(distances: Ints, path: Path, title: str) -> None:
 
     edges, counts = distance_histogram(distances)
     save_plot(reuse_distance.draw(edges, counts, len(distances), title=title), path)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_text(path, text)
-    except OSError as error:
-        raise WorkloadError(f"{path}: cannot be written: {error.strerror or error}") from error
-
-
-def _may_write(source: str | Path, output: str | Path | None, *, force: bool) -> None:
-    """Refuse to write over what is read, under whatever name, and over what exists unless `force`.
-
-    Raises:
-        ConfigError: both are the same file, by name or by link; or `output` exists.
-    """
-    if output is None or output == "-":
-        return
-    if not Path(source).exists():
-        require_new(output, force=force)
-        return
-    read, written = Path(source), Path(output)
-    if read.resolve() == written.resolve() or (written.exists() and read.samefile(written)):
-        raise ConfigError(f"{output} is the file that is read; nothing was written: choose another name")
-    require_new(output, force=force)
 
 
 def _print(found: TraceDescription, first_error: str) -> None:
@@ -206,7 +182,7 @@ def _rows(found: TraceDescription) -> Iterator[tuple[str, str]]:
 
 def _convert(options: argparse.Namespace) -> int:
     _require_positive(options, "limit")
-    _may_write(options.file, options.output, force=options.force)
+    require_new(options.output, force=options.force)
     trace = _open(options)
     requests = islice(trace, options.limit)
     count = write_trace(options.output, requests, source=trace.path.name, source_format=trace.format)
@@ -219,9 +195,6 @@ def _synth(options: argparse.Namespace) -> int:
 
     _require_positive(options, "block_tokens")
     chosen = dict(_option(word) for word in options.words)
-    for value in chosen.values():
-        if isinstance(value, str):
-            _may_write(value, options.out, force=options.force)
     require_new(options.out, force=options.force)
     requests = as_trace(stream(options.name, chosen, options.seed), options.block_tokens)
     count = write_trace(options.out, requests, synthetic=options.name, seed=options.seed, options=chosen)
@@ -231,7 +204,7 @@ def _synth(options: argparse.Namespace) -> int:
 
 def _record(options: argparse.Namespace) -> int:
     _require_positive(options, "seconds", "batches", "idle", "block_tokens")
-    _may_write(options.source, options.out, force=options.force)
+    require_new(options.out)
     print(_record_events(options) if "://" in options.source else _record_log(options))  # noqa: T201
     return 0
 
@@ -249,11 +222,7 @@ def _record_events(options: argparse.Namespace) -> str:
             batches=options.batches,
             idle_s=options.idle,
         )
-    return (
-        f"{options.out}: {found.num_batches} batches, {found.num_stored} blocks stored; "
-        f"{found.num_recovered} batches were missed and had again, {found.num_lost} were lost, "
-        f"{found.num_damaged} messages were damaged"
-    )
+    return f"{options.out}: {found}"
 
 
 def _record_log(options: argparse.Namespace) -> str:

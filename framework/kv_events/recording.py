@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,17 +92,6 @@ class PrivateFile:
         os.close(self._handle)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """What was written: batches and blocks stored, and what was missed and had again or not."""
-
-    num_batches: int
-    num_stored: int
-    num_recovered: int
-    num_lost: int
-    num_damaged: int
-
-
 def record(
     subscriber: Subscriber,
     path: Path,
@@ -111,8 +100,8 @@ def record(
     seconds: float | None = None,
     batches: int | None = None,
     idle_s: float | None = None,
-) -> Recorded:
-    """Write what comes to a new file until Ctrl-C, or until a limit is reached.
+) -> str:
+    """Write what comes to a new file until Ctrl-C, or until a limit is reached. Returns what was written, in words.
 
     From the first store on, every batch is on the disk when it came.
 
@@ -151,12 +140,9 @@ def record(
                 f"no block was stored at {subscriber.endpoint} while this ran, and nothing was written; does an engine "
                 "publish its KV events there, and was it asked anything?"
             )
-        return Recorded(
-            num_batches=writer.num_batches,
-            num_stored=writer.num_stored,
-            num_recovered=follower.num_recovered,
-            num_lost=follower.num_lost,
-            num_damaged=subscriber.num_damaged,
+        return (
+            f"{writer.num_batches} batches, {writer.num_stored} blocks stored; {follower.num_recovered} batches were "
+            f"missed and had again, {follower.num_lost} were lost, {subscriber.num_damaged} messages were damaged"
         )
 
 

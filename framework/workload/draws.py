@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -87,28 +87,16 @@ class Zipf:
         return min(int(at), len(self._sums) - 1)
 
     def distinct(self, rng: random.Random, count: int) -> list[int]:
-        """`count` different numbers, in the order drawn; `count` is at most the size."""
-        if 2 * count > len(self._sums):
-            return self._without_replacement(rng, count)
+        """`count` different numbers, in the order drawn; `count` is at most the size. Where the law is so steep that
+        rare ones would take for ever, the most popular of the rest come last.
+        """
         found: dict[int, None] = {}
         for _ in range(64 * count):
             found[self.draw(rng)] = None
             if len(found) == count:
                 return list(found)
-        return self._without_replacement(rng, count)  # a steep law: the rare ones would take for ever
-
-    def _without_replacement(self, rng: random.Random, count: int) -> list[int]:
-        weights = np.diff(self._sums, prepend=0.0)
-        found: list[int] = []
-        for _ in range(count):
-            sums = np.cumsum(weights)
-            if sums[-1] <= 0:
-                left = sorted(set(range(len(weights))) - set(found))
-                return found + left[: count - len(found)]
-            at = min(int(np.searchsorted(sums, rng.random() * sums[-1], side="right")), len(weights) - 1)
-            found.append(at)
-            weights[at] = 0.0
-        return found
+        rest = (number for number in range(len(self._sums)) if number not in found)
+        return [*found, *islice(rest, count - len(found))]
 
 
 def need(workload: str, name: str, value: float, low: float, high: float = MOST) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -93,12 +92,18 @@ class Trace:
             yield line_number, record
 
     def _records(self) -> Iterator[Record]:
-        """What the reader yields, checked; whatever it raises is named, but for what our own lines raise."""
-        boundary, lines = _boundary(self.reader), _Lines(self.path)
-        reader = _made(self.reader)
+        """What the reader yields, checked; whatever it raises is named."""
+        boundary, reader, number = _boundary(self.reader), _made(self.reader), 1
+
+        def lines() -> Iterator[Line]:
+            nonlocal number
+            for line in lines_of(self.path):
+                number = line[0]
+                yield line
+
         reader.block_tokens = self.line_tokens
         try:
-            for record in reader.read(iter(lines), self.path):
+            for record in reader.read(lines(), self.path):
                 answer: Any = record
                 if type(answer) is not tuple or len(answer) != 2 or not isinstance(answer[1], _READ):
                     boundary.wrong("read", "must yield (line number, WorkloadRequest or FieldError)", answer)
@@ -110,10 +115,8 @@ class Trace:
         except GeneratorExit:
             raise
         except FieldError as error:
-            raise WorkloadError(f"{self.path}:{max(1, lines.number)}: {text_of(error)}") from error
+            raise WorkloadError(f"{self.path}:{number}: {text_of(error)}") from error
         except BaseException as error:
-            if error is lines.error:
-                raise
             boundary.contain("read", error)
 
     def _failed(self, line_number: int, error: FieldError) -> None:
@@ -144,23 +147,6 @@ def coarsen(request: WorkloadRequest, block_tokens: int) -> WorkloadRequest:
 
 def _arrival(record: WorkloadRequest | FieldError) -> float:
     return record.arrival_s if isinstance(record, WorkloadRequest) else 0.0
-
-
-class _Lines:
-    """A file's lines, with the number of the last one, and the error that reading them ended with."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self.number = path, 0
-        self.error: WorkloadError | None = None
-
-    def __iter__(self) -> Iterator[Line]:
-        try:
-            for line in lines_of(self._path):
-                self.number = line[0]
-                yield line
-        except WorkloadError as error:
-            self.error = error
-            raise
 
 
 def lines_of(path: Path) -> Iterator[Line]:
@@ -194,18 +180,14 @@ def detect_format(path: str | Path) -> str:
         WorkloadError: unreadable, empty, of no known format, or claimed by several.
     """
     path = Path(path)
-    _refuse_archive(path)
-    head = _head(path)
-    if not head and not path.is_dir():
-        raise WorkloadError(f"{path}: empty, so its format cannot be recognised; name it: {', '.join(formats())}")
-    failed: list[str] = []
+    if path.suffix in (".tgz", ".txz", ".zip") or ".tar" in path.suffixes:
+        raise WorkloadError(f"{path}: an archive: unpack it; workload=agent_text reads archives of prompts")
+    head, failed = _head(path), list[str]()
     found = [name for name in formats() if _recognises(name, head, path, failed)]
-    if not found and path.is_dir():
-        raise WorkloadError(f"{path} is a folder that no reader knows; give a file, or name the format of the folder")
     if not found:
-        where = f"{path}:{head[0][0]}" if head else str(path)
+        what = "a folder of" if path.is_dir() else "of" if head else "empty, of"
         broken = f"; could not be asked: {'; '.join(failed)}" if failed else ""
-        raise WorkloadError(f"{where}: no known trace format; name one: {', '.join(formats())}{broken}")
+        raise WorkloadError(f"{path}: {what} no known trace format; name one: {', '.join(formats())}{broken}")
     if len(found) > 1:
         raise WorkloadError(f"{path}: of several trace formats, {' and '.join(found)}; say which with format=NAME")
     return found[0]
@@ -277,13 +259,3 @@ def _block_size(reader: type[TraceReader], path: Path, asked: int | None) -> int
     if not is_count(size) or size > MAX_TOKENS:
         boundary.wrong("block_size", f"must return an int from 0 to {MAX_TOKENS:,}", size)
     return int(size)
-
-
-def _refuse_archive(path: Path) -> None:
-    """Say of an archive of many files, which no trace reader reads, what to do with it instead."""
-    if path.is_file() and (".tar" in path.suffixes or path.suffix in (".tgz", ".txz") or zipfile.is_zipfile(path)):
-        raise WorkloadError(
-            f"{path}: an archive, not a trace: workload=agent_text reads archives of agent prompts (`python -m "
-            "framework.run workload=agent_text workload.path=...`); unpack others and name the file, or the folder for "
-            "kv-cache-tester's sessions"
-        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import tarfile
 from pathlib import Path
 
@@ -193,21 +192,6 @@ def test_bailian_chats_are_followed_to_their_root(tmp_path: Path) -> None:
     found = list(open_trace(path))
     assert [one.session for one in found] == ["1", "1", "1", "8"]
     assert [(one.turn, one.category) for one in found] == [(0, "text"), (1, "text"), (2, "text"), (1, "text")]
-
-
-def test_convert_refuses_to_write_over_what_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "m.jsonl"
-    text = '{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [1]}\n'
-    path.write_text(text)
-    (tmp_path / "soft.jsonl").symlink_to(path)
-    os.link(path, tmp_path / "hard.jsonl")
-    for name in ("m.jsonl", "soft.jsonl", "hard.jsonl", "../" + tmp_path.name + "/m.jsonl"):
-        assert trace.main(["convert", str(path), str(tmp_path / name)]) == 2
-        assert "is the file that is read; nothing was written" in capsys.readouterr().err
-        assert trace.main(["describe", str(path), "--json", str(tmp_path / name)]) == 2
-        assert path.read_text() == text
-    assert trace.main(["synth", "rag", f"arrivals={path}", "--out", str(path)]) == 2
-    assert path.read_text() == text
 
 
 def test_a_convert_that_fails_leaves_what_was_there_and_nothing_else(tmp_path: Path) -> None:
