@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from framework.report.columns import column as column_of
 from framework.report.columns import column_of_differences
-from framework.report.evidence import POLICY_SEED, Comparison, plural
+from framework.report.evidence import Comparison, plural
 from framework.report.statistics import FEW_RUNS, FEW_SESSIONS, can_test
 from framework.report.study import Study
 from framework.report.trials import Trials
@@ -46,32 +46,15 @@ def basis(study: Study) -> str:
     """What the comparison rests on, and what it does not show."""
     made = study.comparisons
     tested = sum(entry.p_adjusted is not None for entry in made)
-    units = sorted({entry.difference.unit for entry in made if entry.difference.p is not None})
     parts = [
         f"Runs are paired that differ in {study.baseline_key} alone. Capacities of one trace are averaged, since they "
-        "share its requests; runs that repeat each other exactly count once."
+        "share its requests; runs that repeat each other exactly count once. p is two-sided and adjusted for "
+        f"{tested} {plural('comparison', tested)} by Holm's method: T traces or seeds give none below 2 / 2^T, and "
+        f"{FEW_SESSIONS} sessions (requests where a trace names none) in {FEW_RUNS} runs are the least to draw from "
+        "with replacement. A verdict by these, or by seeds of a policy, says nothing about other traces."
     ]
-    if units:
-        parts.append(
-            f"The unit of evidence is the {' or the '.join(units)}; p is two-sided and adjusted for "
-            f"{tested} {plural('comparison', tested)} by Holm's method."
-        )
     if not can_test():
         parts.append("Intervals and p values need SciPy: pip install 'kvcache-framework[report]'.")
-    elif any(entry.too_few or not entry.difference.unit for entry in made if not entry.identical):
-        parts.append(
-            f"Not shown: T traces or seeds give no p below 2 / 2^T, and {FEW_SESSIONS} sessions or requests in "
-            f"{FEW_RUNS} runs are the least to resample."
-        )
-    if any("session" in unit or "request" in unit for unit in units):
-        parts.append(
-            "Sessions, or requests where a trace names none, are drawn with replacement within each trace; what a draw "
-            "leaves out still passed through the cache. Such a verdict says nothing about other traces."
-        )
-    if POLICY_SEED in units:
-        parts.append(
-            "Seeds of a policy say how much its own random choices matter on these requests, and nothing about others."
-        )
     if cut := study.evidence.pieces():
         parts.append(f"Cut from one recording, and counted as one trace: {'; '.join(cut)}.")
     if any(entry.contradicted for entry in made):

@@ -42,7 +42,6 @@ def test_a_random_policy_in_the_sweep_makes_no_evidence_of_the_copies_of_others(
         "worse on this trace",
         "8 seeds of a policy, 1 trace",
     )
-    assert "nothing about others" in basis(Study(collect([tmp_path])))
     assert found["random"].p_adjusted == pytest.approx(2 / 2**8)
 
 
@@ -129,8 +128,6 @@ def test_the_sessions_of_one_trace_are_resampled(tmp_path: Path, sessions: int, 
     assert made.difference.interval[0] < made.difference.value < made.difference.interval[1]
     if sessions < 20:
         assert (made.p_adjusted, made.evidence) == (None, "5 sessions, 1 trace: too few")
-    elif shift:
-        assert "drawn with replacement within each trace" in basis(Study(collect([tmp_path])))
 
 
 def test_policies_with_the_same_results_everywhere_share_a_row_and_the_report_says_so(tmp_path: Path) -> None:
@@ -246,7 +243,6 @@ def test_six_traces_allow_one_comparison_and_more_take_their_sessions(
         assert all(re.fullmatch(r"\d+ (runs of 1 to \d )?sessions, 6 traces", rests) for _, rests in found), found
     else:
         assert found == {("not shown", "6 traces: too few for 2 comparisons, p 0.062 at least")}
-        assert "no p below 2 / 2^T" in basis(study)
 
 
 def test_pieces_cut_from_one_recording_are_one_trace(tmp_path: Path) -> None:
