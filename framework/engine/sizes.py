@@ -115,8 +115,10 @@ def pool_blocks(
         return num_blocks_for(fraction, device, spec, num_layers, needed())
     if device.startswith("cpu"):
         fraction /= ranks.size  # they share the host's memory
-    others: list[int] = ranks.call(_blocks_of, fraction, spec, num_layers)
-    return min(num_blocks_for(fraction, device, spec, num_layers), *others)
+    ranks.post(_blocks_of, fraction, spec, num_layers)
+    own = num_blocks_for(fraction, device, spec, num_layers)
+    others: list[int] = ranks.answers()
+    return min(own, *others)
 
 
 def _blocks_of(worker: Worker, fraction: float, spec: AttentionSpec, num_layers: int) -> int:

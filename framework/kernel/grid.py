@@ -86,11 +86,6 @@ class Gate:
     worst: Verdict | None
     wrong: tuple[str, ...]
 
-    @property
-    def ok(self) -> bool:
-        """Nothing was wrong."""
-        return not self.wrong
-
 
 def gate(make: Make, spec: AttentionSpec, device: str) -> Gate:
     """Run decode, chunks and mixed batches with page edges, empty rows and NaN in every unused slot against fp64.
@@ -140,10 +135,14 @@ class Grid:
         origin: facts that every row carries: device, versions, date.
 
     Attributes:
+        cells: of the grid.
         rows: one a cell, in order; `status` ok, modelled, failed, unavailable or skipped.
         reasons: why cells failed or cannot run, each once.
         ceilings: of the device, measured before the first time was taken.
         screened: what the kernels take on the chip, where the backend can say.
+
+    Raises:
+        ConfigError: no such chip, or the grid is empty.
     """
 
     def __init__(
@@ -158,8 +157,13 @@ class Grid:
     ) -> None:
         if chip not in DEVICES:
             raise ConfigError(f"replay.device {chip!r} is unknown; known: {', '.join(DEVICES)}")
-        self.make, self.name, self.device, self.options, self.layout = make, name, device, options, layout
-        self.chip = chip
+        self.make, self.name, self.device, self.options = make, name, device, options
+        self.chip, self.cells = chip, list(cells(options, layout))
+        if not self.cells:
+            wanted = ("heads", "dtype", "block_size", "lengths")
+            empty = " and ".join(f"kernel.{name}" for name in wanted if not getattr(options, name))
+            need = empty or "kernel.batch and kernel.context, or kernel.prefill"
+            raise ConfigError(f"the kernel grid is empty: give {need}")
         self.origin = dict(origin or {})
         self.rows: list[Row] = []
         self.reasons: list[str] = []
@@ -177,29 +181,9 @@ class Grid:
             return "failed"
         return "unavailable" if found == {"unavailable"} else "ok"
 
-    @property
-    def first_spec(self) -> AttentionSpec:
-        """Of the first cell.
-
-        Raises:
-            ConfigError: the grid is empty.
-        """
-        for cell in cells(self.options, self.layout):
-            return cell.spec
-        empty = [
-            f"kernel.{name}" for name in ("heads", "dtype", "block_size", "lengths") if not getattr(self.options, name)
-        ]
-        need = " and ".join(empty) or "kernel.batch and kernel.context, or kernel.prefill"
-        raise ConfigError(f"the kernel grid is empty: give {need}")
-
     def run(self) -> Iterator[Row]:
-        """Every cell's row, as it is known.
-
-        Raises:
-            ConfigError: the grid is empty.
-        """
-        self.first_spec  # noqa: B018
-        for cell in cells(self.options, self.layout):
+        """Every cell's row, as it is known."""
+        for cell in self.cells:
             backend = self.make()
             try:
                 judged = self._judged(backend, cell)
@@ -240,7 +224,7 @@ class Grid:
         facts: Row = {"gate_cases": passed.num_cases}
         if passed.worst is not None:
             facts |= {"error": passed.worst.error, "allowed_error": passed.worst.limit}
-        if not passed.ok:
+        if passed.wrong:
             return {**facts, **self._without("failed", passed.wrong)}
         if self.device.split(":")[0] in backend.capabilities.simulated_devices:
             return {**facts, **self._modelled(backend, cell)}

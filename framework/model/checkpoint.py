@@ -236,22 +236,16 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
-    except RepositoryNotFoundError as error:
-        raise ModelError(
-            f"the hub has no model '{name}', or it is private; check the id, or `hf auth login`"
-        ) from error
-    except LocalEntryNotFoundError as error:
-        raise ModelError(
-            f"model '{name}' is not in the local Hugging Face cache and the hub cannot be reached; "
-            f"run `hf download {name}` where there is a network, or give a local folder"
-        ) from error
     except (HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"model '{name}' cannot be downloaded ({reason}); give a local folder instead") from error
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelError(
+            f"model '{name}' cannot be downloaded ({reason}); check the id, log in with `hf auth login` if it is "
+            f"private, or run `hf download {name}` where there is a network"
+        ) from error
 
 
 def _stored(folder: Path) -> dict[str, _Stored]:

@@ -38,30 +38,13 @@ TINY_CONFIG = ModelConfig(
 _PRINTABLE = range(32, 127)
 
 
-def tiny_decoder(
-    *,
-    dtype: torch.dtype | None = None,
-    device: str | torch.device = "cpu",
-    seed: int = 0,
-    shard: Shard = WHOLE,
-) -> Decoder:
-    """A decoder of `TINY_CONFIG` with weights from `seed`, drawn in float32 on the CPU whatever dtype and device.
+def _draw_tiny(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """A weight of the tiny model, in float32 on the CPU whatever dtype and device.
 
     Made so that greedy text is printable and varied, and so that each token depends on all before it: sharp attention
     (query norms of 3) that outweighs the token's own embedding, so a wrong block of KV shows within a few tokens.
-    Only printable bytes and eos can win: the other rows of the head are zero. A shard draws the whole and keeps its
-    part.
+    Only printable bytes and eos can win: the other rows of the head are zero.
     """
-    decoder = Decoder(TINY_CONFIG, dtype=dtype, device=device, shard=shard)
-    shapes = Decoder(TINY_CONFIG, device="meta").state_dict()
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in decoder.named_parameters():
-        whole = _draw(name.rpartition(".")[2], shapes[name].shape, generator)
-        parameter.copy_(shard.cut(name, whole, TINY_CONFIG))
-    return decoder
-
-
-def _draw(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
     if name == "qk_norm":
         scale = torch.ones(shape)
         scale[: TINY_CONFIG.num_heads] = 3.0
@@ -77,6 +60,25 @@ def _draw(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
         return values.mul_(keep)
     gain = 4.0 if name in ("output", "down") else 1.0
     return values.mul_(gain * shape[1] ** -0.5)
+
+
+def _draw_weights(decoder: Decoder, seed: int, *, tiny: bool) -> None:
+    """Fill with the tiny model's weights, or normal numbers of deviation 0.02 and norms that change nothing.
+
+    A shard draws the whole, tensor by tensor, and keeps its part.
+    """
+    config, device = decoder.config, torch.device("cpu") if tiny else decoder.device
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, shape in ((name, weight.shape) for name, weight in Decoder(config, device="meta").named_parameters()):
+        if tiny:
+            whole = _draw_tiny(name.rpartition(".")[2], shape, generator)
+        else:
+            whole = torch.empty(shape, dtype=decoder.dtype, device=device)
+            if name.endswith("norm"):
+                whole.fill_(0.0 if config.norms_plus_one else 1.0)
+            else:
+                whole.normal_(std=0.02, generator=generator)
+        decoder.get_parameter(name).copy_(decoder.shard.cut(name, whole, config))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,15 +109,13 @@ class ModelSource:
             OutOfMemory: the device has too little for the weights. Nothing was allocated.
         """
         self._require_memory(device, shard)
-        if self.kind == "tiny":
-            return tiny_decoder(dtype=self.dtype, device=device, seed=self.seed, shard=shard)
         decoder = Decoder(self.config, dtype=self.dtype, device=device, shard=shard)
         if self.folder is None:
-            _draw_random(decoder, self.seed)
-            return decoder
-        from framework.model.checkpoint import load_weights
+            _draw_weights(decoder, self.seed, tiny=self.kind == "tiny")
+        else:
+            from framework.model.checkpoint import load_weights
 
-        load_weights(decoder, self.folder)
+            load_weights(decoder, self.folder)
         return decoder
 
     def _require_memory(self, device: str | torch.device, shard: Shard) -> None:
@@ -274,21 +274,6 @@ def model_config(name: str, options: Mapping[str, Any]) -> ModelConfig | None:
     if isinstance(chosen, Random):
         return SHAPES.get(chosen.shape)
     return read_model_config(chosen.path if isinstance(chosen, Checkpoint) else "tiny")
-
-
-def _draw_random(decoder: Decoder, seed: int) -> None:
-    """Fill with normal numbers of deviation 0.02, norms with ones; a shard draws the whole, tensor by tensor."""
-    generator = torch.Generator(decoder.device).manual_seed(seed)
-    shapes = Decoder(decoder.config, device="meta").state_dict()
-    for key, parameter in decoder.named_parameters():
-        if key.endswith("norm"):
-            parameter.fill_(0.0 if decoder.config.norms_plus_one else 1.0)
-            continue
-        if decoder.shard.size == 1:
-            parameter.normal_(std=0.02, generator=generator)
-            continue
-        whole = torch.empty(shapes[key].shape, dtype=parameter.dtype, device=parameter.device)
-        parameter.copy_(decoder.shard.cut(key, whole.normal_(std=0.02, generator=generator), decoder.config))
 
 
 def as_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

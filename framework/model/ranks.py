@@ -308,11 +308,6 @@ class Ranks:
 
     # What rank 0 asks
 
-    def call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """`post`, then `answers`."""
-        self.post(function, *arguments)
-        return self.answers()
-
     def post(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Have every other rank call `function(worker, *arguments)` and answer, while this one goes on.
 

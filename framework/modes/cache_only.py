@@ -86,12 +86,14 @@ def cache_only(session: Session) -> dict[str, Any]:
         losses = LossLog() if session.settings.explain else None
         if rule is not None:
             tiers = ReplayTiers(paths, below, rule)
-            counts = replay(paths, policy, num_blocks, leaf_first=leaf_first, below=tiers, losses=losses)
-            measured.update(tiers.results(block_bytes(options, config.cache)))
-        elif losses is not None:  # which Python alone notes
-            counts = replay(paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass, losses=losses)
-        else:
+        if tiers is None and losses is None:
             native, counts = count(core, paths, policy, num_blocks, leaf_first=leaf_first)
+        else:  # tiers and losses are known to Python alone
+            counts = replay(
+                paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass, below=tiers, losses=losses
+            )
+        if tiers is not None:
+            measured.update(tiers.results(block_bytes(options, config.cache)))
         measured.update(reported({"eviction": GuardedPolicy(policy)}))
         measured.update(
             _counted(counts), replay_core=options.core if native else PYTHON, count_s=time.perf_counter() - began

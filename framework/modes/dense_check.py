@@ -13,21 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from framework.engine.pool import KVPool
 from framework.engine.request import Request, Status
 from framework.engine.served_pass import Gaps, served_pass
-from framework.interfaces.backend import AttentionBackend, AttentionSpec
-from framework.model.decoder import Decoder
+from framework.llm import LLM
 from framework.model.dense import dense_logits
-from framework.model.loading import LoadedModel
-from framework.model.ranks import Ranks
 from framework.parallel.serving import measure_gaps
 
 _TIE = 1e-5
+_NOT_JUDGED = dict.fromkeys(("dense_checked", "dense_mismatches", "dense_mismatched_requests", "dense_ties"))
 
 
-@dataclass(frozen=True, slots=True)
-class DenseVerdict:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
     """What a dense forward pass says of one served request.
 
     Attributes:
@@ -38,26 +35,62 @@ class DenseVerdict:
 
     request: int
     differs_at: int | None
-    ties: int
+    ties: int = 0
 
 
-def compare_dense(
-    model: LoadedModel, requests: Sequence[Request], limit: int, *, device: str
-) -> list[DenseVerdict] | None:
-    """Compare up to `limit` finished greedy requests with one dense forward pass each over prompt and output.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossVerdict(Verdict):
+    """The same where K and V are rounded: every token that is not the likeliest differs.
 
-    A served token must be the dense model's likeliest at its position, given the served tokens before it. Only fp32 is
-    judged: there the schedule does not change the tokens, except at ties, which are counted apart.
+    Attributes:
+        equal_tokens, tokens: served tokens that are the dense model's likeliest, and all of them.
+        logit_error: largest difference of a logit.
+        kl_divergence: mean over the tokens of KL(dense || backend), nats.
+        attention_error: largest difference of an attention output from the exact one over the same K and V, as a share
+            of the largest |V|; over all layers.
+    """
+
+    equal_tokens: int
+    tokens: int
+    logit_error: float
+    kl_divergence: float
+    attention_error: float
+
+
+def compare(llm: LLM, requests: Sequence[Request], limit: int) -> tuple[Sequence[Verdict], dict[str, Any]]:
+    """Up to `limit` finished greedy requests beside the dense model: a verdict each, and the run's results.
+
+    A backend that declares a loss is measured, in any dtype, and so is a pool of another dtype than the model's. The
+    others must give the dense model's tokens: each the likeliest at its position, given the served tokens before it.
+    Only fp32 is judged so: there the schedule does not change the tokens, except at ties, which are counted apart.
 
     Returns:
-        a verdict a compared request, in their order; None where nothing can be judged: not fp32, or `limit` 0.
+        no verdict, and nulls, where nothing can be judged.
+
+    Raises:
+        PluginError, RankError: the backend or a rank failed in a measuring pass; the run is then a failure.
     """
-    if next(model.decoder.parameters()).dtype != torch.float32 or limit == 0:
-        return None
-    return [_compare(model, request, device) for request in greedy_requests(requests)[:limit]]
+    ranks, loss = llm.model.ranks, llm.backend.capabilities.lossy
+    own_dtype = llm.kv_dtype == llm.spec.dtype
+    if limit == 0 or (ranks is not None and ranks.broken):
+        return (), dict(_NOT_JUDGED)
+    if loss is not None or not own_dtype:
+        measured = measure_loss(llm, requests, limit)
+        # What rounded K and V lose is for the reader to judge: no backend has declared it.
+        return measured, summarise_loss(measured, loss.max_error if loss is not None and own_dtype else None)
+    if llm.model.decoder.dtype != torch.float32:
+        return (), dict(_NOT_JUDGED)
+    verdicts = [_compare(llm, request) for request in _greedy(requests)[:limit]]
+    differing = [verdict.request for verdict in verdicts if verdict.differs_at is not None]
+    return verdicts, {
+        "dense_checked": len(verdicts),
+        "dense_mismatches": len(differing),
+        "dense_mismatched_requests": differing,
+        "dense_ties": sum(verdict.ties for verdict in verdicts),
+    }
 
 
-def greedy_requests(requests: Sequence[Request]) -> list[Request]:
+def _greedy(requests: Sequence[Request]) -> list[Request]:
     """Those that finished and whose every token is the likeliest, no beam search: what can be decoded again."""
     return [
         request
@@ -66,99 +99,42 @@ def greedy_requests(requests: Sequence[Request]) -> list[Request]:
     ]
 
 
-def check_dense(model: LoadedModel, requests: Sequence[Request], limit: int, *, device: str) -> dict[str, Any]:
-    """The verdicts of `compare_dense`, counted; see `summarise`."""
-    return summarise(compare_dense(model, requests, limit, device=device))
-
-
-def summarise(verdicts: Sequence[DenseVerdict] | None) -> dict[str, Any]:
-    """`dense_checked` sequences, `dense_mismatches` among them, their requests' numbers, `dense_ties` tokens.
-
-    All null where nothing was judged.
-    """
-    if verdicts is None:
-        return {"dense_checked": None, "dense_mismatches": None, "dense_mismatched_requests": None, "dense_ties": None}
-    differing = [verdict.request for verdict in verdicts if verdict.differs_at is not None]
-    return {
-        "dense_checked": len(verdicts),
-        "dense_mismatches": len(differing),
-        "dense_mismatched_requests": differing,
-        "dense_ties": sum(verdict.ties for verdict in verdicts),
-    }
-
-
 @torch.inference_mode()
-def _compare(model: LoadedModel, request: Request, device: str) -> DenseVerdict:
-    output = torch.tensor(request.completions[0].tokens, device=device)
-    tokens = torch.cat([torch.from_numpy(request.prompt.astype("int64")).to(device), output])
-    logits = dense_logits(model.decoder, tokens[:-1])[len(request.prompt) - 1 :]
+def _compare(llm: LLM, request: Request) -> Verdict:
+    tokens = torch.tensor(_tokens_of(request), device=llm.device)
+    output = tokens[len(request.prompt) :]
+    logits = dense_logits(llm.model.decoder, tokens[:-1])[len(request.prompt) - 1 :]
     best = logits.max(dim=-1).values
     chosen = logits.gather(1, output[:, None]).squeeze(1)
     gap = best - chosen
     tie = (gap > 0) & (gap <= _TIE * logits.abs().max(dim=-1).values)
     wrong = ((gap > 0) & ~tie).nonzero().flatten()
-    return DenseVerdict(request.number, int(wrong[0]) if len(wrong) else None, int(tie.sum()))
+    return Verdict(request=request.number, differs_at=int(wrong[0]) if len(wrong) else None, ties=int(tie.sum()))
 
 
-@dataclass(frozen=True, slots=True)
-class LossVerdict:
-    """One served request beside the dense model, given the same tokens.
+def measure_loss(llm: LLM, requests: Sequence[Request], limit: int) -> list[LossVerdict]:
+    """Up to `limit` finished greedy requests again: through the backend over a pool of its own, and the dense model.
 
-    Attributes:
-        request: its number.
-        equal_tokens, tokens: served tokens that are the dense model's likeliest, and all of them.
-        differs_at: index of the first served token that is not; None if all are.
-        logit_error: largest difference of a logit.
-        kl_divergence: mean over the tokens of KL(dense || backend), nats.
-        attention_error: largest difference of an attention output from the exact one over the same K and V, as a share
-            of the largest |V|; over all layers.
-    """
-
-    request: int
-    equal_tokens: int
-    tokens: int
-    differs_at: int | None
-    logit_error: float
-    kl_divergence: float
-    attention_error: float
-
-
-def measure_loss(
-    decoder: Decoder,
-    backend: AttentionBackend | Sequence[AttentionBackend],
-    spec: AttentionSpec,
-    pool: KVPool,
-    requests: Sequence[Request],
-    limit: int,
-    ranks: Ranks | None = None,
-) -> list[LossVerdict]:
-    """Up to `limit` finished greedy requests again: through `backend` over a pool of its own, and the dense model.
-
-    See `served_pass`. O(output tokens) passes a request.
-
-    Args:
-        backend: set up; one a layer, where layers differ in their sliding window.
-        spec: of the heads that `decoder` holds.
-        pool: of the run.
-        ranks: that hold the model's other heads, which they compare; `decoder`, `spec` and `pool` are then rank 0's.
+    Where several ranks hold the model each compares its own heads. See `served_pass`. O(output tokens) passes a
+    request.
 
     Raises:
         PluginError: the backend failed.
         RankError: another rank failed.
     """
-    backends = [backend] * len(pool.layers) if isinstance(backend, AttentionBackend) else backend
+    decoder, ranks = llm.model.decoder, llm.model.ranks
     verdicts = []
-    for request in greedy_requests(requests)[:limit]:
+    for request in _greedy(requests)[:limit]:
         asked = _tokens_of(request), len(request.prompt)
         if ranks is None:
-            got, gaps = served_pass(decoder, backends, spec, pool, *asked)
-            verdicts.append(_verdict(decoder, request, got, [gaps]))
+            got, gaps = served_pass(decoder, llm.backends, llm.spec, llm.pool, *asked)
+            verdicts.append(_verdict(llm, request, got, [gaps]))
             continue
         ranks.post(measure_gaps, *asked)
         with ranks.in_step():
-            got, gaps = served_pass(decoder, backends, spec, pool, *asked)
+            got, gaps = served_pass(decoder, llm.backends, llm.spec, llm.pool, *asked)
             others = ranks.answers()
-        verdicts.append(_verdict(decoder, request, got, [gaps, *others]))
+        verdicts.append(_verdict(llm, request, got, [gaps, *others]))
     return verdicts
 
 
@@ -169,12 +145,10 @@ def summarise_loss(verdicts: Sequence[LossVerdict], max_error: float | None) -> 
     """
     tokens, limit = sum(verdict.tokens for verdict in verdicts), math.inf if max_error is None else max_error
     beyond = [verdict.request for verdict in verdicts if not verdict.attention_error <= limit]  # NaN is beyond
-    return {
+    return _NOT_JUDGED | {  # tokens may differ: `dense_agreement` says how many do not
         "dense_checked": len(verdicts),
-        "dense_mismatches": None,  # tokens may differ: `dense_agreement` says how many do not
         "loss_exceeded": len(beyond) if beyond or max_error is not None else None,
         "dense_mismatched_requests": beyond,
-        "dense_ties": None,
         "dense_agreement": sum(verdict.equal_tokens for verdict in verdicts) / tokens if tokens else None,
         "dense_logit_error": max((verdict.logit_error for verdict in verdicts), default=None),
         "dense_kl_divergence": sum(v.kl_divergence * v.tokens for v in verdicts) / tokens if tokens else None,
@@ -184,11 +158,11 @@ def summarise_loss(verdicts: Sequence[LossVerdict], max_error: float | None) -> 
 
 
 @torch.inference_mode()
-def _verdict(decoder: Decoder, request: Request, got: Tensor, ranks_gaps: Sequence[Gaps]) -> LossVerdict:
+def _verdict(llm: LLM, request: Request, got: Tensor, ranks_gaps: Sequence[Gaps]) -> LossVerdict:
     """The verdict on `request`, whose tokens were chosen from logits `got` (O, V). Gaps are of each rank's heads."""
     output, prompt = request.completions[0].tokens, len(request.prompt)
-    tokens = torch.tensor(_tokens_of(request), device=decoder.device)
-    got, want = got.double(), dense_logits(decoder, tokens[:-1])[prompt - 1 :].double()
+    tokens = torch.tensor(_tokens_of(request), device=llm.device)
+    got, want = got.double(), dense_logits(llm.model.decoder, tokens[:-1])[prompt - 1 :].double()
     wrong = (want.argmax(-1) != tokens[prompt:]).nonzero().flatten()
     log_p, log_q = want.log_softmax(-1), got.log_softmax(-1)
     return LossVerdict(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
 from framework.config.config import Config
 from framework.engine.executors.checks import default_device, require_backend
-from framework.interfaces.backend import AttentionBackend
 from framework.kernel.cells import for_device
 from framework.kernel.grid import Grid
 from framework.modes.session import OnBegin, Session
@@ -29,16 +29,16 @@ def kernel(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, A
         BackendUnavailable: no cell of the grid can run here; result.json says so as well.
     """
     device, cache, name = default_device(config.device), config.cache, config.backend.name
+    make = partial(build_component, "backend", config.backend.plain(), {"seed": config.seed})
     options = for_device(config.kernel, device, cache.block_size)
     # A backend's first call compiles and tunes, which may take any time.
     with Session(config, on_begin=on_begin, stalls=False) as session:
         session.facts |= {"backend": name, "device": device}
-        grid = Grid(_maker(config), name, device, options, cache.layout, config.replay.device)
-        grid.first_spec  # noqa: B018  an empty grid raises here, before anything is written
+        grid = Grid(make, name, device, options, cache.layout, config.replay.device)
         grid.origin = origin_of(session.begin(device, f"kernel-{name}"))
         result = session.record(lambda: _measure(grid, session), lambda complete: _summary(grid))
     if result["status"] == "unavailable":
-        require_backend(_maker(config)(), grid.first_spec, device)
+        require_backend(make(), grid.cells[0].spec, device)
     return {**result, "rows": grid.rows}
 
 
@@ -51,14 +51,6 @@ def _measure(grid: Grid, session: Session) -> None:
             found = f"{row['time_s'] * 1e6:,.1f} us" if row.get("time_s") else "; ".join(row.get("reasons") or ())[:160]
             print(f"{row['cell']}: {row['status']} {found}".rstrip(), file=sys.stderr, flush=True)  # noqa: T201
     _plot(grid, session.run.path)
-
-
-def _maker(config: Config) -> Callable[[], AttentionBackend]:
-    def make() -> AttentionBackend:
-        backend: AttentionBackend = build_component("backend", config.backend.plain(), {"seed": config.seed})
-        return backend
-
-    return make
 
 
 def origin_of(provenance: Mapping[str, Any]) -> dict[str, Any]:

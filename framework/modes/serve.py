@@ -13,8 +13,7 @@ from typing import Any
 from framework import workload
 from framework.config.config import Choice, Config
 from framework.engine import graphs
-from framework.engine.executors.checks import attention_spec, default_device, require_backend, require_no_foresight
-from framework.engine.kv_scales import require_scales
+from framework.engine.executors.checks import default_device, require_no_foresight
 from framework.engine.pool import block_bytes
 from framework.engine.request import Completion, Request
 from framework.engine.sizes import LengthWarning
@@ -26,13 +25,12 @@ from framework.guard.workload import GuardedWorkload
 from framework.llm import LLM, Tiers, Trial
 from framework.misses.ledger import Ledger
 from framework.model.loading import LoadedModel, build_model, model_config
-from framework.model.shard import Shard
 from framework.model.tokenizer import encode
-from framework.modes import dense_check
-from framework.modes.dense_check import DenseVerdict, LossVerdict
+from framework.modes.dense_check import Verdict, compare
 from framework.modes.replay import replayed_hit_rate, request_row
 from framework.modes.replay_input import equal_bytes
 from framework.modes.session import KINDS, OnBegin, Session, names_of
+from framework.parallel.serving import require_served
 from framework.registry.components import build_component
 from framework.replay.items import submit, write_recording
 from framework.results.layout import RECORDING, REQUESTS
@@ -96,17 +94,12 @@ def check_backend(config: Config) -> None:
         InvalidArgument: the model does not divide over engine.tensor_parallel_size ranks.
         ConfigError: CUDA graphs were asked for and cannot be.
     """
-    cache, asked = config.cache, config.model.options.get("dtype")
-    shape = model_config(config.model.name, config.model.options)
+    shape, asked = model_config(config.model.name, config.model.options), config.model.options.get("dtype")
     if shape is None:
         return
-    require_scales(cache.kv_scales, cache.kv_dtype, shape)
-    shape = Shard(0, config.engine.tensor_parallel_size).config(shape)
-    dtype = asked if asked not in (None, "auto") else shape.dtype
-    spec = attention_spec(shape, str(dtype), cache.block_size, cache.layout, cache.kv_dtype)
     backend = build_component("backend", config.backend.plain(), {"seed": config.seed})
-    device = default_device(config.device)
-    require_backend(backend, spec, device)
+    device, dtype = default_device(config.device), None if asked == "auto" else asked
+    require_served(shape, dtype, backend, device, config.cache, config.engine.tensor_parallel_size)
     graphs.choose(config.engine, backend, device)  # refused before a model is loaded
 
 
@@ -167,30 +160,6 @@ def submit_workload(llm: LLM, items: Sequence[WorkloadRequest]) -> Iterator[Requ
         yield submit(llm.engine, replace(item, namespace=llm.namespace_of(item.namespace)))
 
 
-def compare(
-    llm: LLM, requests: Sequence[Request], limit: int
-) -> tuple[Sequence[DenseVerdict | LossVerdict], dict[str, Any]]:
-    """Up to `limit` requests beside the dense model: a verdict each, and the run's results.
-
-    A backend that declares a loss is measured, in any dtype, and so is a pool of another dtype than the model's; the
-    others must give the dense model's tokens in fp32.
-
-    Raises:
-        PluginError, RankError: the backend or a rank failed in a measuring pass; the run is then a failure.
-    """
-    ranks = llm.model.ranks
-    if limit == 0 or (ranks is not None and ranks.broken):
-        return (), dense_check.summarise(None)
-    loss = llm.backend.capabilities.lossy
-    own_dtype = llm.kv_dtype == llm.spec.dtype
-    if loss is None and own_dtype:
-        verdicts = dense_check.compare_dense(llm.model, requests, limit, device=llm.device)
-        return verdicts or (), dense_check.summarise(verdicts)
-    measured = dense_check.measure_loss(llm.model.decoder, llm.backends, llm.spec, llm.pool, requests, limit, ranks)
-    # What rounded K and V lose is for the reader to judge: no backend has declared it.
-    return measured, dense_check.summarise_loss(measured, loss.max_error if loss is not None and own_dtype else None)
-
-
 def record(llm: LLM, requests: Sequence[Request], path: Path) -> None:
     """Write what `llm`, which records, has served."""
     assert llm.engine.candidates is not None
@@ -243,7 +212,7 @@ def summarise(llm: LLM, config: Config) -> dict[str, Any]:
 
 def served_row(
     request: Request,
-    verdicts: Sequence[DenseVerdict | LossVerdict],
+    verdicts: Sequence[Verdict],
     *,
     tiers: int = 0,
     ledger: Ledger | None = None,

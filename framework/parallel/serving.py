@@ -22,6 +22,7 @@ from framework.engine.served_pass import Gaps, served_pass
 from framework.engine.sizes import Sizes
 from framework.errors import ConfigError, RankError, Unsupported
 from framework.interfaces.backend import AttentionBackend, AttentionSpec
+from framework.model.config import ModelConfig
 from framework.model.loading import LoadedModel, load_model, read_model_config
 from framework.model.ranks import Call, Ranks, Worker
 from framework.model.shard import Shard
@@ -196,12 +197,27 @@ def load_served(
                 f"load it with load_model(..., tensor_parallel_size={size}), or give its name"
             )
         return model
-    whole = read_model_config(model)
-    require_scales(cache.kv_scales, cache.kv_dtype, whole)
-    shape = Shard(0, size).config(whole)
-    spec = attention_spec(shape, str(shape.dtype), cache.block_size, cache.layout, cache.kv_dtype)
-    require_backend(backend, spec, device)
+    require_served(read_model_config(model), None, backend, device, cache, size)
     return load_model(model, device=device, tensor_parallel_size=size)
+
+
+def require_served(
+    model: ModelConfig, dtype: str | None, backend: AttentionBackend, device: str, cache: CacheOptions, num_ranks: int
+) -> None:
+    """Raise unless the backend can serve a model of this shape, divided over so many ranks, here.
+
+    Args:
+        dtype: of the weights; None: the model's own.
+
+    Raises:
+        BackendUnavailable: with its reasons and what would work.
+        InvalidArgument: the model does not divide so.
+        ConfigError: scales that do not fit.
+    """
+    require_scales(cache.kv_scales, cache.kv_dtype, model)
+    shape = Shard(0, num_ranks).config(model)
+    spec = attention_spec(shape, dtype or shape.dtype, cache.block_size, cache.layout, cache.kv_dtype)
+    require_backend(backend, spec, device)
 
 
 def serving_executor(

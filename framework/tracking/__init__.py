@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from framework import registry
-from framework.files.jsonl import read_jsonl
 from framework.interfaces.tracker import RunLabel, Tracker
-from framework.results.reading import read_result
 from framework.tracking.provenance import checkout_state
 from framework.tracking.provenance import collect as collect_provenance
 from framework.tracking.run_directory import RunDirectory
@@ -26,8 +24,6 @@ __all__ = [
     "build",
     "checkout_state",
     "collect_provenance",
-    "read_jsonl",
-    "read_result",
 ]
 
 

@@ -16,7 +16,7 @@ import hostile_plugins as villain
 from framework import plugins, registry
 from framework.check import resolve
 from framework.files.jsonl import read_jsonl
-from framework.tracking import read_result
+from framework.results.reading import read_result
 
 SMALL = (
     "workload.num_requests=8", "workload.output_tokens=5", "workload.prefix_tokens=48", "cache.num_blocks=24",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from framework import registry
-from framework.tracking import read_result
+from framework.results.reading import read_result
 
 Command = Callable[..., tuple[int, str, str]]
 SMALL = (

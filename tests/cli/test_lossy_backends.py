@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from framework.tracking import read_result
+from framework.results.reading import read_result
 
 SMALL = ("workload.num_requests=4", "workload.output_tokens=6", "run.progress=false", "run.dir=out")
 

@@ -16,7 +16,7 @@ import pytest
 
 from framework.kv_events.file import read_batches
 from framework.kv_events.index import BlockIndex
-from framework.tracking import read_result
+from framework.results.reading import read_result
 
 pytest.importorskip("zmq", reason="KV events over ZeroMQ need pyzmq")
 pytest.importorskip("msgspec", reason="KV events over ZeroMQ need msgspec")

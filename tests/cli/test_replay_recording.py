@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from framework.results.reading import read_result
 from framework.testing.checkpoints import make_checkpoint
-from framework.tracking import read_result
 
 Command = Callable[..., tuple[int, str, str]]
 SMALL = ("workload.num_requests=10", "workload.output_tokens=12", "run.check_requests=0", "run.progress=false")

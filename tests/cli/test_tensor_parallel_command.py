@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from framework.files.jsonl import read_jsonl
-from framework.tracking import read_result
+from framework.results.reading import read_result
 
 Command = Callable[..., tuple[int, str, str]]
 SMALL = ("workload.num_requests=6", "workload.output_tokens=8", "run.progress=false", "device=cpu")

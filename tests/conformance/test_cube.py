@@ -14,7 +14,7 @@ from fake_engines import make_llm
 from framework import registry
 from framework.engine.request import Status
 from framework.model.loading import LoadedModel, load_model
-from framework.modes.dense_check import check_dense
+from framework.modes.dense_check import compare
 from framework.sampling import Sampling
 from framework.testing.attention_cases import pairwise
 from framework.testing.checkpoints import make_checkpoint
@@ -91,7 +91,7 @@ def differences(served: Served, count: int | None = None, **point: Any) -> str:
         for i, (request, tokens) in enumerate(zip(requests, served.tokens, strict=False))
         if request.status is not Status.FINISHED or [c.tokens for c in request.completions] != [tokens]
     ]
-    dense = check_dense(served.model, requests, len(requests), device="cpu")
+    dense = compare(llm, requests, len(requests))[1]
     if dense["dense_mismatches"] or dense["dense_checked"] != len(requests):
         wrong.append(f"against the dense model: {dense}")
     if point["preempt_every"] and not llm.engine.metrics.num_preemptions:

@@ -32,16 +32,9 @@ CASES = {
     "llama llama3 rope": ("llama", {"rope_parameters": LLAMA3, "head_dim": 32}),
     "llama linear rope": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
     "qwen3 GQA tied": ("qwen3", {"tie_word_embeddings": True, "rope_parameters": {"rope_theta": 1e6}}),
-    "qwen3 MHA untied": ("qwen3", {"num_key_value_heads": 4}),
     "qwen3 biases, head dim unlike hidden / heads": ("qwen3", {"attention_bias": True, "head_dim": 24}),
     "qwen2 GQA untied": ("qwen2", {}),
-    "qwen2 MHA tied": ("qwen2", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
-    "mistral full": ("mistral", {"sliding_window": None}),
     "mistral window": ("mistral", {"sliding_window": 20}),
-    "qwen3 window in every layer": (
-        "qwen3",
-        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 0},
-    ),
 }
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 64}
@@ -58,9 +51,7 @@ CASES |= {
         {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
     ),
     "phi3 GQA": ("phi3", {"pad_token_id": 0}),
-    "phi3 window": ("phi3", {"pad_token_id": 0, "sliding_window": 20}),
-    "mixtral": ("mixtral", EXPERTS),
-    "mixtral window, one expert": ("mixtral", EXPERTS | {"num_experts_per_tok": 1, "sliding_window": 20}),
+    "mixtral window": ("mixtral", EXPERTS | {"sliding_window": 20}),
     "qwen3_moe": ("qwen3_moe", EXPERTS | {"moe_intermediate_size": 40}),
     "qwen3_moe renormalised, biases": (
         "qwen3_moe",
@@ -117,7 +108,6 @@ CASES |= {
             "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.5},
         },
     ),
-    "gpt_oss default rope": ("gpt_oss", EXPERTS | {"sliding_window": 20, "rope_parameters": {"rope_theta": 1e4}}),
 }
 
 

@@ -20,7 +20,7 @@ from framework.model import sampler
 from framework.model.decoder import Decoder
 from framework.model.loading import TINY_CONFIG, LoadedModel
 from framework.model.tokenizer import ByteTokenizer
-from framework.modes.dense_check import check_dense
+from framework.modes.dense_check import compare
 from framework.sampling import Sampling
 
 pytestmark = [
@@ -82,7 +82,7 @@ def test_captured_steps_give_the_tokens_of_eager_ones(schedule: dict[str, Any]) 
     summary = llm.executor.summary()
     assert summary["cuda_graphs"] is True
     assert summary["graph_steps"] > 10, summary
-    verdict = check_dense(llm.model, requests, 8, device="cuda")
+    verdict = compare(llm, requests, 8)[1]
     assert verdict["dense_mismatches"] == 0, verdict
 
 

@@ -33,6 +33,13 @@ def make_spec(**changes: Any) -> AttentionSpec:
     return AttentionSpec(**(base | changes))
 
 
+def ready(spec: AttentionSpec, contexts: tuple[int, ...], queries: tuple[int, ...]) -> tuple[TritonBackend, Problem]:
+    """A backend that is set up, and a problem on the device."""
+    backend = TritonBackend()
+    backend.setup(spec, "cuda")
+    return backend, build_problem(Case(spec, contexts, queries), "cuda")
+
+
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES.keys())
 @pytest.mark.parametrize("check", backend_checks, ids=lambda check: check.__name__)
 def test_the_compiled_kernels_keep_the_backends_contract(check: Any, make: Any) -> None:
@@ -45,30 +52,23 @@ def test_the_compiled_kernels_keep_the_backends_contract(check: Any, make: Any) 
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_long_rows_split_over_the_device_match_fp64(dtype: str, head_dim: int) -> None:
-    spec = make_spec(dtype=dtype, head_dim=head_dim, num_heads=8, num_kv_heads=2)
-    problem = build_problem(Case(spec, (3000, 1, 777, 0), (1, 1, 1, 1)), "cuda")
-    backend = TritonBackend()
-    backend.setup(spec, "cuda")
+    backend, problem = ready(
+        make_spec(dtype=dtype, head_dim=head_dim, num_heads=8, num_kv_heads=2), (3000, 1, 777, 0), (1, 1, 1, 1)
+    )
     out, _ = run_attention(backend, problem)
     verdict = judge(out, problem)
     assert verdict.ok, str(verdict)
 
 
 def test_fp32_products_are_not_rounded_to_tf32() -> None:
-    spec = make_spec(dtype="float32", num_heads=4, num_kv_heads=4)
-    problem = build_problem(Case(spec, (700, 300), (1, 200)), "cuda")
-    backend = TritonBackend()
-    backend.setup(spec, "cuda")
+    backend, problem = ready(make_spec(dtype="float32", num_heads=4, num_kv_heads=4), (700, 300), (1, 200))
     out, _ = run_attention(backend, problem)
     verdict = judge(out, problem)
     assert verdict.error <= 1e-5, f"tf32 errs by about 3e-4: {verdict}"
 
 
 def test_a_thousand_runs_give_the_same_bits() -> None:
-    spec = make_spec()
-    problem = build_problem(Case(spec, (900, 130, 17, 600), (1, 1, 1, 200)), "cuda")
-    backend = TritonBackend()
-    backend.setup(spec, "cuda")
+    backend, problem = ready(make_spec(), (900, 130, 17, 600), (1, 1, 1, 200))
     want, _ = run_attention(backend, problem)
     for run in range(1000):
         got, _ = run_attention(backend, problem)
@@ -76,10 +76,7 @@ def test_a_thousand_runs_give_the_same_bits() -> None:
 
 
 def test_a_captured_graph_serves_other_lengths() -> None:
-    spec = make_spec(num_heads=8, num_kv_heads=2)
-    captured = build_problem(Case(spec, (1500, 1500, 1500), (1, 1, 1)), "cuda")
-    backend = TritonBackend()
-    backend.setup(spec, "cuda")
+    backend, captured = ready(make_spec(num_heads=8, num_kv_heads=2), (1500, 1500, 1500), (1, 1, 1))
     out = torch.zeros_like(captured.q)
 
     def step() -> None:
@@ -107,10 +104,7 @@ def _shortened(problem: Problem, lengths: tuple[int, ...]) -> Problem:
 
 
 def test_a_step_never_waits_for_the_device() -> None:
-    spec = make_spec()
-    problem = build_problem(Case(spec, (900, 130, 17, 600), (1, 1, 1, 200)), "cuda")
-    backend = TritonBackend()
-    backend.setup(spec, "cuda")
+    backend, problem = ready(make_spec(), (900, 130, 17, 600), (1, 1, 1, 200))
     run_attention(backend, problem)  # compiles
     k = torch.randn(203, 8, 128, device="cuda", dtype=torch.bfloat16)
     backend.write(problem.pool, k, k, problem.batch.slot_mapping)

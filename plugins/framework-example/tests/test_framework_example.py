@@ -59,7 +59,7 @@ def test_a_loss_that_is_not_declared_fails_the_kit() -> None:
 def test_a_run_reports_what_the_backend_loses(tmp_path: Path) -> None:
     llm = LLM("tiny", backend=Int8Reader(), cache=CacheOptions(num_blocks=64, block_size=4))
     requests = llm.generate([[1, 2, 3, 4, 5], [9, 8, 7]], Sampling(max_tokens=12))
-    verdicts = measure_loss(llm.model.decoder, llm.backend, llm.spec, llm.pool, requests, 8)
+    verdicts = measure_loss(llm, requests, 8)
     found = summarise_loss(verdicts, 0.05)
     assert 0.0 < found["attention_error"] < 0.05, found
     assert (found["loss_exceeded"], found["dense_mismatches"]) == (0, None), found

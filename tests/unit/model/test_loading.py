@@ -10,7 +10,7 @@ import torch
 from framework.errors import InvalidArgument, ModelError
 from framework.model.decoder import Decoder
 from framework.model.dense import dense_attention, dense_logits, greedy
-from framework.model.loading import TINY_CONFIG, build_model, load_model, model_config, random_model, tiny_decoder
+from framework.model.loading import TINY_CONFIG, build_model, load_model, model_config, random_model
 from framework.model.shapes import SHAPES
 from framework.model.tokenizer import BOS, EOS, ByteTokenizer
 from framework.replay.roofline import ROOFLINE_SHAPES
@@ -24,7 +24,7 @@ def tiny():
 
 
 def test_equal_seeds_give_equal_weights_and_others_do_not(tiny):
-    again, other = tiny_decoder(seed=0), tiny_decoder(seed=1)
+    again, other = (load_model("tiny", seed=seed).decoder for seed in (0, 1))
     for name, weight in tiny.decoder.state_dict().items():
         assert torch.equal(weight, again.state_dict()[name]), name
     assert not torch.equal(tiny.decoder.layers[0].qkv, other.layers[0].qkv)
@@ -36,7 +36,7 @@ def test_the_first_weights_are_pinned_so_that_results_stay_comparable(tiny):
 
 
 def test_asking_for_another_dtype_rounds_the_same_weights(tiny):
-    double, half = tiny_decoder(dtype=torch.float64), load_model("tiny", dtype="bfloat16").decoder
+    double, half = (load_model("tiny", dtype=dtype).decoder for dtype in ("float64", "bfloat16"))
     assert torch.equal(double.layers[0].qkv.float(), tiny.decoder.layers[0].qkv)
     assert torch.equal(half.layers[0].qkv, tiny.decoder.layers[0].qkv.bfloat16())
 

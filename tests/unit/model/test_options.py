@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from framework.errors import ConfigError
-from framework.model.options import MODELS, Checkpoint, Random, Tiny, model_options
+from framework.model.options import Checkpoint, Random, Tiny, model_options
 
 
 def test_a_choice_without_options_has_its_defaults() -> None:
@@ -34,7 +34,3 @@ def test_a_wrong_choice_or_option_is_named(name: str, options: dict[str, object]
 def test_the_options_are_known_without_torch() -> None:
     code = "import sys; import framework.model.options, framework.config.config; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_every_choice_says_what_it_is() -> None:
-    assert all(options.__doc__ and "(" not in options.__doc__.splitlines()[0] for options in MODELS.values())

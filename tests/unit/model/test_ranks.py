@@ -27,7 +27,7 @@ from framework.model import ranks as model_ranks
 from framework.model.dense import dense_logits
 from framework.model.loading import LoadedModel, load_model
 from framework.model.ranks import require_devices
-from framework.modes.dense_check import check_dense
+from framework.modes.dense_check import compare
 from framework.sampling import Sampling
 
 HEAD = list("A prefix that all prompts share: größer, so that tokens of both ranks occur. ".encode())
@@ -104,7 +104,7 @@ def test_two_ranks_give_the_tokens_and_the_log_of_one(
     assert copied > 0 or options.get("allocator") == "contiguous", copied
     assert two.pool.layers[0].k.numel() * 2 == one.pool.layers[0].k.numel(), "each rank holds half of the heads"
     assert two.kv_bytes == one.kv_bytes == 2 * two.pool.bytes
-    checked = check_dense(pair, together, 8, device="cpu")
+    checked = compare(two, together, 8)[1]
     assert (checked["dense_checked"], checked["dense_mismatches"]) == (2, 0), checked
 
 
@@ -130,7 +130,7 @@ def test_fewer_kv_heads_than_ranks(whole: LoadedModel) -> None:
         requests = llm.generate(PROMPTS[:2], SAMPLINGS[:2])
         assert llm.pool.layers[0].k.shape[2] == 1, "the one kv head that this rank's query head reads"
         assert llm.num_blocks < make(whole, 1, num_blocks=None, memory_fraction=1e-5).num_blocks
-        checked = check_dense(llm.model, requests, 8, device="cpu")
+        checked = compare(llm, requests, 8)[1]
         assert (checked["dense_checked"], checked["dense_mismatches"]) == (1, 0), checked
     assert gone(pids) == []
     alone = make(whole, 1, num_blocks=llm.num_blocks).generate(PROMPTS[:2], SAMPLINGS[:2])

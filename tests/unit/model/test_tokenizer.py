@@ -6,44 +6,24 @@ import json
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from framework.errors import InvalidArgument, InvalidTokens, ModelError
 from framework.llm import LLM, CacheOptions
-from framework.model.checkpoint import weight_targets
-from framework.model.decoder import Decoder
-from framework.model.hf_config import read_hf_config
+from framework.model.checkpoint import read_config
 from framework.model.tokenizer import ByteTokenizer, CheckpointTokenizer, encode, load_tokenizer
 from framework.sampling import Sampling
 
-CONFIG = {
-    "model_type": "qwen3", "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 24, "tie_word_embeddings": True, "eos_token_id": 1,
-}  # fmt: skip
 
-
-@pytest.fixture
-def bare_checkpoint(tmp_path):
-    """Weights and a config, and no tokenizer."""
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    generator = torch.Generator().manual_seed(0)
-    shapes = {name: shape for name, (_, shape) in weight_targets(Decoder(read_hf_config(CONFIG))).items()}
-    weights = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    save_file(weights, tmp_path / "model.safetensors")
-    return tmp_path
-
-
-def test_a_checkpoint_without_a_tokenizer_serves_token_ids_and_answers_with_ids(bare_checkpoint):
-    llm = LLM(str(bare_checkpoint), cache=CacheOptions(num_blocks=16))
+def test_a_checkpoint_without_a_tokenizer_serves_token_ids_and_answers_with_ids(small_checkpoint):
+    llm = LLM(str(small_checkpoint), cache=CacheOptions(num_blocks=16))
     (request,) = llm.generate([[3, 4, 5]], Sampling(max_tokens=4, ignore_eos=True))
     assert request.status == "finished", request.reason
     assert len(request.completions[0].tokens) == 4
     assert request.completions[0].text is None
 
 
-def test_a_text_for_a_model_without_a_tokenizer_is_refused_before_anything_is_queued(bare_checkpoint):
-    llm = LLM(str(bare_checkpoint), cache=CacheOptions(num_blocks=16))
+def test_a_text_for_a_model_without_a_tokenizer_is_refused_before_anything_is_queued(small_checkpoint):
+    llm = LLM(str(small_checkpoint), cache=CacheOptions(num_blocks=16))
     for prompt in ("text", [{"role": "user", "content": "text"}]):
         with pytest.raises(ModelError, match=r"has no tokenizer\.json: give prompts as token ids"):
             llm.generate([[3], prompt] if isinstance(prompt, str) else [prompt])
@@ -84,11 +64,11 @@ def test_a_chat_template_without_sense_is_one_sentence(source):
 
 
 @pytest.mark.parametrize("template", [5, ["text"], [{"name": "default", "template": [1]}]])
-def test_a_chat_template_that_is_no_text_is_refused(tmp_path, template):
+def test_a_chat_template_that_is_no_text_is_refused(small_checkpoint, tmp_path, template):
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     with pytest.raises(ModelError, match="chat_template must be text"):
-        load_tokenizer(tmp_path, read_hf_config(CONFIG))
+        load_tokenizer(tmp_path, read_config(small_checkpoint))
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ModelError, match=r"chat_template\.jinja' cannot be read"):
-        load_tokenizer(tmp_path, read_hf_config(CONFIG))
+        load_tokenizer(tmp_path, read_config(small_checkpoint))

@@ -14,13 +14,12 @@ from fake_engines import make_llm
 
 from framework import api
 from framework.errors import InvalidArgument, PluginError, RankError
+from framework.files.jsonl import read_jsonl
 from framework.interfaces.backend import Capabilities, DenseBackend, Loss
-from framework.llm import LLM, CacheOptions
 from framework.modes import dense_check
 from framework.modes.dense_check import measure_loss
-from framework.modes.serve import compare
+from framework.results.reading import read_result
 from framework.sampling import Sampling
-from framework.tracking import read_jsonl, read_result
 from framework_builtin.backend.torch import TorchBackend
 
 PROMPTS = [[1, 2, 3, 4, 5], [9, 8, 7], [5] * 20]
@@ -59,7 +58,7 @@ def measured(backend: Any, prompts: Any = PROMPTS, **options: Any) -> dict[str, 
     llm = make_llm("tiny", backend=backend, num_blocks=64, block_size=4, **options)
     requests = llm.generate(prompts, Sampling(max_tokens=12))
     assert [request.status.value for request in requests] == ["finished"] * len(prompts)
-    verdicts = measure_loss(llm.model.decoder, llm.backend, llm.spec, llm.pool, requests, 8)
+    verdicts = measure_loss(llm, requests, 8)
     assert [verdict.request for verdict in verdicts] == list(range(len(prompts)))
     return dense_check.summarise_loss(verdicts, Rounds.capabilities.lossy.max_error)  # type: ignore[union-attr]
 
@@ -156,11 +155,3 @@ def test_a_rank_that_fails_in_the_measuring_pass_makes_the_run_a_failure(tmp_pat
     result = read_result(tmp_path / "bfloat162")
     assert result["status"] == "failed", result
     assert "no such head" in result["reasons"][0]
-
-
-def test_layers_with_and_without_a_window_are_each_measured_by_their_own_backend(monkeypatch: Any) -> None:
-    llm = LLM("tiny", cache=CacheOptions(num_blocks=64, kv_dtype="bfloat16"))
-    requests, seen = llm.generate(PROMPTS, Sampling(max_tokens=2)), []
-    monkeypatch.setattr(dense_check, "measure_loss", lambda decoder, backend, *rest: seen.append(backend) or [])
-    compare(llm, requests, 1)
-    assert seen == [llm.backends], "one backend a layer, not the first layer's for all"

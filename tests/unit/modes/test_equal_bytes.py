@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from framework import api
+from framework.interfaces.replay_core import ReplayCore
 from framework.modes.replay_input import equal_bytes
 from framework.replay.roofline import Roofline
 from framework.results.layout import RECORDING
@@ -101,22 +102,15 @@ def test_where_no_request_fits_into_the_other_pool_there_is_no_hit_rate(tmp_path
     assert (alone["num_rejected"], alone["hit_rate"], alone["gap_to_offline_next_use"]) == (40, None, None), alone
 
 
+class Declines(ReplayCore):
+    """Knows no policy."""
+
+    def count(
+        self, paths: Any, policy: Any, num_blocks: int, *, leaf_first: bool = False, bypass: bool = False
+    ) -> None:
+        return None
+
+
 def test_that_a_core_cannot_count_the_policy_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from framework.interfaces.replay_core import ReplayCore\n\n\n"
-        "class Declines(ReplayCore):\n"
-        '    """Knows no policy."""\n\n'
-        "    def count(self, paths, policy, num_blocks, *, leaf_first=False, bypass=False):\n"
-        "        return None\n"
-    )
-    api.run(
-        {
-            "mode": "replay",
-            "executor": "cache_only",
-            "workload": {"name": "shared_prefix"},
-            "replay": {"core": f"{tmp_path}/mine.py:Declines"},
-            "cache": {"num_blocks": 60, "kv_dtype": "int8"},
-            "run": {"dir": str(tmp_path / "run"), "progress": False},
-        }
-    )
+    replay(tmp_path, "cache_only", {"kv_dtype": "int8"}, core=f"{__file__}:Declines")
     assert capsys.readouterr().err.count("cannot count Lru") == 1

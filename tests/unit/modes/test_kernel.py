@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from framework.api import run
 from framework.config.sections import KernelOptions
-from framework.errors import BackendUnavailable
 from framework.figures import roofline
 from framework.files.jsonl import read_jsonl
-from framework.interfaces.backend import AttentionSpec, Capabilities, CompiledKernel
+from framework.interfaces.backend import AttentionSpec
 from framework.kernel import bench as benches
 from framework.kernel import grid as gates
 from framework.kernel import grid as grids
 from framework.kernel.bench import build, judge_timed, num_pools, time_on_cpu
 from framework.kernel.cells import Cell, cells, floor_s, for_device, work_of
 from framework.kernel.grid import Ceilings
-from framework.report.console import print_kernel
-from framework_builtin.backend.gather import GatherBackend
 from framework_builtin.backend.torch import TorchBackend
 
 SPEC = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, dtype="float32", block_size=4)
@@ -43,26 +38,6 @@ class WrongWhenLong(TorchBackend):
         super().attend(q, pool, batch, out, lse=lse)
         if batch.max_context_len > 100:
             out.mul_(1.001)
-
-
-class Simulated(GatherBackend):
-    """Claims to run in a simulator, and to know its kernels."""
-
-    capabilities = replace(GatherBackend.capabilities, simulated_devices=frozenset({"cpu"}))
-
-    def screen(self, spec: AttentionSpec, arch: str) -> list[CompiledKernel]:
-        numbers: dict[str, Any] = {"registers": 64, "spills": 0, "stack_bytes": 0, "shared_bytes": 1}
-        return [
-            CompiledKernel(
-                name="k", arch=arch, matrix_instructions="HGMMA", async_loads=2, source="invented", **numbers
-            )
-        ]
-
-
-class Elsewhere(GatherBackend):
-    """Needs a device that is not here."""
-
-    capabilities = Capabilities(dtypes=frozenset({"float32"}), devices=frozenset({"cuda"}))
 
 
 @pytest.fixture(autouse=True)
@@ -131,27 +106,6 @@ def test_a_backend_that_fails_outside_the_gate_fails_its_cells_and_is_named(
     assert "SystemExit(0)" in result["reasons"][0], result["reasons"]
 
 
-def test_a_simulated_backend_gets_a_modelled_floor_and_its_screen_but_no_time(tmp_path: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(grids, "time_on_cpu", lambda *_: pytest.fail("a simulator was timed"))
-    result = kernel(tmp_path, Simulated, monkeypatch)
-    assert result["status"] == "ok", result
-    assert {(row["status"], row["kind"], row["target"]) for row in result["rows"]} == {("modelled", "modelled", "h200")}
-    assert not any("time_s" in row or "gb_per_s" in row for row in result["rows"]), result["rows"]
-    assert [(found["name"], found["arch"]) for found in result["screen"]] == [("k", "sm_90")]
-    text = io.StringIO()
-    print_kernel(result, file=text, width=100)
-    assert text.getvalue().count(">= ") == 4, text.getvalue()
-    assert "no time was taken; the least that the ceilings of h200 allow" in text.getvalue()
-
-
-def test_a_backend_for_another_device_is_unavailable_with_its_reasons(tmp_path: Any, monkeypatch: Any) -> None:
-    with pytest.raises(BackendUnavailable, match=r"device cpu is not supported; supported: cuda.* Would work: gather"):
-        kernel(tmp_path, Elsewhere, monkeypatch)
-    stored = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert stored["status"] == "unavailable", stored
-    assert len(read_jsonl(tmp_path / "run" / "kernel.jsonl")) == 4
-
-
 def test_cells_too_large_for_the_budget_are_reported_and_not_run(tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("framework.kernel.bench.most_bytes", lambda device: 1000)
     result = kernel(tmp_path, TorchBackend, monkeypatch)
@@ -213,7 +167,7 @@ def test_calls_are_interleaved_and_buffers_take_turns() -> None:
     seen: list[tuple[str, int]] = []
     times = time_on_cpu({name: lambda turn, name=name: seen.append((name, turn)) for name in "ab"}, 0.001)  # type: ignore[misc]
     assert seen[:4] == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
-    assert len(times["a"].samples) == len(times["b"].samples) == len(seen) // 2 - 2
+    assert len(times["a"].samples) == len(times["b"].samples) == len(seen) // 2 - 2 >= 5, "two rounds warm up"
 
 
 def test_the_dense_yardstick_reads_as_many_numbers_as_the_backend(monkeypatch: Any) -> None:
@@ -237,8 +191,8 @@ def test_the_gate_tries_edges_empty_rows_and_chunks() -> None:
     contexts = {context for case in cases for context in case.contexts}
     assert {0, 1, 4, 5} <= contexts, contexts
     assert any(count > SPEC.block_size for case in cases for count in case.queries)
-    assert gates.gate(TorchBackend, SPEC, "cpu").ok
-    assert not gates.gate(Wrong, SPEC, "cpu").ok
+    assert gates.gate(TorchBackend, SPEC, "cpu").wrong == ()
+    assert gates.gate(Wrong, SPEC, "cpu").wrong
 
 
 def test_without_times_there_is_no_roofline() -> None:

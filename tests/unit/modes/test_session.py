@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,9 +188,9 @@ def test_a_result_says_which_requests_differ_from_the_dense_model(
 
     real = dense_check._compare
 
-    def differing(model: Any, request: Any, device: str) -> Any:
-        found = real(model, request, device)
-        return dense_check.DenseVerdict(found.request, 2, 0) if request.number == 1 else found
+    def differing(llm: Any, request: Any) -> Any:
+        found = real(llm, request)
+        return replace(found, differs_at=2) if request.number == 1 else found
 
     monkeypatch.setattr(dense_check, "_compare", differing)
     result = api.run(serve(tmp_path / "run"))

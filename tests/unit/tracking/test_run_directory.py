@@ -15,9 +15,9 @@ import yaml
 
 from framework.errors import ConfigError, RunDirectoryError, RunDirectoryInUse
 from framework.files.jsonl import PartialLineWarning, read_jsonl
-from framework.tracking import RunDirectory, collect_provenance, read_result
+from framework.results.reading import read_result
+from framework.tracking import RunDirectory, collect_provenance
 from framework.tracking.lock import Lock
-from framework.tracking.run_directory import JsonLinesWriter
 
 HOLD = """
 import sys, time
@@ -120,16 +120,6 @@ def test_a_finished_run_is_replaced_only_on_request(tmp_path: Path) -> None:
         assert not (tmp_path / "result.json").exists()
 
 
-def test_a_run_that_cannot_start_loses_nothing_of_an_earlier_one(tmp_path: Path) -> None:
-    with RunDirectory(tmp_path) as run:
-        run.log("metrics.jsonl", {"step": 0})
-        run.write_result({"a": 1})
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ValueError, match="no such trace"), RunDirectory(tmp_path, overwrite=True):
-        raise ValueError("no such trace")
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
 @pytest.mark.parametrize("name", ["notes.txt", "config.yaml", "result.json", "plot.png"])
 def test_a_folder_with_files_that_are_no_runs_is_refused_and_left_as_it_was(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
@@ -199,16 +189,6 @@ run.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".run-directory", "metrics.jsonl"], (
         "a temporary file or lock was left"
     )
-
-
-def test_a_device_without_space_is_a_typed_error() -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full on this system")
-    writer = JsonLinesWriter(Path("/dev/full"))
-    writer.write({"step": 0})
-    with pytest.raises(RunDirectoryError, match="No space left on device"):
-        writer.flush()
-    writer.close()
 
 
 @pytest.mark.parametrize("make_parent", [lambda path: path.write_text("a file"), lambda path: path.mkdir(mode=0o500)])

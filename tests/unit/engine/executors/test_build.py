@@ -63,7 +63,7 @@ def test_the_loss_of_a_narrow_pool_is_measured_layer_by_layer(model: LoadedModel
     for kv_dtype in (None, "int8"):
         llm = LLM(model, backend="torch", cache=CacheOptions(num_blocks=40, kv_dtype=kv_dtype))
         requests = llm.generate([list(range(40, 90))], Sampling(max_tokens=8, ignore_eos=True))
-        found += measure_loss(model.decoder, llm.backends, llm.spec, llm.pool, requests, 1)
+        found += measure_loss(llm, requests, 1)
     exact, rounded = found
     assert exact.attention_error < 1e-5 < rounded.attention_error < 0.1, found
     assert exact.differs_at is None
