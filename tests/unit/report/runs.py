@@ -28,6 +28,18 @@ def make_run(folder: Path, *, result: dict[str, Any] | None, events: bool = Fals
         write_inside(folder)
 
 
+def make_runs(
+    folder: Path, rates: dict[str, float], *, metric: str = "hit_rate", sha256: str = "", **more: Any
+) -> None:
+    """A run of each policy with this value of the metric, on a trace of this checksum."""
+    for eviction, rate in rates.items():
+        run = folder / f"{eviction}-{sum(1 for _ in folder.iterdir())}"
+        make_run(run, result={metric: rate}, eviction=eviction, **more)
+        if sha256:
+            text = json.dumps({"inputs": [{"name": "trace.jsonl", "sha256": sha256}]})
+            (run / "provenance.json").write_text(text)
+
+
 def write_inside(folder: Path) -> None:
     """Metrics and events of a tiny run with a fork and an eviction."""
     kinds = ("live", "internal", "reserved", "external", "cached_idle", "free")

@@ -16,7 +16,7 @@ from framework.report.sentences import basis, lead, ties
 from framework.report.study import Study
 from framework.report.tables import comparison, ranking
 from framework.results.records import collect
-from report.runs import make_run
+from report.runs import make_run, make_runs
 
 
 def compare(folder: Path, **options: Any) -> dict[str, Comparison]:
@@ -31,9 +31,7 @@ def add_sha256(folder: Path, sha256: str) -> None:
 def test_a_random_policy_in_the_sweep_makes_no_evidence_of_the_copies_of_others(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for seed in range(8):
-        rates = {"lru": 0.5, "s3fifo": 0.6, "random": 0.4 + 0.01 * float(rng.random())}
-        for eviction, rate in rates.items():
-            make_run(tmp_path / f"{eviction}{seed}", result={"hit_rate": rate}, eviction=eviction, seed=seed)
+        make_runs(tmp_path, {"lru": 0.5, "s3fifo": 0.6, "random": 0.4 + 0.01 * float(rng.random())}, seed=seed)
     found = compare(tmp_path)
     copies = found["s3fifo"]
     assert (copies.verdict, copies.p_adjusted, copies.evidence) == ("not shown", None, "1 trace, no repetition")
@@ -46,22 +44,17 @@ def test_a_random_policy_in_the_sweep_makes_no_evidence_of_the_copies_of_others(
 
 
 def test_best_at_counts_the_settings_that_were_compared(tmp_path: Path) -> None:
-    for num_blocks in (8, 16, 32):
-        for eviction, rate in (("lru", 0.5), ("arc", 0.51)):
-            if (eviction, num_blocks) != ("lru", 32):  # the baseline's run was lost
-                make_run(
-                    tmp_path / f"{eviction}{num_blocks}", result={"hit_rate": rate}, eviction=eviction,
-                    num_blocks=num_blocks,
-                )  # fmt: skip
+    for num_blocks in (8, 16):
+        make_runs(tmp_path, {"lru": 0.5, "arc": 0.51}, num_blocks=num_blocks)
+    make_runs(tmp_path, {"arc": 0.51}, num_blocks=32)  # the baseline's run was lost
     made = compare(tmp_path)["arc"]
     assert (made.best_at, len(made.by_setting)) == (2, 2)
 
 
 def test_capacities_of_one_trace_are_not_independent(tmp_path: Path) -> None:
     for num_blocks in (8, 16, 32, 64, 128, 256, 512, 1024):
-        for eviction, rate in (("lru", 0.5), ("arc", 0.51)):
-            result = {"hit_rate": rate + num_blocks / 1e5}
-            make_run(tmp_path / f"{eviction}{num_blocks}", result=result, eviction=eviction, num_blocks=num_blocks)
+        rate = 0.5 + num_blocks / 1e5
+        make_runs(tmp_path, {"lru": rate, "arc": rate + 0.01}, num_blocks=num_blocks)
     made = compare(tmp_path)["arc"]
     assert (made.verdict, made.p_adjusted, len(made.by_setting)) == ("not shown", None, 8)
     assert made.best_at == 8
@@ -77,11 +70,8 @@ def test_capacities_of_one_trace_are_not_independent(tmp_path: Path) -> None:
 def test_six_traces_are_evidence_and_six_copies_of_one_are_not(tmp_path: Path, differ: bool) -> None:
     rng = np.random.default_rng(0)
     for trace in range(7):
-        noise = float(rng.random()) / 100
-        for eviction, rate in (("lru", 0.5), ("arc", 0.52 + noise)):
-            folder = tmp_path / f"{eviction}{trace}"
-            make_run(folder, result={"hit_rate": rate}, eviction=eviction, path=f"trace{trace}.jsonl")
-            add_sha256(folder, f"{trace if differ else 0}" * 64)
+        sha256, rates = f"{trace if differ else 0}" * 64, {"lru": 0.5, "arc": 0.52 + float(rng.random()) / 100}
+        make_runs(tmp_path, rates, path=f"trace{trace}.jsonl", sha256=sha256)
     made = compare(tmp_path)["arc"]
     if differ:
         assert (made.verdict, made.evidence, made.p_adjusted) == ("better", "7 traces", 2 / 2**7)
@@ -92,12 +82,8 @@ def test_six_traces_are_evidence_and_six_copies_of_one_are_not(tmp_path: Path, d
 def test_seeds_that_draw_the_workload_are_evidence(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for seed in range(6):
-        base = float(rng.random())
-        for eviction, rate in (("lru", base), ("arc", base + 0.01 + 0.001 * float(rng.random()))):
-            make_run(
-                tmp_path / f"{eviction}{seed}", result={"hit_rate": rate}, eviction=eviction, seed=seed,
-                workload={"name": "chat"},
-            )  # fmt: skip
+        base, gain = rng.random(), 0.01 + 0.001 * rng.random()
+        make_runs(tmp_path, {"lru": float(base), "arc": float(base + gain)}, seed=seed, workload={"name": "chat"})
     made = compare(tmp_path)["arc"]
     assert (made.verdict, made.evidence, made.difference.unit) == ("better", "6 seeds, 1 trace", "seed")
 
@@ -132,10 +118,8 @@ def test_the_sessions_of_one_trace_are_resampled(tmp_path: Path, sessions: int, 
 
 def test_policies_with_the_same_results_everywhere_share_a_row_and_the_report_says_so(tmp_path: Path) -> None:
     for num_blocks in (64, 128):
-        for eviction in ("lru", "ttl", "priority", "fifo", "arc"):
-            rate = 0.4 if eviction == "fifo" else 0.6 if (eviction, num_blocks) == ("arc", 64) else 0.5
-            result = {"hit_rate": rate, "num_evictions": 5}
-            make_run(tmp_path / f"{eviction}{num_blocks}", result=result, eviction=eviction, num_blocks=num_blocks)
+        rates = {"lru": 0.5, "ttl": 0.5, "priority": 0.5, "fifo": 0.4, "arc": 0.6 if num_blocks == 64 else 0.5}
+        make_runs(tmp_path, rates, num_blocks=num_blocks)
     study = Study(collect([tmp_path]))
     rows = [(row[0], row[1], row[2]) for row in ranking(study).rows]
     assert rows == [
@@ -157,23 +141,21 @@ def test_a_policy_that_knows_the_future_is_never_best(tmp_path: Path) -> None:
 
 
 def test_nothing_ahead_of_the_baseline_is_said_first(tmp_path: Path) -> None:
-    for eviction, rate in (("lru", 0.5), ("fifo", 0.4)):
-        make_run(tmp_path / eviction, result={"hit_rate": rate}, eviction=eviction)
+    make_runs(tmp_path, {"lru": 0.5, "fifo": 0.4})
     assert lead(Study(collect([tmp_path]))).startswith("lru leads; next is fifo: -10.0 points of hit rate against lru.")
 
 
 def test_wall_time_repeats_are_called_repeats(tmp_path: Path) -> None:
     for seed in range(6):
-        for eviction, rate in (("lru", 100.0 + seed), ("fifo", 90.0 + 1.5 * seed)):
-            make_run(tmp_path / f"{eviction}{seed}", result={"output_tokens_per_s": rate}, eviction=eviction, seed=seed)
+        rates = {"lru": 100.0 + seed, "fifo": 90.0 + 1.5 * seed}
+        make_runs(tmp_path, rates, metric="output_tokens_per_s", seed=seed)
     made = compare(tmp_path)["fifo"]
     assert (made.evidence, made.verdict) == ("6 repeats, 1 trace", "worse")
 
 
 def test_an_undeclared_metric_is_compared_without_a_better_or_worse(tmp_path: Path) -> None:
     for seed in range(6):
-        for eviction, rate in (("lru", 1.0), ("fifo", 2.0 + 0.1 * seed)):
-            make_run(tmp_path / f"{eviction}{seed}", result={"eviction_depth": rate}, eviction=eviction, seed=seed)
+        make_runs(tmp_path, {"lru": 1.0, "fifo": 2.0 + 0.1 * seed}, metric="eviction_depth", seed=seed)
     assert compare(tmp_path, metric="eviction_depth")["fifo"].verdict == "higher on this trace"
 
 
@@ -271,11 +253,8 @@ def _arrive(folder: Path, begin_s: Callable[[int], float]) -> None:
 def test_values_that_differ_nowhere_do_not_cost_the_others_their_evidence(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for trace in range(6):
-        gains = {"lru": 0.0, "arc": 0.1 + 0.01 * float(rng.random()), **{f"copy{i}": 0.0 for i in range(5)}}
-        for eviction, gain in gains.items():
-            run = tmp_path / f"{eviction}{trace}"
-            make_run(run, result={"hit_rate": 0.5 + gain}, eviction=eviction, path=f"t{trace}.jsonl")
-            add_sha256(run, f"{trace}" * 64)
+        rates = {"lru": 0.5, "arc": 0.6 + 0.01 * float(rng.random()), **{f"copy{i}": 0.5 for i in range(5)}}
+        make_runs(tmp_path, rates, path=f"t{trace}.jsonl", sha256=f"{trace}" * 64)
     found = compare(tmp_path)
     assert (found["arc"].verdict, found["arc"].p_adjusted) == ("better", 2 / 2**6)
     assert {found[f"copy{i}"].verdict for i in range(5)} == {"equal"}

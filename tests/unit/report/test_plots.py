@@ -7,15 +7,12 @@ from pathlib import Path
 from framework.report.plots import plots_of
 from framework.report.study import Study
 from framework.results.records import collect
-from report.runs import make_run
+from report.runs import make_run, make_runs
 
 
 def test_lines_beyond_what_a_reader_can_distinguish_are_left_out_but_not_the_baseline(tmp_path: Path) -> None:
-    for index in range(14):
-        for num_blocks in (8, 16):
-            name = "lru" if index == 0 else f"p{index:02}"
-            result = {"hit_rate": 0.01 * index}
-            make_run(tmp_path / f"{name}{num_blocks}", result=result, eviction=name, num_blocks=num_blocks)
+    for num_blocks in (8, 16):
+        make_runs(tmp_path, {"lru": 0.0, **{f"p{i:02}": 0.01 * i for i in range(1, 14)}}, num_blocks=num_blocks)
     (plot,) = [plot for plot in plots_of(Study(collect([tmp_path]))) if plot.name.startswith("curve")]
     labels = [text.get_text() for legend in plot.figure.legends for text in legend.get_texts()]
     assert len(labels) == 9
@@ -24,8 +21,7 @@ def test_lines_beyond_what_a_reader_can_distinguish_are_left_out_but_not_the_bas
 
 
 def test_settings_without_numbers_become_dots(tmp_path: Path) -> None:
-    for eviction in ("lru", "fifo"):
-        make_run(tmp_path / eviction, result={"hit_rate": 0.5}, eviction=eviction)
+    make_runs(tmp_path, {"lru": 0.5, "fifo": 0.5})
     study = Study(collect([tmp_path]))
     plots = {plot.name: plot for plot in plots_of(study)}
     labels = [text.get_text() for text in plots["settings"].figure.axes[0].get_yticklabels()]
