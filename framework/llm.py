@@ -151,7 +151,7 @@ class LLM:
         """What attention computes, of one rank's heads, and the namespace of blocks that hold its K and V."""
         own = str(self.model.decoder.dtype).removeprefix("torch.")
         shape = self.model.decoder.shard.config(self.model.config)
-        self.spec = attention_spec(shape, own, self.cache.block_size, self.cache.layout, self.cache.kv_dtype)
+        self.spec = attention_spec(shape, own, self.cache)
         self.kv_dtype = self.spec.kv_dtype or own
         require_backend(self.backend, self.spec, self.device)
         stored = own if self.kv_dtype == own else f"{own}/{self.kv_dtype}"
@@ -211,13 +211,11 @@ class LLM:
                 # Memory decides: it holds more of the others, of whose bytes windows were part and states were not.
                 spared = (num_blocks * (other.kind == "window") - further_blocks) * other.block_bytes
                 num_blocks = max(1, num_blocks + spared // full.block_bytes)
-        max_len, advice = longest_sequence(
-            options.max_model_len, positions=positions, num_blocks=num_blocks, block_size=spec.block_size,
-            model=self.model.name,
-        )  # fmt: skip
+        sizes = replace(sizes, num_blocks=num_blocks, further_blocks=further_blocks)
+        max_len, advice = longest_sequence(options.max_model_len, sizes, positions, self.model.name)
         if said := shortened(options.max_model_len, max_len, advice):
             warnings.warn(said, LengthWarning, stacklevel=3)
-        self.sizes = replace(sizes, num_blocks=num_blocks, max_len=max_len, further_blocks=further_blocks)
+        self.sizes = replace(sizes, max_len=max_len)
         self.num_blocks, self.further_blocks, self.max_model_len = num_blocks, further_blocks, max_len
         return advice
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from experiments.shared import finish, panels, parse, save, table
 from framework.api import run
+from framework.config.sections import CacheOptions
 from framework.engine.executors.checks import attention_spec
 from framework.engine.pool import block_bytes
 from framework.model.loading import TINY_CONFIG
@@ -41,7 +42,7 @@ def num_blocks(dtype: str, float32_blocks: int) -> int:
 
 
 def _bytes(dtype: str) -> int:
-    spec = attention_spec(TINY_CONFIG, "float32", BLOCK_SIZE, "NHD", dtype)
+    spec = attention_spec(TINY_CONFIG, "float32", CacheOptions(block_size=BLOCK_SIZE, kv_dtype=dtype))
     return block_bytes(spec, TINY_CONFIG.num_layers)
 
 

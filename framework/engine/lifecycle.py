@@ -24,6 +24,7 @@ class Lifecycle:
 
     def __init__(self, state: EngineState, eos_token_ids: IntArray, stop_watch: MakeStopWatch | None = None) -> None:
         self.state, self.eos_token_ids, self._stop_watch = state, eos_token_ids, stop_watch
+        self._size = state.guarded.block_size
 
     # A sequence and its row
 
@@ -43,7 +44,7 @@ class Lifecycle:
             if ledger is not None and seq.hit is not None:
                 ledger.preempted_tokens += max(0, again)
                 names = seq.hit.hashes or ledger.names(seq.tokens, request.namespace)
-                ledger.compute(seq.id, names, num_cached // self.state.guarded.block_size)
+                ledger.compute(seq.id, names, num_cached // self._size)
         seq.was_admitted = True
         seq.hit = None
         seq.committed = num_cached
@@ -74,17 +75,16 @@ class Lifecycle:
         Raises:
             PluginError: the table is none. It was freed.
         """
-        size = self.state.guarded.block_size
         try:
             least = computed or len(seq.tokens) if room is None else room
             table = self.state.guarded.table(seq.id, num_tokens=least)
-            row = self.state.rows.add(seq, computed, len(table) * size)
+            row = self.state.rows.add(seq, computed, len(table) * self._size)
         except Exception:
             self.free_table(seq)
             raise
         self.state.rows.passed[row] = passed
         self.state.executor.set_table(row, 0, table)
-        self.state.executor.fresh(table[-(-computed // size) :])
+        self.state.executor.fresh(table[-(-computed // self._size) :])
         if self.state.guarded.num_groups > 1:
             self._set_further(seq)
 
@@ -186,22 +186,23 @@ class Lifecycle:
         change = self.state.guarded.commit(seq.id, self.state.rows.known[row, :num_tokens])
         seq.committed = num_tokens
         self.state.tiers.committed(seq, before, num_tokens)
-        size, start = self.state.guarded.block_size, change.start
-        if start * size < self.state.rows.room[row]:
+        start = change.start
+        if start * self._size < self.state.rows.room[row]:
             table = self.state.guarded.table(seq.id, start=start)
             self.state.executor.set_table(row, start, table[start:])
-            self.state.rows.room[row] = len(table) * size
+            self.state.rows.room[row] = len(table) * self._size
         if self.state.guarded.num_groups > 1:
             self._set_further(seq)
 
     def _set_further(self, seq: Sequence) -> None:
         """Hand the executor the tables of the groups of KV after the first; those may have less room."""
         state, row = self.state, seq.row
-        kept = -(-int(state.rows.computed[row]) // state.guarded.block_size)
+        kept = -(-int(state.rows.computed[row]) // self._size)
         for group in range(1, state.guarded.num_groups):
             table = state.guarded.table(seq.id, group)
-            state.executor.set_further(group, row, table, kept)
-            if len(table) * state.guarded.block_size < state.rows.room[row]:
+            state.executor.set_table(row, 0, table, group)
+            state.executor.fresh(table[kept:], group)
+            if len(table) * self._size < state.rows.room[row]:
                 state.rows.touch[row] = True
 
     def unref_passed(self, step: Step, window: int) -> None:
@@ -214,7 +215,7 @@ class Lifecycle:
         NOTE 2. The last full block of a row is kept even where the window is shorter: the next one is published below
         it.
         """
-        rows, size = self.state.rows, self.state.guarded.block_size
+        rows, size = self.state.rows, self._size
         computed = rows.computed[step.rows]
         passed = np.minimum((computed + 1 - window) // size, computed // size - 1)
         due = (passed > rows.passed[step.rows]).nonzero()[0]
@@ -235,7 +236,7 @@ class Lifecycle:
             state.ledger.decline(True)
             state.ledger.pass_by(seq.id, num_blocks)
         try:
-            found = state.guarded.unref_leading(seq.id, num_blocks * state.guarded.block_size)
+            found = state.guarded.unref_leading(seq.id, num_blocks * self._size)
         finally:
             if state.ledger is not None:
                 state.ledger.decline(False)
@@ -255,7 +256,7 @@ class Lifecycle:
             executor.set_table(row, change.start, new)
         elif change.copies:  # of another group's blocks
             self._copy(change)
-        self.state.rows.room[row] = count * self.state.guarded.block_size
+        self.state.rows.room[row] = count * self._size
         self.state.rows.touch[row] = False
         if self.state.guarded.num_groups > 1:
             self._set_further(seq)

@@ -50,18 +50,16 @@ class LengthWarning(UserWarning):
     """Longer sequences were asked for than the pool or the model can hold: requests of that length are rejected."""
 
 
-def longest_sequence(
-    asked: int | None, *, positions: int, num_blocks: int, block_size: int, model: str
-) -> tuple[int, str]:
+def longest_sequence(asked: int | None, sizes: Sizes, positions: int, model: str) -> tuple[int, str]:
     """The longest sequence, tokens, and how to raise it: what stands in the way is not always the option.
 
     Args:
         asked: engine.max_model_len; None: as long as model and pool allow.
-        positions: of the model.
+        sizes: of which the pool counts. positions: of the model.
     """
-    pool = num_blocks * block_size
+    pool = sizes.num_blocks * sizes.spec.block_size
     limits = [
-        (pool, f"raise cache.num_blocks: the pool's {num_blocks} blocks hold {pool} tokens"),
+        (pool, f"raise cache.num_blocks: the pool's {sizes.num_blocks} blocks hold {pool} tokens"),
         (positions, f"take another model: '{model}' has {positions} positions"),
         (asked or positions, "raise engine.max_model_len"),
     ]

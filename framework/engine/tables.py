@@ -47,10 +47,6 @@ class BlockTables:
         self._used[row] = end
         self._touch(row, start, max(end, used))
 
-    def num_blocks(self, row: int) -> int:
-        """Entries of the row, null blocks included."""
-        return int(self._used[row])
-
     def clear(self, row: int) -> None:
         """The row has no blocks: all its entries are 0."""
         used = int(self._used[row])

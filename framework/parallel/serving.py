@@ -20,7 +20,7 @@ from framework.engine.kv_scales import require_scales
 from framework.engine.rows import IntArray, Rows
 from framework.engine.served_pass import Gaps, served_pass
 from framework.engine.sizes import Sizes
-from framework.errors import ConfigError, RankError, Unsupported
+from framework.errors import ConfigError, RankError
 from framework.interfaces.backend import AttentionBackend, AttentionSpec
 from framework.model.config import ModelConfig
 from framework.model.loading import LoadedModel, load_model, read_model_config
@@ -65,17 +65,9 @@ class LeaderExecutor(Executor):
         self._calls = [(execute, ("reset",))]
         self.inner.reset()
 
-    def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
-        self._calls.append((execute, ("set_table", row, start, ids.copy())))
-        self.inner.set_table(row, start, ids)
-
-    def set_further(self, group: int, row: int, ids: npt.NDArray[np.int32], kept: int) -> None:
-        """See Executor.
-
-        Raises:
-            Unsupported: other ranks are sent one table a row.
-        """
-        raise Unsupported("several groups of KV are served on one rank; set engine.tensor_parallel_size=1")
+    def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32], group: int = 0) -> None:
+        self._calls.append((execute, ("set_table", row, start, ids.copy(), group)))
+        self.inner.set_table(row, start, ids, group)
 
     def clear_table(self, row: int) -> None:
         self._calls.append((execute, ("clear_table", row)))
@@ -85,9 +77,9 @@ class LeaderExecutor(Executor):
         self._calls.append((execute, ("copy_blocks", list(copies))))
         self.inner.copy_blocks(copies)
 
-    def fresh(self, ids: npt.NDArray[np.int32]) -> None:
-        self._calls.append((execute, ("fresh", ids.copy())))
-        self.inner.fresh(ids)
+    def fresh(self, ids: npt.NDArray[np.int32], group: int = 0) -> None:
+        self._calls.append((execute, ("fresh", ids.copy(), group)))
+        self.inner.fresh(ids, group)
 
     def forward(self, step: Step, rows: Rows) -> None:
         """See Executor.
@@ -216,7 +208,7 @@ def require_served(
     """
     require_scales(cache.kv_scales, cache.kv_dtype, model)
     shape = Shard(0, num_ranks).config(model)
-    spec = attention_spec(shape, dtype or shape.dtype, cache.block_size, cache.layout, cache.kv_dtype)
+    spec = attention_spec(shape, dtype or shape.dtype, cache)
     require_backend(backend, spec, device)
 
 

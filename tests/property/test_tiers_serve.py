@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_engines import FakeExecutor, FakeModel, describe, expected, make_engine, slow_beams, tokens_of
+from stepped_worker import InTurn
 
 from framework import registry
 from framework.engine.engine import Engine
@@ -124,29 +125,13 @@ class Erratic(Tiering):
         return self.draw.randint(0, len(offer.tiers))
 
 
-class Late(WorkerTransfers):
-    """Carries out a few jobs now and then, in the thread that asks, so that all orders can be drawn and repeated."""
+class Late(InTurn):
+    """Carries out a few jobs now and then, so that all orders can be drawn and repeated."""
 
     draw = random.Random(0)
 
-    def _start(self) -> None:
-        pass
-
-    def finished(self) -> Sequence[Copy]:
-        for _ in range(self.draw.choice([0, 0, 1, 2, 8])):
-            self._carry_out()
-        return super().finished()
-
-    def wait(self, until: float | None) -> None:
-        self._carry_out()
-
-    def carry_out_all(self) -> None:
-        while self._loads or self._jobs:
-            self._carry_out()
-
-    def close(self, *, drain: bool) -> None:
-        if drain:
-            self.carry_out_all()
+    def num_jobs(self) -> int:
+        return self.draw.choice([0, 0, 1, 2, 8])
 
 
 def tiered(

@@ -135,7 +135,9 @@ class FakeExecutor(Executor):
         self.tables.clear()
         self._logits = []
 
-    def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
+    def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32], group: int = 0) -> None:
+        if group:
+            return  # it computes over the first alone
         table = self.tables.setdefault(row, [])
         assert start <= len(table), f"row {row}: entries from {start} on leave a gap after {len(table)}"
         table[start:] = [int(block) for block in ids]
@@ -150,8 +152,10 @@ class FakeExecutor(Executor):
         for copy in copies:
             self.pool[copy.destination] = self.pool[copy.source]
 
-    def fresh(self, ids: npt.NDArray[np.int32]) -> None:
+    def fresh(self, ids: npt.NDArray[np.int32], group: int = 0) -> None:
         """Overwrite: whatever was there is nobody's."""
+        if group:
+            return
         self.num_fresh += 1
         self.pool[ids] = _STALE + self.num_fresh
 
@@ -308,6 +312,13 @@ def make_llm(model: Any = "tiny", **given: Any) -> LLM:
         model = load_model(model, dtype=given.pop("dtype"), device=given["device"])
     sections: dict[str, type[Section]] = {"cache": CacheOptions, "engine": EngineOptions, "tiers": Tiers}
     return LLM(model, **by_section({"num_blocks": None, **given}, **sections))
+
+
+def warm(llm: LLM) -> None:
+    """What an LLM on a GPU does before its first request."""
+    from framework.engine.warm_up import warm_up
+
+    warm_up(llm.executor, llm.engine.state.rows, llm.sizes, llm.engine._options)
 
 
 def fake_engine(

@@ -44,6 +44,29 @@ class Stepped(WorkerTransfers):
         return [f"{copy.key.decode()} to {copy.target}" for copy in self.finished()]
 
 
+class InTurn(Stepped):
+    """Carries out a few jobs each time that it is asked what has ended, in the thread that asks."""
+
+    def num_jobs(self) -> int:
+        return 1
+
+    def finished(self) -> Sequence[Copy]:
+        for _ in range(self.num_jobs()):
+            self._carry_out()
+        return super().finished()
+
+    def wait(self, until: float | None) -> None:
+        self._carry_out()
+
+    def carry_out_all(self) -> None:
+        while self._loads or self._jobs:
+            self._carry_out()
+
+    def close(self, *, drain: bool) -> None:
+        if drain:
+            self.carry_out_all()
+
+
 def stepped(kind: type[WorkerTransfers] = Stepped, stores: Sequence[Store] | None = None) -> tuple[Any, Bytes]:
     pool = Bytes()
     guarded = [GuardedStore(store) for store in (stores or [Host(), Host()])]

@@ -67,12 +67,8 @@ class Executor(ABC):
     def begin_step(self, number: int) -> None:  # noqa: B027
         """Step `number` begins, counted from 1; what is set, copied and computed from here on belongs to it."""
 
-    def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:  # noqa: B027
-        """From logical index `start` on, `row`'s block table is `ids`."""
-
-    def set_further(self, group: int, row: int, ids: npt.NDArray[np.int32], kept: int) -> None:  # noqa: B027
-        """`row`'s block table in a group of KV after the first is `ids`; from logical index `kept` on, blocks that it
-        did not have before were just handed out."""
+    def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32], group: int = 0) -> None:  # noqa: B027
+        """From logical index `start` on, `row`'s block table in this group of KV is `ids`."""
 
     def clear_table(self, row: int) -> None:  # noqa: B027
         """`row` holds no table any more, in any group."""
@@ -80,8 +76,9 @@ class Executor(ABC):
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:  # noqa: B027
         """Copy these blocks in every layer, in order, before any later write."""
 
-    def fresh(self, ids: npt.NDArray[np.int32]) -> None:  # noqa: B027
-        """These blocks were just handed out: what they hold is nobody's. A debugging executor poisons them."""
+    def fresh(self, ids: npt.NDArray[np.int32], group: int = 0) -> None:  # noqa: B027
+        """What these blocks of a group of KV hold is nobody's: they were just handed out, or nothing of their row was
+        written to them yet. A debugging executor poisons them."""
 
     @abstractmethod
     def forward(self, step: Step, rows: Rows) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from framework import registry
+from framework.config.sections import CacheOptions
 from framework.errors import BackendUnavailable, ConfigError, FrameworkError
 from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend, AttentionSpec
@@ -31,10 +32,8 @@ def default_device(device: str | None) -> str:
     return device
 
 
-def attention_spec(
-    config: ModelConfig, dtype: str, block_size: int, layout: str, kv_dtype: str | None = None
-) -> AttentionSpec:
-    """What a model asks of a backend. `kv_dtype`: of K and V in the pool; None, "auto" or `dtype` itself is `dtype`.
+def attention_spec(config: ModelConfig, dtype: str, cache: CacheOptions) -> AttentionSpec:
+    """What a model of this dtype asks of a backend over such a cache.
 
     Where some layers have a sliding window and others have none it is that of those with one, which asks for more.
     """
@@ -43,9 +42,9 @@ def attention_spec(
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         dtype=dtype,
-        block_size=block_size,
-        kv_dtype=None if kv_dtype in (None, "auto", dtype) else kv_dtype,
-        layout=layout,
+        block_size=cache.block_size,
+        kv_dtype=None if cache.kv_dtype == dtype else cache.kv_dtype,
+        layout=cache.layout,
         scale=config.attention_scale,
         sliding_window=config.sliding_window,
         soft_cap=config.soft_cap,

@@ -138,17 +138,9 @@ class ModelExecutor(Executor):
         self._batches, self._rope = (), None
         self._logits = torch.empty(0)
 
-    def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32]) -> None:
-        self.tables.set(row, start, ids)
-
-    def set_further(self, group: int, row: int, ids: npt.NDArray[np.int32], kept: int) -> None:
-        tables = self._further[group - 1]
-        new = ids[max(kept, tables.num_blocks(row)) :]
-        if self.states is None:
-            self.pool.freed(new, group)
-        else:
-            self.states.freed(new)
-        tables.set(row, 0, ids)
+    def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32], group: int = 0) -> None:
+        tables = self._further[group - 1] if group else self.tables
+        tables.set(row, start, ids)
 
     def clear_table(self, row: int) -> None:
         self.tables.clear(row)
@@ -160,8 +152,11 @@ class ModelExecutor(Executor):
         if self.states is not None:
             self.states.copy([(copy.source, copy.destination) for copy in copies if copy.group == 1])
 
-    def fresh(self, ids: npt.NDArray[np.int32]) -> None:
-        self.pool.freed(ids)
+    def fresh(self, ids: npt.NDArray[np.int32], group: int = 0) -> None:
+        if group and self.states is not None:
+            self.states.freed(ids)
+        else:
+            self.pool.freed(ids, group)
 
     @torch.inference_mode()
     def forward(self, step: Step, rows: Rows) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 triton = pytest.importorskip("triton", reason="needs triton: its launcher says what a launch is compiled for")
 
-from fake_engines import make_llm  # noqa: E402
+from fake_engines import make_llm, warm  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler.compiler import make_backend  # noqa: E402
 from triton.runtime.jit import create_function_from_signature  # noqa: E402
@@ -106,7 +106,7 @@ def make(model: str = "plain", *, warm_up: bool, graphs: bool = False, **options
     if graphs:
         llm.executor.capture(ReplayRecorder(check=False), (1, 8, 64))  # type: ignore[attr-defined]
     if warm_up:
-        llm._warm_up(engine)
+        warm(llm)
     return llm, backend.launches
 
 

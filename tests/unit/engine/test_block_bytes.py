@@ -10,6 +10,7 @@ import pytest
 import torch
 from fake_engines import make_llm, tokens_of
 from pretended_cuda import Cuda, Event, Stream, pretended_cuda
+from stepped_worker import InTurn
 
 from framework.engine import block_bytes
 from framework.engine.block_bytes import CudaPoolBytes, HostPoolBytes, parts_of, pool_bytes
@@ -19,8 +20,6 @@ from framework.errors import InvalidArgument
 from framework.interfaces.attention import AttentionSpec
 from framework.llm import LLM, EngineOptions
 from framework.sampling import Sampling
-from framework.tiers.transfers import Copy
-from framework.tiers.worker import WorkerTransfers
 
 BLOCKS = 8
 OUT, IN, GATHERING = "stream 1", "stream 2", "stream 3"
@@ -206,25 +205,14 @@ def test_a_block_is_the_same_bytes_on_either_device(dtype: str) -> None:
         assert plain.read(2)().tolist() == data.tolist() == bytes_of.read(2)().tolist()
 
 
-class InThread(WorkerTransfers):
-    """One job each time it is asked what has ended, in the thread that asks; all that moves is pinned until then."""
+class InThread(InTurn):
+    """All that moves is pinned until its end."""
 
     llm: Any = None
     jobs: list[str]
 
     def _start(self) -> None:
         self.jobs = []
-
-    def finished(self) -> Sequence[Copy]:
-        self._carry_out()
-        return super().finished()
-
-    def wait(self, until: float | None) -> None:
-        self._carry_out()
-
-    def close(self, *, drain: bool) -> None:
-        while drain and (self._loads or self._jobs):
-            self._carry_out()
 
     def _do(self, job: Any) -> str:
         copy, llm = job.copy, self.llm

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_engines import make_llm
+from fake_engines import make_llm, warm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.utils import counters
@@ -45,13 +45,13 @@ def test_no_step_passes_a_limit_of_the_engine(longest: int, max_tokens: int, max
 def test_a_warm_up_leaves_no_trace() -> None:
     """Same tokens, events and counts with and without: the engine knows nothing of it."""
     found = []
-    for warm in (False, True):
+    for warmed in (False, True):
         log: list[Any] = []
         engine = EngineOptions(max_batch_requests=8, max_batch_tokens=48)
         llm = make_llm("tiny", num_blocks=60, block_size=8, engine=engine, faults=FaultOptions(poison=True),
                   log=lambda event, log=log, **facts: log.append((event, facts)))  # fmt: skip
-        if warm:
-            llm._warm_up(engine)
+        if warmed:
+            warm(llm)
         samplings = [Sampling(max_tokens=12), Sampling(max_tokens=9, temperature=1.0, n=2, seed=4)] * 3
         requests = llm.generate([f"Request number {i}" for i in range(6)], samplings)
         found.append(([[c.tokens for c in r.completions] for r in requests], log, llm.executor.summary()))
@@ -65,7 +65,7 @@ def test_torch_compiles_nothing_after_the_warm_up(monkeypatch: pytest.MonkeyPatc
     engine = EngineOptions(max_batch_requests=6, max_batch_tokens=40, chunk_size=9, compile=True)
     counters.clear()
     llm = LLM("tiny", cache=CacheOptions(num_blocks=80, block_size=8), engine=engine)
-    llm._warm_up(engine)
+    warm(llm)
     before = counters["stats"]["unique_graphs"]
     assert before >= 2, "a program for one token, and one for any other number"
     for count in (1, 5, 2):
@@ -77,7 +77,7 @@ def test_torch_compiles_nothing_after_the_warm_up(monkeypatch: pytest.MonkeyPatc
 def test_ranks_warm_up_together() -> None:
     engine = EngineOptions(max_batch_requests=4, max_batch_tokens=24, tensor_parallel_size=2)
     with LLM("tiny", cache=CacheOptions(num_blocks=30, block_size=8), engine=engine) as spread:
-        spread._warm_up(engine)
+        warm(spread)
         found = spread.generate("Two ranks", Sampling(max_tokens=6))[0].completions[0].tokens
     assert found == LLM("tiny").generate("Two ranks", Sampling(max_tokens=6))[0].completions[0].tokens
 

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engines import make_llm
+from fake_engines import make_llm, warm
 
 from framework.engine.engine import Engine
 from framework.engine.request import Request
-from framework.engine.warm_up import warm_up
 from framework.errors import ConfigError, OutOfMemory
 from framework.groups.serving import GroupedAllocator
 from framework.kv_events.stream import EventStream
@@ -208,7 +207,7 @@ def test_few_states_are_kept_and_at_the_places_that_later_prompts_resume_from(st
 
 def test_a_prompt_of_one_token_begins_with_no_state(states: LoadedModel) -> None:
     llm = LLM(states, cache=CacheOptions(block_size=SIZE, num_blocks=60))
-    warm_up(llm.executor, llm.engine.state.rows, llm.sizes, EngineOptions())
+    warm(llm)
     for prompt in ([9], [10], [9]):
         assert tokens_of(llm.generate([prompt], GREEDY)) == [[greedy(states.decoder, prompt, 24).tokens]]
 

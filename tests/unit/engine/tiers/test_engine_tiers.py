@@ -42,6 +42,7 @@ def replayed(
     link: Link | None = None,
     links: Sequence[Link] = (),
     stream: EventStream | None = None,
+    found: Sequence[Sequence[BlockHash]] = (),
     **options: Any,
 ) -> Engine:
     """An engine without a model, one virtual second a step; tiers behind one link each."""
@@ -55,6 +56,7 @@ def replayed(
             holds_kv=[True] * len(counts),
             media=("CPU", "STORAGE")[: len(counts)],
             block_bytes=8,
+            found=found,
         )
 
     built = build_allocator("prefix_cow", "lru", "sha256", num_blocks=num_blocks, block_size=SIZE, max_model_len=64)
@@ -231,22 +233,7 @@ def test_what_an_earlier_process_left_is_found_by_its_key_alone() -> None:
     engine = replayed(OnEviction(exclusive=False))
     serve(engine, prompt(0), prompt(100))
     left = list(below(engine).placement.lower.tiers[0].block_of)
-    executor = ReplayExecutor(constant_step(1.0))
-    found: list[Sequence[BlockHash]] = [left]
-    second = make_engine(
-        build_allocator("prefix_cow", "lru", "sha256", num_blocks=4, block_size=SIZE, max_model_len=64),
-        executor,
-        max_model_len=64,
-        tiers=tier_maker(
-            lambda: TierSetup(
-                tiers=[(64, Lru())],
-                rule=OnEviction(),
-                transfers=LinkTransfers([Link()], 8, executor.now, executor.wait_until),
-                holds_kv=[True],
-                found=found,
-            )
-        ),
-    )
+    second = replayed(OnEviction(), found=[left])
     assert serve(second, prompt(0))[0].num_loaded_tokens == 12
 
 
