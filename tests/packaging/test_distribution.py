@@ -1,14 +1,12 @@
 """What gets installed: the wheel, the wheel made from the sdist, and the editable install, each opened and run."""
 
-import subprocess
-import sys
-import sysconfig
 import tarfile
 import zipfile
 from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
+from environments import build, fresh_environment, pip_install, run
 
 pytest.importorskip("hatchling", reason="hatchling, of the test extra, builds the distributions")
 
@@ -23,32 +21,9 @@ print(len(workload.build("chat")))
 """
 
 
-def _run(*command: str | Path, cwd: Path) -> str:
-    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-def _build(source: Path, out: Path, target: str) -> Path:
-    _run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", out, cwd=source)
-    suffix = {"wheel": "*.whl", "sdist": "*.tar.gz"}[target]
-    (path,) = out.glob(suffix)
-    return path
-
-
-def _fresh_environment(place: Path) -> Path:
-    """A virtual environment with our dependencies and without us; returns its interpreter."""
-    _run(sys.executable, "-m", "venv", "--without-pip", place, cwd=place.parent)
-    python = place / "bin" / "python"
-    inside = _run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=place).strip()
-    # A directory named in a .pth file is searched, but its own .pth files, our editable install, are not read.
-    (Path(inside) / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return python
-
-
 @pytest.fixture(scope="module")
 def sdist(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _build(repository, tmp_path_factory.mktemp("sdist"), "sdist")
+    return build(repository, tmp_path_factory.mktemp("sdist"), "sdist")
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +37,13 @@ def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _build(repository, tmp_path_factory.mktemp("wheel"), "wheel")
+    return build(repository, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    python = _fresh_environment(tmp_path_factory.mktemp("installed") / "venv")
-    _run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel, cwd=wheel.parent)
+    python = fresh_environment(tmp_path_factory.mktemp("installed") / "venv")
+    run(*pip_install(python), wheel, cwd=wheel.parent)
     return python
 
 
@@ -101,7 +76,7 @@ def test_every_module_and_type_marker_is_in_the_wheel(wheel: Path, repository: P
 
 
 def test_the_wheel_of_the_sdist_is_the_wheel(unpacked: Path, wheel: Path, tmp_path: Path) -> None:
-    assert _names(_build(unpacked, tmp_path, "wheel")) == _names(wheel)
+    assert _names(build(unpacked, tmp_path)) == _names(wheel)
 
 
 def test_the_sdist_holds_sources_and_no_results(unpacked: Path) -> None:
@@ -125,24 +100,8 @@ def test_the_wheel_offers_the_entry_points_of_pyproject(wheel: Path, repository:
     assert {group: dict(written[group]) for group in written.sections()} == wanted
 
 
-def test_the_installed_entry_points_are_those_of_pyproject(repository: Path) -> None:
-    tomllib = pytest.importorskip("tomllib", reason="tomllib came with Python 3.11")
-    from importlib.metadata import distribution
-
-    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
-    wanted = {
-        (group, name, value) for group, points in project["entry-points"].items() for name, value in points.items()
-    }
-    found = {
-        (point.group, point.name, point.value)
-        for point in distribution("kvcache-framework").entry_points
-        if point.group.startswith("framework.")
-    }
-    assert found == wanted, "pyproject.toml changed since the installation: pip install -e . again"
-
-
 def test_the_wheel_works_from_another_directory(installed: Path, tmp_path: Path) -> None:
-    framework, builtin, count = _run(installed, "-c", PROBE, cwd=tmp_path).split()
+    framework, builtin, count = run(installed, "-c", PROBE, cwd=tmp_path).split()
     assert Path(framework).is_relative_to(installed.parents[1]), framework
     assert Path(builtin).is_relative_to(installed.parents[1]), builtin
     assert count == "48"
@@ -150,20 +109,19 @@ def test_the_wheel_works_from_another_directory(installed: Path, tmp_path: Path)
 
 def test_the_main_job_runs_from_the_wheel_in_another_directory(installed: Path, tmp_path: Path) -> None:
     command = ["-m", "framework.run", "+allocator=prefix", "workload.num_requests=6", "workload.output_tokens=4"]
-    out = _run(installed, *command, cwd=tmp_path)
+    out = run(installed, *command, cwd=tmp_path)
     assert "hit rate" in out, out
     assert len(list(tmp_path.rglob("result.json"))) == 1, sorted(tmp_path.rglob("*"))
 
 
 def test_the_editable_install_exposes_the_checkout_and_nothing_else(unpacked: Path, tmp_path: Path) -> None:
-    python = _fresh_environment(tmp_path / "venv")
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-build-isolation"]
-    _run(*pip, "-e", unpacked, cwd=tmp_path)
-    framework, builtin, _ = _run(python, "-c", PROBE, cwd=tmp_path).split()
+    python = fresh_environment(tmp_path / "venv")
+    run(*pip_install(python), "-e", unpacked, cwd=tmp_path)
+    framework, builtin, _ = run(python, "-c", PROBE, cwd=tmp_path).split()
     assert Path(framework) == unpacked / "framework" / "__init__.py"
     assert Path(builtin) == unpacked / "plugins" / "framework_builtin" / "__init__.py"
     # Not "cannot be imported": the environment that lends its dependencies may hold such a package of its own.
     where = "import importlib.util as u, sys; print(u.find_spec(sys.argv[1]))"
     for name in ("conf", "plugins", "tests", "framework_native"):
-        found = _run(python, "-c", where, name, cwd=tmp_path)
+        found = run(python, "-c", where, name, cwd=tmp_path)
         assert str(unpacked) not in found, f"the checkout's {name}/ became importable: {found}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
+from environments import fresh_environment, pip_install, run
 
 from framework import registry
 from framework.errors import ConfigError
@@ -16,22 +16,11 @@ from framework.new import create
 from framework.new.__main__ import main
 
 
-def _run(*command: str | Path, cwd: Path, status: int = 0) -> str:
-    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=300)
-    assert done.returncode == status, f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def interpreter(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh environment that has our dependencies, this checkout, and room for a third-party package."""
-    place = tmp_path_factory.mktemp("new") / "venv"
-    _run(sys.executable, "-m", "venv", "--without-pip", place, cwd=place.parent)
-    python = place / "bin" / "python"
-    inside = Path(_run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=place).strip())
-    (inside / "00_dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-build-isolation"]
-    _run(*pip, "-e", repository, cwd=place)
+    python = fresh_environment(tmp_path_factory.mktemp("new") / "venv")
+    run(*pip_install(python), "-e", repository, cwd=repository)
     return python
 
 
@@ -40,23 +29,22 @@ def interpreter(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def test_what_is_written_installs_is_clean_and_passes(kind: str, interpreter: Path, tmp_path: Path) -> None:
     pytest.importorskip("hatchling", reason="hatchling, of the test extra, builds the package")
     name, plugin = f"my-own-{kind}", f"my_own_{kind}"
-    out = _run(interpreter, "-m", "framework.new", name, "--kind", kind, cwd=tmp_path)
+    out = run(interpreter, "-m", "framework.new", name, "--kind", kind, cwd=tmp_path)
     place = tmp_path / name
     assert f"pip install -e {name}" in out, out
-    pip = [sys.executable, "-m", "pip", "--python", interpreter, "install", "-q", "--no-deps", "--no-build-isolation"]
-    _run(*pip, "-e", place, cwd=tmp_path)
-    tests = _run(interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=place)
+    run(*pip_install(interpreter), "-e", place, cwd=tmp_path)
+    tests = run(interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=place)
     assert " passed" in tests, tests
     assert "failed" not in tests, tests
     small = ["--cases", "small"] if kind == "backend" else []
-    checked = _run(interpreter, "-m", "framework.check", plugin, *small, cwd=tmp_path)
+    checked = run(interpreter, "-m", "framework.check", plugin, *small, cwd=tmp_path)
     assert f"{kind} '{plugin}' ({name} 0.1.0)" in checked, checked
     job = ["workload.num_requests=4", "workload.output_tokens=3", "run.progress=false"]
     if registry.KINDS[kind].is_group:
         job += ["mode=replay", "executor=cache_only", "tiers=[{store: host, num_blocks: 64}]"] * (kind == "tiering")
-        ran = _run(interpreter, "-m", "framework.run", f"+{kind}={plugin}", *job, cwd=tmp_path)
+        ran = run(interpreter, "-m", "framework.run", f"+{kind}={plugin}", *job, cwd=tmp_path)
         assert "hit rate" in ran, ran
-    listed = _run(interpreter, "-m", "framework.run", "--help", cwd=tmp_path)
+    listed = run(interpreter, "-m", "framework.run", "--help", cwd=tmp_path)
     assert any(line.split()[:1] == [plugin] for line in listed.splitlines()), listed
     assert f"({name} 0.1.0)" in " ".join(listed.split()), listed
 
@@ -72,8 +60,8 @@ def test_what_is_written_is_clean(kind: str, repository: Path, tmp_path: Path) -
     assert left == [], "a word was not filled in"
     pytest.importorskip("ruff", reason="ruff is in the lint extra")
     rules = "E,F,W,I,B,UP,SIM,RUF,C4,PT,N"
-    _run(sys.executable, "-m", "ruff", "check", "--no-cache", "--select", rules, ".", cwd=place)
-    _run(sys.executable, "-m", "ruff", "format", "--no-cache", "--check", ".", cwd=place)
+    run(sys.executable, "-m", "ruff", "check", "--no-cache", "--select", rules, ".", cwd=place)
+    run(sys.executable, "-m", "ruff", "format", "--no-cache", "--check", ".", cwd=place)
 
 
 @pytest.mark.slow
