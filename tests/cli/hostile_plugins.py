@@ -28,12 +28,15 @@ class Base(EvictionPolicy):
         self.candidates.discard(block)
         self.busy.discard(block)
 
-def fail(hook):
-    def method(self, *args):
-        raise RuntimeError(f"{hook} is broken")
-    return type(f"Raises_{hook}", (Base,), {hook: method})
+class RaisesAttach(Base):
+    """Fails before anything."""
+    def attach(self, blocks):
+        raise RuntimeError("attach is broken")
 
-RaisesAttach, RaisesVictim = map(fail, ("attach", "victim"))
+class RaisesVictim(Base):
+    """Fails when it is asked."""
+    def victim(self, now):
+        raise RuntimeError("victim is broken")
 
 class NamesBusy(Base):
     """Names a block in use."""
@@ -78,18 +81,11 @@ class ExitsAtOnce(Base):
 ALLOCATORS = '''
 from framework.paged.allocator import PagedAllocator
 
-def fail(method):
-    def broken(self, *args, **kwargs):
-        raise RuntimeError(f"{method} is broken")
-    return type(f"Raises_{method}", (PagedAllocator,), {method: broken, "share_prefix": True, "share_forks": "all"})
-
-RaisesFork, RaisesFree, RaisesStats = map(fail, ("fork", "free", "stats"))
-
-class ChoosesBusy(PagedAllocator):
-    """Hands out the same block again and again."""
+class RaisesFree(PagedAllocator):
+    """Keeps every block."""
     share_prefix, share_forks = True, "all"
-    def choose_free(self, count):
-        return [1] * count
+    def free(self, request):
+        raise RuntimeError("free is broken")
 
 class TableLies(PagedAllocator):
     """Shows a table of blocks that do not exist."""
@@ -144,7 +140,7 @@ def classes(kind: str) -> list[str]:
     """The bad plugins of one kind, by class name."""
     return {
         "eviction": ["RaisesAttach", "RaisesVictim", "NamesBusy", "WritesFacts", "Leaks"],
-        "allocator": ["RaisesFork", "RaisesFree", "RaisesStats", "ChoosesBusy", "TableLies"],
+        "allocator": ["RaisesFree", "TableLies"],
         "backend": ["RaisesAttend", "RaisesSetup", "GivesNan", "WrongNumbers"],
     }[kind]
 

@@ -97,7 +97,9 @@ def test_bash_completes_with_the_installed_script(how: str, command: Any, elsewh
     assert "lru" in done.stdout.split(), done
 
 
-def test_help_loads_neither_torch_nor_hydra_nor_a_plugin(elsewhere: Path) -> None:
+def test_help_loads_no_torch_hydra_or_plugin_and_a_configuration_is_shown_without_torch(
+    elsewhere: Path,
+) -> None:
     code = """
 import sys
 import framework
@@ -107,15 +109,6 @@ assert call(["--help"]) == 0
 loaded = {"torch", "hydra", "omegaconf", "triton", "numpy"} & set(sys.modules)
 plugins = [name for name in sys.modules if name.startswith("framework_builtin")]
 assert not (first or loaded or plugins), (first, loaded, plugins)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=elsewhere, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_configuration_is_shown_without_torch(elsewhere: Path) -> None:
-    code = """
-import sys
-from framework.run import call
 assert call(["--cfg", "job", "+allocator=prefix"]) == 0
 assert call(["--cfg", "job", "+allocator=prefix", "backend=gather"]) == 0
 assert "torch" not in sys.modules, "torch was imported to show a configuration"

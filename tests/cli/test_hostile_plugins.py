@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import hostile_plugins as villain
 
-from framework import plugins, registry
+from framework import plugins
 from framework.check import resolve
 from framework.files.jsonl import read_jsonl
 from framework.results.reading import read_result
@@ -23,17 +23,17 @@ SMALL = (
     "run.progress=false", "run.dir=out",
 )  # fmt: skip
 
-SOME_FINISH = {"RaisesVictim", "NamesBusy", "Leaks", "RaisesFork"}
+SOME_FINISH = {"RaisesVictim", "NamesBusy", "Leaks"}
 """Their fault shows in some requests only: the others must end as if nothing was."""
 
-STOPS_THE_RUN = {"RaisesAttach", "RaisesStats", "RaisesSetup", "RaisesFree"}
+STOPS_THE_RUN = {"RaisesAttach", "RaisesSetup", "RaisesFree"}
 """Nothing can be served, or the allocator cannot be trusted: the run ends with an error, not a request."""
 
 SAYS = {
-    "RaisesAttach": "eviction policy Raises_attach.attach: raised RuntimeError('attach is broken')",
+    "RaisesAttach": "eviction policy RaisesAttach.attach: raised RuntimeError('attach is broken')",
     "RaisesAttend": "RaisesAttend.attend: raised RuntimeError('attend_one is broken')",
-    "ChoosesBusy": "ChoosesBusy.choose_free: must return",
     "RaisesFree": "every request has ended, yet 24 blocks",
+    "TableLies": "TableLies.table: must name blocks 1 to 24",
     "GivesNan": "logits not finite",
     "WrongNumbers": "requests differ from the dense model",
     "WritesFacts": "WritesFacts.release: raised TypeError('cannot modify read-only memory')",
@@ -57,8 +57,6 @@ def test_a_run_names_the_plugin_that_spoils_it(kind: str, name: str, bad: Path, 
     assert status == 1, "the run failed; nothing was asked wrongly: " + err
     method = name.removeprefix("Raises").lower()
     says = SAYS.get(name, f"{method} is broken" if name.startswith("Raises") else f"{name}.victim: must")
-    if name == "TableLies":
-        says = "TableLies.table: must name blocks 1 to 24"
     assert says in err, err
     assert err.count("\n") == 1, err
     assert "internal error" not in err, err
@@ -97,27 +95,6 @@ def test_a_number_that_a_component_refuses_was_asked_wrongly(command: Any) -> No
     assert "depth_aware.weight must be at least 0, found -1" in err
 
 
-def test_in_a_sweep_the_other_runs_do_not_notice(bad: Path, command: Any, elsewhere: Path) -> None:
-    names = "fifo,RaisesVictim,mru,NamesBusy"
-    status, _, err = command("-m", f"eviction={names}", *SMALL[:-1])
-    assert status == 1, err
-    for name in ("RaisesVictim", "NamesBusy"):
-        assert name in err, err
-    results = {}
-    for path in elsewhere.rglob("result.json"):
-        result = read_result(path.parent)
-        results[result["eviction"]] = result["num_finished"]
-    assert (results["fifo"], results["mru"]) == (8, 8), results
-
-
-def test_a_missing_package_is_named_only_when_chosen(bad: Path, command: Any) -> None:
-    status, _, err = command("eviction=Missing", *SMALL)
-    assert status == 2
-    assert "eviction 'Missing' (villain 1.5)" in err, err
-    assert "No module named 'a_package_that_is_not_there'" in err
-    assert command("eviction=fifo", *SMALL)[0] == 0
-
-
 def test_a_third_party_that_takes_a_default_s_name_takes_nothing_away(
     bad: Path, distribution: Any, command: Any, elsewhere: Path
 ) -> None:
@@ -129,7 +106,7 @@ def test_a_third_party_that_takes_a_default_s_name_takes_nothing_away(
     assert command("eviction=fifo", *SMALL)[::2] == (0, ""), "a clash that nobody asked for is nobody's news"
     status, _, err = command("eviction=thief:lru", *SMALL)
     assert status == 1
-    assert "Raises_victim.victim: raised RuntimeError('victim is broken')" in err, err
+    assert "RaisesVictim.victim: raised RuntimeError('victim is broken')" in err, err
     assert "also offered" not in err, err
     provenance = json.loads((elsewhere / "out" / "provenance.json").read_text())
     assert provenance["components"]["eviction"]["distribution"] == "thief", provenance["components"]
@@ -183,16 +160,6 @@ def test_a_replay_is_watched_like_a_serve_run(bad: Path, command: Any, elsewhere
         status, _, err = command(*words, f"executor={executor}", "eviction=Spins", "run.stall_timeout_s=0.6")
         assert status == 1, err
         assert err.startswith(f"PluginError: {never_returns('Spins')}"), err
-
-
-def test_everything_bad_is_listed_and_nothing_of_it_imported(bad: Path, command: Any) -> None:
-    status, out, _ = command("--help")
-    assert status == 0
-    assert "NamesBusy" in out
-    assert not [module for module in sys.modules if module.startswith("villain_")]
-    assert {plugin.name for plugin in registry.entries("backend") if plugin.distribution == "villain"} == set(
-        villain.classes("backend")
-    )
 
 
 SURROGATES = """

@@ -18,7 +18,10 @@ from framework.results.reading import read_result
 
 SERVE = ("model=tiny", "workload=chat", "workload.num_requests=600", "cache.num_blocks=2048", "run.dir=run")
 REPLAY = ("mode=replay", "workload=trace", "workload.path=trace.jsonl", "cache.num_blocks=64", "run.dir=run")
-ENDINGS = [(signal.SIGTERM, 143, "SIGTERM"), (signal.SIGHUP, 129, "SIGHUP"), (signal.SIGINT, 130, "Ctrl-C")]
+ENDINGS = [
+    (REPLAY, signal.SIGTERM, 143, "SIGTERM"), (REPLAY, signal.SIGHUP, 129, "SIGHUP"),
+    (REPLAY, signal.SIGINT, 130, "Ctrl-C"), (SERVE, signal.SIGTERM, 143, "SIGTERM"),
+]  # fmt: skip
 
 
 def start(folder: Path, words: Sequence[str]) -> subprocess.Popen[str]:
@@ -44,8 +47,7 @@ def make_trace(folder: Path, num_requests: int) -> None:
     (folder / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.mark.parametrize(("number", "status", "name"), ENDINGS)
-@pytest.mark.parametrize("words", [SERVE, REPLAY], ids=["serve", "replay"])
+@pytest.mark.parametrize(("words", "number", "status", "name"), ENDINGS, ids=lambda value: str(value)[:20])
 def test_a_run_that_a_signal_ends_writes_what_there_is(
     tmp_path: Path, words: Sequence[str], number: signal.Signals, status: int, name: str
 ) -> None:
@@ -104,19 +106,15 @@ def test_a_full_disk_is_a_sentence_and_leaves_no_half_written_result(tmp_path: P
     assert not (tmp_path / "run" / "lock").exists()
 
 
-COMMANDS = {
-    "framework.run": ("--help",),
-    "framework.plugins": ("--kind", "hash", "--json"),
-    "framework.report": ("lost",),  # printed by rich
-}
-
-
-@pytest.mark.parametrize("module", COMMANDS)
-def test_a_closed_pipe_ends_a_command_quietly(module: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [("framework.run", ["--help"]), ("framework.report", ["lost"])],  # printed by rich
+)
+def test_a_closed_pipe_ends_a_command_quietly(module: str, words: list[str], tmp_path: Path) -> None:
     (tmp_path / "lost").mkdir()
     (tmp_path / "lost" / "failure.json").write_text('{"status": "failed", "reason": "lost", "overrides": []}')
-    words = [sys.executable, "-m", module, *COMMANDS[module]]
-    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+    command = [sys.executable, "-m", module, *words]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         run.stdout.close()
         assert run.stderr is not None
@@ -133,8 +131,6 @@ SWEEP = f"{RUN} -m seed=1,2"
     [(RUN, "&-", 0, ""),
      (RUN, "/dev/full", 1, "standard output cannot be written: No space left on device; the results are in"),
      ("-m framework.plugins --kind hash", "&-", 0, ""),
-     ("-m framework.plugins --kind hash", "/dev/full", 1, "standard output cannot be written: No space left"),
-     (f"{SWEEP} run.progress=false", "&-", 0, ""),
      (f"{SWEEP} run.progress=false", "/dev/full", 1, "standard output cannot be written: No space left")],
 )  # fmt: skip
 def test_a_closed_output_is_none_and_a_full_one_a_failure(

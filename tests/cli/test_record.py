@@ -17,6 +17,7 @@ import pytest
 from framework.kv_events.file import read_batches
 from framework.kv_events.index import BlockIndex
 from framework.results.reading import read_result
+from framework.trace import main
 
 pytest.importorskip("zmq", reason="KV events over ZeroMQ need pyzmq")
 pytest.importorskip("msgspec", reason="KV events over ZeroMQ need msgspec")
@@ -108,7 +109,9 @@ def recorded(command: Command, elsewhere: Path) -> Path:
     return elsewhere / "trace.jsonl"
 
 
-def test_a_recording_holds_every_batch_and_nothing_private(recorded: Path, elsewhere: Path) -> None:
+def test_a_recording_holds_every_batch_nothing_private_and_replays_to_the_hits_of_the_run(
+    recorded: Path, command: Command, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     served = [*read_batches(elsewhere / "served" / "kv_events.jsonl")]
     written = [*read_batches(recorded)]
     assert [number for number, _ in written] == [number for number, _ in served]
@@ -124,11 +127,8 @@ def test_a_recording_holds_every_batch_and_nothing_private(recorded: Path, elsew
     assert not {event.get("session_id") for event in events} & sessions
     assert stored[0]["ts"] == 0, "no time of day"
     assert recorded.stat().st_mode & 0o077 == 0
-
-
-def test_the_replay_of_a_recording_hits_what_the_run_hit(recorded: Path, command: Command, elsewhere: Path) -> None:
-    served = read_result(elsewhere / "served")
-    assert served["num_evictions"] > 0, "a pool that holds everything shows little"
+    result = read_result(elsewhere / "served")
+    assert result["num_evictions"] > 0, "a pool that holds everything shows little"
     for number, workload in enumerate(("workload=trace", "workload=kv_events")):
         status, out, errors = command(
             "mode=replay", workload, f"workload.path={recorded}", *SIZES, "engine.max_batch_requests=1",
@@ -136,17 +136,10 @@ def test_the_replay_of_a_recording_hits_what_the_run_hit(recorded: Path, command
         )  # fmt: skip
         assert status == 0, errors
         again = read_result(elsewhere / f"replayed{number}")
-        assert again["hit_tokens"] == served["hit_tokens"], (again, served)
-    assert again["recorded_hit_blocks"] == served["hit_blocks"]
+        assert again["hit_tokens"] == result["hit_tokens"], (again, result)
+    assert again["recorded_hit_blocks"] == result["hit_blocks"]
     assert again["recorded_stored_blocks"] >= again["recorded_lost_blocks"] > 0
     assert "recorded blocks lost" in out
-
-
-def test_describe_says_what_is_in_a_recording(
-    recorded: Path, command: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from framework.trace import main
-
     assert main(["describe", str(recorded)]) == 0
     out = capsys.readouterr().out
     assert "kv_events" in out
@@ -156,8 +149,6 @@ def test_describe_says_what_is_in_a_recording(
 def test_a_recording_never_writes_over_a_file_and_leaves_none_where_nothing_came(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from framework.trace import main
-
     (elsewhere / "mine.jsonl").write_text("precious")
     endpoint, _ = free_addresses()
     assert main(["record", endpoint, "--out", "mine.jsonl", "--seconds", "0.1"]) == 2

@@ -91,15 +91,6 @@ def test_listing_reads_no_module(distribution: Any) -> None:
     assert "bomb" not in sys.modules
 
 
-def test_a_summary_follows_a_reexport_and_is_a_dash_where_there_is_none(distribution: Any) -> None:
-    entry = "[framework.hash]\none = outer:One\ntwo = outer:Two\nthree = nowhere.at_all:X\n"
-    distribution(
-        "outer", entry, outer="from inner import Real as One\nclass Two: pass\n", inner="class Real:\n '''R.'''\n"
-    )
-    found = {plugin.name: registry.summary(plugin) for plugin in registry.entries("hash")}
-    assert (found["one"], found["two"], found["three"]) == ("R.", "-", "-")
-
-
 def test_two_distributions_of_one_name_are_an_error_when_chosen_only(
     acme: Path, distribution: Any, command: Any, runs: list[Any]
 ) -> None:

@@ -1,13 +1,8 @@
-"""A disk tier across processes: warm starts, kills, damage, full disks, shared folders, bounds."""
+"""A disk tier under a model: warm starts, damage, what others store meanwhile."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -91,74 +86,6 @@ def test_damaged_files_are_misses_and_reported_once(tmp_path: Path, alone: list[
     assert facts["tier_failure"] == "tier 1: a block was not there, or damaged"
     tokens, facts = served(tmp_path)
     assert (tokens, facts["tier1_failed_loads"]) == (alone, 0), "what was damaged was recomputed and stored again"
-
-
-CHILD = """
-import json, resource, signal, sys
-from tests.cli.test_warm_disk import served
-from pathlib import Path
-limit = int(sys.argv[2])
-if limit:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-tokens, facts = served(Path(sys.argv[1]))
-print(json.dumps([tokens, facts["tier1_failed_stores"], facts["loaded_blocks"], facts["tier1_failed_loads"]]))
-"""
-
-
-def child(folder: Path, repository: Path, limit: int = 0) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", textwrap.dedent(CHILD), str(folder), str(limit)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
-
-
-def test_a_full_disk_stops_stores_and_not_the_run(tmp_path: Path, repository: Path, alone: list[list[int]]) -> None:
-    out, _ = child(tmp_path, repository, limit=1000).communicate(timeout=120)  # a block's file has more bytes than that
-    tokens, failed, loaded, _ = json.loads(out)  # what is still to be stored counts as a hit, and cannot be loaded
-    assert tokens == alone
-    assert failed > 50
-    assert loaded == 0
-    assert not files(tmp_path)
-
-
-def test_two_processes_share_a_folder(tmp_path: Path, repository: Path, alone: list[list[int]]) -> None:
-    pair = [child(tmp_path, repository) for _ in range(2)]
-    for process in pair:
-        tokens, failed, _, lost = json.loads(process.communicate(timeout=120)[0])
-        assert (tokens, failed, lost) == (alone, 0, 0)
-    tokens, facts = served(tmp_path)
-    assert tokens == alone
-    assert facts["tier1_hit_blocks"] > 90
-
-
-def test_a_process_that_is_killed_loses_what_was_under_way_at_most(
-    tmp_path: Path, repository: Path, alone: list[list[int]]
-) -> None:
-    for wanted in (5, 60):
-        process = child(tmp_path, repository)
-        deadline = time.monotonic() + 120
-        while len(files(tmp_path)) < wanted and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert len(files(tmp_path)) >= wanted
-        before = len(files(tmp_path))
-        tokens, facts = served(tmp_path)
-        assert tokens == alone
-        assert facts["tier1_failed_loads"] == 0, "a file is whole or not there"
-        assert facts["tier1_hit_blocks"] > 0
-        for path in files(tmp_path)[before // 2 :]:  # the next round begins with fewer
-            path.unlink()
-
-
-def test_the_size_of_a_folder_is_bounded(tmp_path: Path, alone: list[list[int]]) -> None:
-    size, most = 0, 40_000
-    for _ in range(2):
-        tokens, _ = served(tmp_path, max_bytes=most)
-        assert tokens == alone
-        each = max(path.stat().st_size for path in files(tmp_path))
-        size = sum(path.stat().st_size for path in files(tmp_path))
-        assert size <= most + 64 * each
-    assert size > 0
 
 
 def test_what_another_process_stores_is_found_while_a_run_goes_on(
