@@ -9,14 +9,8 @@ from dataclasses import dataclass, replace
 from framework.report.statistics import Estimate
 from framework.report.study import Study
 from framework.results.catalogue import find, title
+from framework.results.metric import SCALES, scale
 
-_UNITS = {
-    "share": (("%", 100.0),),
-    "s": (("s", 1.0), ("ms", 1e3), ("us", 1e6)),
-    "bytes": (("TiB", 2**-40), ("GiB", 2**-30), ("MiB", 2**-20), ("KiB", 2**-10), ("B", 1.0)),
-    "bytes/s": (("GB/s", 1e-9), ("MB/s", 1e-6), ("B/s", 1.0)),
-}
-_PLAIN = (("", 1.0),)
 _MOST_DECIMALS = 3
 _TITLES = {"hit_rate": "hit rate by tokens"}
 """Metric -> its name beside others, where its title leaves out what those say: gaps are by blocks."""
@@ -67,12 +61,12 @@ def column(metric: str, values: Iterable[float]) -> Column:
     """The column that tells these values apart, with as few decimals as that takes."""
     numbers = [abs(value) for value in values if math.isfinite(value)]
     declared = find(metric)
-    units = _UNITS.get(declared.unit, _PLAIN) if declared is not None else _PLAIN
-    largest = max(numbers, default=0.0)
-    unit, scale = next((pair for pair in units if largest * pair[1] >= 1), units[0 if not largest else -1])
+    unit, factor = "", 1.0
+    if declared is not None and declared.unit in SCALES:
+        unit, factor = scale(declared.unit, max(numbers, default=0.0))
     whole = not unit and all(value.is_integer() for value in numbers)
-    decimals = 0 if whole else _decimals([scale * value for value in numbers], least=1 if unit else 0)
-    return Column(_TITLES.get(metric) or title(metric), unit, scale, decimals)
+    decimals = 0 if whole else _decimals([factor * value for value in numbers], least=1 if unit else 0)
+    return Column(_TITLES.get(metric) or title(metric), unit, factor, decimals)
 
 
 def column_of_differences(study: Study) -> Column:

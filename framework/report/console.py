@@ -13,7 +13,7 @@ from framework.report.tables import Table as StudyTable
 from framework.report.tables import tables_of
 from framework.results.catalogue import CATALOGUE, SECTIONS, find
 from framework.results.layout import KERNEL
-from framework.results.metric import Metric, decimal, is_number, seconds
+from framework.results.metric import Metric, in_scale, is_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -210,8 +210,8 @@ def print_kernel(result: Mapping[str, Any], *, file: IO[str] | None = None, widt
     ceilings = result.get("ceilings")
     if ceilings:
         console.print(
-            f"ceilings, measured in this run: {decimal(ceilings['bytes_per_s'])}B/s ({ceilings['bytes_by']}), "
-            f"{decimal(ceilings['flops_per_s'])}FLOP/s ({ceilings['flops_by']})",
+            f"ceilings, measured in this run: {in_scale(ceilings['bytes_per_s'], 'bytes/s')} ({ceilings['bytes_by']}), "
+            f"{in_scale(ceilings['flops_per_s'], 'FLOP/s')} ({ceilings['flops_by']})",
             style="dim",
         )
     if result.get("screen"):
@@ -261,15 +261,15 @@ def _cell(row: Row) -> str:
 
 def _numbers(row: Row) -> list[str]:
     if row["status"] == "modelled":
-        return ["modelled", f">= {seconds(row['floor_s'])}", "-", "-", "-", "-"]
+        return ["modelled", f">= {in_scale(row['floor_s'], 's')}", "-", "-", "-", "-"]
     if row["status"] != "ok":
         return [str(row["status"]), "-", "-", "-", "-", "-"]
     dense = row.get("speed_vs_dense_sdpa")
     return [
         "measured",
-        seconds(row["time_s"]),
-        decimal(row["gb_per_s"] * 1e9),
-        decimal(row["tflop_per_s"] * 1e12),
+        in_scale(row["time_s"], "s"),
+        in_scale(row["gb_per_s"] * 1e9, "bytes/s").removesuffix("B/s"),
+        in_scale(row["tflop_per_s"] * 1e12, "FLOP/s").removesuffix("FLOP/s"),
         f"{100 * row['share_of_ceiling']:.0f} % {row['bound']}",
         "-" if dense is None else f"{dense:.2f}",
     ]

@@ -10,7 +10,14 @@ from typing import Any, Literal
 
 Better = Literal["higher", "lower", ""]
 
-_BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+SCALES = {
+    "share": (("%", 100.0),),
+    "s": (("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9)),
+    "bytes": (("TiB", 2**-40), ("GiB", 2**-30), ("MiB", 2**-20), ("KiB", 2**-10), ("B", 1.0)),
+    "bytes/s": (("TB/s", 1e-12), ("GB/s", 1e-9), ("MB/s", 1e-6), ("kB/s", 1e-3), ("B/s", 1.0)),
+    "FLOP/s": (("TFLOP/s", 1e-12), ("GFLOP/s", 1e-9), ("MFLOP/s", 1e-6), ("FLOP/s", 1.0)),
+}
+"""Unit -> (word, factor) of its scales, the largest first."""
 _LONGEST_INT = 10**18
 
 
@@ -85,49 +92,28 @@ def _numeric(write: Callable[[float], str]) -> Callable[[Any], str]:
     return lambda value: write(value) if is_number(value) else plain(value)
 
 
-def _share(value: float) -> str:
-    return f"{100 * value:.1f} %"
+def scale(unit: str, largest: float) -> tuple[str, float]:
+    """(word, factor) of the unit that suits a size: of the first of its scales in which it is 1 or more."""
+    scales = SCALES[unit]
+    return next((pair for pair in scales if largest * pair[1] >= 1), scales[-1] if largest else scales[0])
+
+
+def in_scale(value: float, unit: str) -> str:
+    """A value in the scale that suits it, three digits: 4.21 GB/s."""
+    word, factor = scale(unit, abs(value))
+    scaled = factor * value
+    return f"{scaled:,.0f} {word}" if abs(scaled) >= 1000 else f"{scaled:.3g} {word}"
 
 
 def _rate(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def seconds(value: float) -> str:
-    """A time in the unit that suits its size, three digits."""
-    size = abs(value)
-    if size >= 100 or value == 0:
-        return f"{value:,.0f} s"
-    if size >= 1:
-        return f"{value:.2f} s"
-    unit, scale = next(((unit, scale) for unit, scale in (("ms", 1e3), ("us", 1e6)) if size * scale >= 1), ("ns", 1e9))
-    return f"{scale * value:.3g} {unit}"
-
-
-def decimal(value: float) -> str:
-    """Three digits and a decimal prefix, to stand before a unit: 4.21 T."""
-    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= size:
-            return f"{_three_digits(value / size)} {prefix}"
-    return f"{_three_digits(value)} "
-
-
-def _bytes(value: float) -> str:
-    unit, size = next(((unit, size) for unit, size in _BYTES if value >= size), ("B", 1))
-    return f"{_three_digits(value / size)} {unit}"
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
-    "share": _numeric(_share),
-    "s": _numeric(seconds),
-    "bytes": _numeric(_bytes),
+    "share": _numeric(lambda value: f"{100 * value:.1f} %"),
     "tokens/s": _numeric(_rate),
     "requests/s": _numeric(_rate),
-    "bytes/s": _numeric(lambda value: f"{decimal(value)}B/s"),
+    **{unit: _numeric(partial(in_scale, unit=unit)) for unit in ("s", "bytes", "bytes/s")},
 }
 
 
