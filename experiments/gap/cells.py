@@ -230,15 +230,14 @@ def build(name: str, capacity: int, block_tokens: int) -> EvictionPolicy:
 def continuations(paths: RequestPaths) -> tuple[list[bool], list[float]]:
     """(R,) whether a later prompt extends each request's, and (R,) seconds until the first such arrives."""
     last: dict[int, int] = {}
-    known = paths.known
-    times = known.arrival if known is not None else [float(i) for i in range(paths.num_requests)]
+    times = paths.times
     extended, gaps = [False] * paths.num_requests, [0.0] * paths.num_requests
     for request, (start, full) in enumerate(zip(paths.starts.tolist(), paths.full_blocks.tolist(), strict=False)):
         path = paths.nodes[start : start + full].tolist()
         for node in path:
             before = last.get(node)
             if before is not None and not extended[before]:
-                extended[before], gaps[before] = True, (times[request] or 0.0) - (times[before] or 0.0)
+                extended[before], gaps[before] = True, times[request] - times[before]
         if path:
             last[path[-1]] = request
     return extended, gaps
@@ -265,4 +264,5 @@ def with_times(paths: RequestPaths, sigma: float) -> RequestPaths:
 
 def _with_hints(paths: RequestPaths, hints: Sequence[Hint | None]) -> RequestPaths:
     assert paths.known is not None
-    return replace(paths, known=replace(paths.known, hint=list(hints)))
+    known = [replace(facts, hint=hint) for facts, hint in zip(paths.known, hints, strict=True)]
+    return replace(paths, known=known)

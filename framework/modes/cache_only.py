@@ -186,11 +186,11 @@ def _log_requests(
     assert paths.known is not None
     columns: dict[str, Sequence[Any]] = {
         "request": range(paths.num_requests),
-        "tenant": [tenant or "" for tenant in paths.known.tenant],
-        "session": paths.known.session,
-        "turn": paths.known.turn,
-        "category": paths.known.category,
-        "arrival_s": paths.known.arrival,
+        "tenant": [facts.tenant or "" for facts in paths.known],
+        "session": [facts.session for facts in paths.known],
+        "turn": [facts.turn for facts in paths.known],
+        "category": [facts.category for facts in paths.known],
+        "arrival_s": [facts.arrival for facts in paths.known],
         "prompt_tokens": paths.input_tokens.tolist(),
         "cached_tokens": paths.hit_tokens(hits).tolist(),
         "prompt_blocks": np.diff(paths.starts).tolist(),

@@ -88,7 +88,7 @@ def explain(
     keys = (nodes * scale + by)[order]
     last = np.searchsorted(keys, paths.nodes[missed].astype(np.int64) * scale + requests[missed]) - 1
     event = np.where(last >= 0, order[last] if len(order) else 0, -1)
-    previous = _previous(paths, missed, asked)
+    previous = _previous(paths, missed)
     lost = np.zeros(len(missed), dtype=bool)
     found = last >= 0
     lost[found] = (nodes[event[found]] == paths.nodes[missed[found]]) & (by[event[found]] >= previous[found])
@@ -172,12 +172,9 @@ def _elsewhere(paths: RequestPaths, ids: list[int], log: LossLog) -> npt.NDArray
     return found
 
 
-def _previous(paths: RequestPaths, missed: Ints, asked: npt.NDArray[np.bool_]) -> Ints:
-    """The last request before that referenced the same node, of each of the references `missed`; none is its node's
-    first. Sorts only references of nodes that are `asked` (N,).
-    """
-    references = np.flatnonzero(asked[paths.nodes])
-    order = references[np.argsort(paths.nodes[references], kind="stable")]
+def _previous(paths: RequestPaths, missed: Ints) -> Ints:
+    """The last request before that referenced the same node, of each of the references `missed`, none its first."""
+    order = np.argsort(paths.nodes, kind="stable")
     earlier = np.empty(paths.num_references, dtype=np.int64)
     earlier[order[1:]] = order[:-1]
     found: Ints = paths.requests[earlier[missed]].astype(np.int64)
@@ -194,9 +191,9 @@ def _evictions(paths: RequestPaths, at: Ints, evicted_for: Ints, depths: Ints, o
     def summed(values: Ints) -> Ints:
         return np.add.reduceat(values, first) if len(first) else np.empty(0, dtype=np.int64)
 
-    requests, evicted_for, known = requests[first], evicted_for[first], paths.known
-    given = known.turn if known is not None else [None] * paths.num_requests
-    turns = paths.turns.tolist()
+    requests, evicted_for, turns = requests[first], evicted_for[first], paths.turns.tolist()
+    known = [] if paths.known is None else [paths.known[request] for request in requests.tolist()]
+    given = [facts.turn for facts in known] or [None] * len(requests)
     return Evictions(
         request=requests,
         depth=depths[at][first],
@@ -206,7 +203,7 @@ def _evictions(paths: RequestPaths, at: Ints, evicted_for: Ints, depths: Ints, o
         requests_ago=requests - evicted_for,
         references_ago=paths.starts[requests] - paths.starts[evicted_for],
         admission=requests,
-        turn=[turns[request] if given[request] is None else given[request] for request in requests.tolist()],
-        tenant=[] if known is None else [known.tenant[request] for request in requests.tolist()],
-        category=[] if known is None else [known.category[request] for request in requests.tolist()],
+        turn=[turns[at] if turn is None else turn for at, turn in zip(requests.tolist(), given, strict=True)],
+        tenant=[facts.tenant for facts in known],
+        category=[facts.category for facts in known],
     )

@@ -15,24 +15,11 @@ import numpy.typing as npt
 
 from framework.errors import WorkloadError
 from framework.interfaces.workload import Namespace, WorkloadRequest
-from framework.types import Hint, PolicyTime, RequestFacts
+from framework.types import PolicyTime, RequestFacts
 
 Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]
 AnyInts = npt.NDArray[np.integer[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class KnownRequests:
-    """What a trace says of its requests beside their blocks: one list a fact, R long, None where it says nothing."""
-
-    arrival: list[float | None]
-    session: list[str | None]
-    category: list[str | None]
-    tenant: list[str | None]
-    turn: list[int | None]
-    hint: list[Hint | None]
-    output_tokens: list[int | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +34,7 @@ class RequestPaths:
         input_tokens: (R,) int64.
         tenants: (R,) int32, small numbers in order of first appearance.
         block_tokens: tokens a block.
-        known: what else the trace says of each request; None when it was not kept.
+        known: (R,) what the trace says of each request, `turn` where it says one; None when it was not kept.
         ids: (N,) the trace's id of each node's block; None where all requests are of one namespace.
     """
 
@@ -58,7 +45,7 @@ class RequestPaths:
     input_tokens: Ints
     tenants: Ints32
     block_tokens: int
-    known: KnownRequests | None = None
+    known: Sequence[RequestFacts] | None = None
     ids: AnyInts | None = None
 
     @property
@@ -146,30 +133,19 @@ class RequestPaths:
 
     def request_facts(self, request: int, hit_blocks: int) -> RequestFacts:
         """What a policy may read of a request that found `hit_blocks` of its blocks in the cache."""
-        known, turn = self.known, int(self.turns[request])
-        prompt = int(self.input_tokens[request])
-        new = int(self.starts[request + 1] - self.starts[request]) - hit_blocks
-        if known is None:
-            return RequestFacts(turn=turn, prompt_tokens=prompt, new_blocks=new)
-        given = known.turn[request]
-        return RequestFacts(
-            turn=turn if given is None else given,
-            prompt_tokens=prompt,
-            new_blocks=new,
-            output_tokens=known.output_tokens[request],
-            arrival=known.arrival[request],
-            session=known.session[request],
-            category=known.category[request],
-            tenant=known.tenant[request],
-            hint=known.hint[request],
+        known = (
+            RequestFacts(prompt_tokens=int(self.input_tokens[request])) if self.known is None else self.known[request]
         )
+        new = int(self.starts[request + 1] - self.starts[request]) - hit_blocks
+        return replace(known, turn=int(self.turns[request]) if known.turn is None else known.turn, new_blocks=new)
 
     @cached_property
     def times(self) -> list[PolicyTime]:
         """When each request arrived, in the trace's seconds: the clock that policies see. Its number, from 1, where the
         trace does not say."""
-        arrivals = [] if self.known is None else [time for time in self.known.arrival if time is not None]
-        return arrivals if len(arrivals) == self.num_requests else [float(at) for at in range(1, self.num_requests + 1)]
+        if self.known is None:
+            return [float(at) for at in range(1, self.num_requests + 1)]
+        return [facts.arrival or 0.0 for facts in self.known]
 
     @cached_property
     def infinite_hits(self) -> Ints:
@@ -204,17 +180,22 @@ def build_paths(requests: Iterable[WorkloadRequest], *, full_blocks_only: bool =
     tenants: dict[str, int] = {}
     tenant_of: list[int] = []
     sizes: set[int] = set()
-    facts: list[tuple[Any, ...]] = []  # in the order of KnownRequests
+    known: list[RequestFacts] = []
+    last = 0.0
     for request in requests:
         if request.block_ids is None:
             raise WorkloadError("this trace has lengths only; a cache needs block ids or tokens")
         sizes.add(request.block_tokens)
-        if facts and request.arrival_s < facts[-1][0]:
-            raise WorkloadError(f"request {len(facts)} arrives before the one ahead of it; sort the trace by time")
+        if request.arrival_s < last:
+            raise WorkloadError(f"request {len(known)} arrives before the one ahead of it; sort the trace by time")
+        last = request.arrival_s
         names.append(request.block_ids[: request.num_full_blocks] if full_blocks_only else request.block_ids)
         lengths.append(request.input_tokens)
-        facts.append((request.arrival_s, request.session, request.category, request.tenant or None, request.turn,
-                      request.hint, request.output_tokens))  # fmt: skip
+        known.append(RequestFacts(
+            turn=request.turn, prompt_tokens=request.input_tokens, output_tokens=request.output_tokens,
+            arrival=request.arrival_s, session=request.session, category=request.category,
+            tenant=request.tenant or None, hint=request.hint,
+        ))  # fmt: skip
         namespace_of.append(namespaces.setdefault(request.namespace, len(namespaces)))
         tenant_of.append(tenants.setdefault(request.tenant or request.namespace.salt, len(tenants)))
     if len(sizes) != 1:
@@ -231,7 +212,7 @@ def build_paths(requests: Iterable[WorkloadRequest], *, full_blocks_only: bool =
         input_tokens=np.array(lengths, dtype=np.int64),
         tenants=np.array(tenant_of, dtype=np.int32),
         block_tokens=sizes.pop(),
-        known=KnownRequests(*map(list, zip(*facts, strict=True))),
+        known=known,
     )
     return found if len(namespaces) < 2 else replace(found, ids=ids[found.is_first])
 

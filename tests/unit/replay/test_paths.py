@@ -55,5 +55,5 @@ def test_every_distinct_prefix_of_a_namespace_is_one_node(requests: list[Workloa
     tenants = list(dict.fromkeys(one.tenant or one.namespace.salt for one in requests))
     assert [tenants[at] for at in found.tenants] == [one.tenant or one.namespace.salt for one in requests]
     assert found.known is not None
-    assert found.known.turn == [one.turn for one in requests]
+    assert [facts.turn for facts in found.known] == [one.turn for one in requests]
     assert {str(one.dtype) for one in (found.nodes, found.parents, found.depths, found.tenants)} == {"int32"}
