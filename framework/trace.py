@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,7 +140,7 @@ def _print(found: TraceDescription, first_error: str) -> None:
     table = Table(title=found.path, show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
-    for name, value in _rows(found):
+    for name, value in _rows(found.as_dict()):
         table.add_row(name, value)
     console = Console()
     console.print(table)
@@ -149,35 +148,22 @@ def _print(found: TraceDescription, first_error: str) -> None:
         console.print(f"skipped {found.skipped} lines, the first: {first_error}", markup=False)
 
 
-def _rows(found: TraceDescription) -> Iterator[tuple[str, str]]:
-    yield "format", found.format
-    yield "requests", f"{found.requests:,}"
-    yield "skipped lines", f"{found.skipped:,}"
-    yield "duration", f"{found.duration_s:,.1f} s ({found.requests_per_s:.3g} requests/s)"
-    yield "sessions / scopes", f"{found.sessions:,} / {found.scopes:,}"
-    if found.unknown_outputs:
-        yield "requests of unknown output", f"{found.unknown_outputs:,}"
-    for name, lengths in (("input", found.input_tokens), ("output", found.output_tokens)):
-        if lengths is None:
-            continue
-        yield f"{name} tokens, total", f"{lengths.total:,}"
-        yield (
-            f"{name} tokens, mean p50 p90 p99 max",
-            f"{lengths.mean:,.1f}  {lengths.p50:,.0f}  {lengths.p90:,.0f}  {lengths.p99:,.0f}  {lengths.max:,}",
-        )
-    if found.sharing is None:
-        yield "sharing", "lengths only"
-        return
-    sharing = found.sharing
-    for field in fields(sharing):
-        value: Any = getattr(sharing, field.name)
-        if field.name.startswith("hit_rate"):
-            name = field.name.removeprefix("hit_rate_").removeprefix("by_").replace("_", " ")
-            yield f"infinite cache, hit rate: {name}", f"{value:.4f}"
-        elif field.name != "lru_curve":
-            yield field.name.replace("_", " "), f"{value:,}"
-    for capacity, rate in sharing.lru_curve:
-        yield f"LRU of {capacity:,} blocks, by blocks", f"{rate:.4f}"
+def _rows(found: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """A row a value, and a row a point of a curve: name and text."""
+    for key, value in found.items():
+        name = f"{above}{key.replace('_', ' ')}"
+        if isinstance(value, Mapping):
+            yield from _rows(value, f"{name}, ")
+        elif key == "lru_curve":
+            yield from ((f"{above}hit rate of LRU, {size:,} blocks", f"{rate:.4f}") for size, rate in value)
+        elif key != "path":
+            yield name, _shown(value)
+
+
+def _shown(value: str | float | None) -> str:
+    if value is None or isinstance(value, str):
+        return value or "unknown"
+    return f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
 
 
 def _convert(options: argparse.Namespace) -> int:

@@ -58,7 +58,7 @@ Record = tuple[int, WorkloadRequest | FieldError]
 
 
 class TraceReader(ABC):
-    """Reads the requests of one file. Made anew, without arguments, for every file.
+    """Reads the requests of one file. Made anew, without arguments, for every pass over a file.
 
     Attributes:
         block_tokens: tokens a block. On the class: of the files as published, 0 for lengths only. On an object that

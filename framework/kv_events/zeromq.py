@@ -29,6 +29,7 @@ _ANSWER_S = 5.0
 _KEPT_BATCHES = 10_000
 _MOST_MESSAGES = 100_000
 _MOST_WAITING = 100_000
+_MOST_UNREAD = 1_000_000
 
 
 def packages() -> tuple[Any, Any]:
@@ -198,7 +199,6 @@ class Subscriber:
     Args:
         endpoint, replay_endpoint: where the publisher is; None: nothing can be asked for again.
         topic: only messages whose first frame begins so.
-        hwm: messages that may wait to be read here.
 
     Attributes:
         endpoint: as given.
@@ -208,15 +208,13 @@ class Subscriber:
         ConfigError: a package is missing, or no such address.
     """
 
-    def __init__(
-        self, endpoint: str, replay_endpoint: str | None = None, *, topic: str = "", hwm: int = 1_000_000
-    ) -> None:
+    def __init__(self, endpoint: str, replay_endpoint: str | None = None, *, topic: str = "") -> None:
         zmq, _ = packages()
         self._zmq, self.endpoint, self._replay_endpoint = zmq, endpoint, replay_endpoint
         self.num_damaged, self.first_damage = 0, ""
         self._context = zmq.Context()
         self._messages = self._context.socket(zmq.SUB)
-        self._messages.setsockopt(zmq.RCVHWM, hwm)
+        self._messages.setsockopt(zmq.RCVHWM, _MOST_UNREAD)
         self._messages.setsockopt(zmq.SUBSCRIBE, topic.encode())
         try:
             self._connect(self._messages, endpoint)

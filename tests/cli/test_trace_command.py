@@ -30,7 +30,7 @@ def test_describe_prints_a_data_sheet(mooncake: Path, tmp_path: Path, capsys: py
     plot, sheet = tmp_path / "reuse.png", tmp_path / "sheet.json"
     assert trace.main(["describe", str(mooncake), "--plot", str(plot), "--json", str(sheet)]) == 0
     out = capsys.readouterr().out
-    for text in ("requests", "unique blocks", "infinite cache", "LRU of"):
+    for text in ("requests", "unique blocks", "hit rate by tokens", "hit rate of LRU"):
         assert text in out, out
     assert plot.read_bytes().startswith(b"\x89PNG")
     found = json.loads(sheet.read_text())

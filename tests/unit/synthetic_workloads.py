@@ -1,9 +1,11 @@
-"""Synthetic workloads, drawn."""
+"""Synthetic workloads, drawn, and example traces, written out."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from framework import registry
 from framework.interfaces.workload import WorkloadRequest
 from framework.workload import build
 
@@ -17,3 +19,11 @@ def drawn(name: str, seed: int = 0, **options: Any) -> list[WorkloadRequest]:
 def common_prefix(a: str, b: str) -> int:
     """Characters that both texts begin with."""
     return next((at for at, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
+
+
+def example(name: str, folder: Path) -> Path:
+    """The example of an installed trace reader."""
+    reader: Any = registry.load("trace", name)
+    for file, text in reader.example.items():
+        (folder / file).write_text(text)
+    return folder / next(iter(reader.example))

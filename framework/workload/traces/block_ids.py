@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +16,6 @@ from framework.interfaces.trace import (
     JsonLinesReader,
     Line,
     Namespace,
-    Record,
     WorkloadRequest,
     check_block_count,
     integer,
@@ -83,18 +82,13 @@ class Bailian(JsonLinesReader):
     }
 
     def __init__(self) -> None:
-        self._roots: dict[int, int] = {}
+        self._roots: dict[int, int] = {}  # one number a chat
 
     @classmethod
     def recognises(cls, head: Sequence[Line], path: Path) -> bool:
         """By `chat_id`."""
         record = first_object(head)
         return isinstance(record.get("hash_ids"), list) and "chat_id" in record
-
-    def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
-        """See TraceReader; keeps one number a chat."""
-        self._roots.clear()
-        return super().read(lines, path)
 
     def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:
         """One line. `turn` counts from 1 there, from 0 here."""
@@ -143,17 +137,12 @@ class Runs(JsonLinesReader):
     }
 
     def __init__(self) -> None:
-        self._turns: Counter[str] = Counter()
+        self._turns: Counter[str] = Counter()  # one number a scope
 
     @classmethod
     def recognises(cls, head: Sequence[Line], path: Path) -> bool:
         """By `runs`."""
         return "runs" in first_object(head)
-
-    def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
-        """See TraceReader; keeps one number a scope."""
-        self._turns.clear()
-        return super().read(lines, path)
 
     def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:
         """One line; `sub` says whether a sub-agent asks."""

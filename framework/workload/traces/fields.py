@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
-from framework.interfaces.trace import FieldError, Line, Sampling, hint, integer, json_object, text
+from framework.interfaces.trace import (
+    FieldError,
+    JsonLinesReader,
+    Line,
+    Record,
+    Sampling,
+    hint,
+    integer,
+    json_object,
+    text,
+)
 
 
 def first_object(head: Sequence[Line]) -> dict[str, Any]:
@@ -14,6 +25,31 @@ def first_object(head: Sequence[Line]) -> dict[str, Any]:
         return json_object(head[0][1]) if head else {}
     except FieldError:
         return {}
+
+
+class HeadedReader(JsonLinesReader):
+    """One JSON object a line, after a header line with the format's name and version.
+
+    Attributes:
+        header: both.
+    """
+
+    header: ClassVar[tuple[str, int]]
+
+    @classmethod
+    def recognises(cls, head: Sequence[Line], path: Path) -> bool:
+        """By the header."""
+        return first_object(head).get("format") == cls.header[0]
+
+    def block_size(self, head: Sequence[Line], asked: int | None) -> int:
+        """See TraceReader; the header is checked first."""
+        check_header(first_object(head), *self.header)
+        return super().block_size(head, asked)
+
+    def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
+        """See TraceReader; the first line is the header."""
+        next(lines, None)
+        return super().read(lines, path)
 
 
 def check_header(record: Mapping[str, Any], name: str, version: int) -> None:

@@ -31,10 +31,8 @@ from framework.files.atomic import beside
 from framework.interfaces.trace import (
     BlockIdArray,
     FieldError,
-    JsonLinesReader,
     Line,
     Namespace,
-    Record,
     Sampling,
     WorkloadRequest,
     check_block_count,
@@ -44,7 +42,7 @@ from framework.interfaces.trace import (
     text,
 )
 from framework.types import TokenArray
-from framework.workload.traces.fields import answer, check_header, facts_of, first_object
+from framework.workload.traces.fields import HeadedReader, answer, facts_of, first_object
 
 FORMAT, VERSION = "kvlab-trace", 1
 DEFAULT_BLOCK_TOKENS = 16
@@ -53,9 +51,10 @@ SYNTHETIC = ("system_prompts", "conversations", "agents", "rag", "forks")
 _MAX_FORKS = 1024
 
 
-class OwnFormat(JsonLinesReader):
+class OwnFormat(HeadedReader):
     """This framework's own: a header line, then one JSON object a request, with tokens, block ids or lengths."""
 
+    header = FORMAT, VERSION
     block_tokens = DEFAULT_BLOCK_TOKENS
 
     example: ClassVar[Mapping[str, str]] = {
@@ -65,26 +64,15 @@ class OwnFormat(JsonLinesReader):
         '{"arrival_s": 0.5, "input_tokens": 9, "output_tokens": 0}\n'
     }
 
-    @classmethod
-    def recognises(cls, head: Sequence[Line], path: Path) -> bool:
-        """By the header."""
-        return first_object(head).get("format") == FORMAT
-
     def block_size(self, head: Sequence[Line], asked: int | None) -> int:
         """The header's, or what is asked where prompts are tokens."""
-        header = first_object(head)
-        check_header(header, FORMAT, VERSION)
-        size = integer(header, "block_tokens", 1)
+        super().block_size(head, asked)
+        size = integer(first_object(head), "block_tokens", 1)
         return asked if asked is not None and "tokens" in first_object(head[1:]) else size
 
     def in_steps(self, head: Sequence[Line]) -> bool:
         """By the header's `clock`."""
         return first_object(head).get("clock") == "steps"
-
-    def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
-        """See TraceReader; the first line is the header."""
-        next(lines, None)
-        return super().read(lines, path)
 
     def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:
         """One request line. Token-level prompts get block ids by `name_blocks`."""

@@ -47,16 +47,13 @@ class PrivateTrace:
         path: a new file; its owner alone may read it.
         block_tokens: tokens a block, as the file's header says.
         hash_tokens: tokens that one hash stands for; None: a block's.
-        veil: for tests.
 
     Raises:
         ConfigError: the file is there already, or cannot be written. OSError, of any method: it no longer can be.
     """
 
-    def __init__(
-        self, path: Path, block_tokens: int, *, hash_tokens: int | None = None, veil: Veil | None = None, **notes: Any
-    ) -> None:
-        self._size, self._veil = hash_tokens or block_tokens, veil or Veil()
+    def __init__(self, path: Path, block_tokens: int, *, hash_tokens: int | None = None, **notes: Any) -> None:
+        self._size, self._veil = hash_tokens or block_tokens, Veil()
         self._waiting: dict[LiveRequest, None] = {}
         self.num_requests = 0
         self._file: PrivateFile | None = PrivateFile(path, ConfigError)

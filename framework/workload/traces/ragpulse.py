@@ -74,8 +74,7 @@ class RagPulse(JsonLinesReader):
 
     def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
         """See TraceReader; keeps two numbers a chunk."""
-        self._chunks, self._num_unnamed = _chunks(path.parent), 0
-        self._start_s, self._last_s, self._before_s = None, 0.0, 0.0
+        self._chunks = _chunks(path.parent)
         return super().read(lines, path)
 
     def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:

@@ -20,10 +20,8 @@ from framework.errors import FrameworkError, WorkloadError
 from framework.files.lines import read_lines
 from framework.interfaces.trace import (
     FieldError,
-    JsonLinesReader,
     Line,
     Namespace,
-    Record,
     Sampling,
     WorkloadRequest,
     integer,
@@ -34,19 +32,20 @@ from framework.interfaces.trace import (
 )
 from framework.interfaces.workload import Workload
 from framework.types import TokenArray
-from framework.workload.traces.fields import answer, check_header, facts_of, first_object
+from framework.workload.traces.fields import HeadedReader, answer, check_header, facts_of
 from framework.workload.traces.own_format import DEFAULT_BLOCK_TOKENS, name_blocks
 
 FORMAT, VERSION = "kvlab-recording", 2
 Candidates = tuple[list[list[int]], list[list[float]]]
 
 
-class RecordedRun(JsonLinesReader):
+class RecordedRun(HeadedReader):
     """A serve run with `run.record=true`: its prompts and the answers. Arrivals are steps.
 
     Of several samples only the first's tokens are kept, of beams none: a trace holds one output a request.
     """
 
+    header = FORMAT, VERSION
     block_tokens = DEFAULT_BLOCK_TOKENS
     sizes_vary = True
 
@@ -57,24 +56,9 @@ class RecordedRun(JsonLinesReader):
         '"seed": 1, "priority": 0, "tenant": "t", "namespace": {"model": "m"}, "outputs": [[1, 2, 0]], "tops": []}\n'
     }
 
-    @classmethod
-    def recognises(cls, head: Sequence[Line], path: Path) -> bool:
-        """By the header."""
-        return first_object(head).get("format") == FORMAT
-
     def in_steps(self, head: Sequence[Line]) -> bool:
         """Always."""
         return True
-
-    def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
-        """See TraceReader; the first line is the header."""
-        next(lines, None)
-        return super().read(lines, path)
-
-    def block_size(self, head: Sequence[Line], asked: int | None) -> int:
-        """What is asked, since prompts are tokens."""
-        check_header(first_object(head), FORMAT, VERSION)
-        return super().block_size(head, asked)
 
     def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:
         """One request line."""

@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from framework.files.atomic import replacing, write_json, write_text
+from framework.files.atomic import beside, write_json, write_text
 
 
 def test_a_file_appears_whole(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    with replacing(path) as file:
-        file.write("half")
-        file.flush()
+    with beside(path) as temporary:
+        temporary.write_text("half")
         assert not path.exists()
-        file.write(" and half")
+        temporary.write_text("half and half")
     assert path.read_text() == "half and half"
     assert os.listdir(tmp_path) == ["result.json"]
 
@@ -30,8 +29,8 @@ def test_a_writer_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, er
     write_text(path, "good")
 
     def fail_midway() -> None:
-        with replacing(path) as file:
-            file.write("bad")
+        with beside(path) as temporary:
+            temporary.write_text("bad")
             raise error("stopped midway")
 
     with pytest.raises(error, match="stopped midway"):

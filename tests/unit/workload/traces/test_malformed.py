@@ -8,10 +8,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from synthetic_workloads import example
 
 from framework import registry, trace
 from framework.errors import WorkloadError
-from framework.interfaces.trace import TraceReader
 from framework.testing import trace_checks
 from framework.workload.traces import detect_format, open_trace, write_trace
 from framework.workload.traces.own_format import name_blocks
@@ -27,10 +27,7 @@ def test_every_reader_passes_the_kit(name: str, check: object) -> None:
 
 @pytest.mark.parametrize("name", [name for name in READERS if name != "hash_ids"])
 def test_every_example_is_recognised_by_its_content_alone(name: str, tmp_path: Path) -> None:
-    reader: type[TraceReader] = registry.load("trace", name)
-    for file, text in reader.example.items():
-        (tmp_path / file).write_text(text)
-    assert detect_format(tmp_path / next(iter(reader.example))) == name
+    assert detect_format(example(name, tmp_path)) == name
 
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -93,10 +90,8 @@ def test_a_trace_without_a_request_names_the_file_and_the_count(tmp_path: Path) 
 
 
 def test_ragpulse_prompts_share_exactly_their_leading_chunks(tmp_path: Path) -> None:
-    reader = registry.load("trace", "ragpulse")
-    for file, text in reader.example.items():  # type: ignore[attr-defined]
-        (tmp_path / file).write_text(text)
-    first, second = open_trace(tmp_path / "0_trace.jsonl", block_tokens=8)
+    path = example("ragpulse", tmp_path)
+    first, second = open_trace(path, block_tokens=8)
     assert (first.input_tokens, first.session, first.arrival_s) == (40, "s-1", 82.0)
     assert first.tokens is not None
     assert second.tokens is not None
@@ -108,19 +103,19 @@ def test_ragpulse_prompts_share_exactly_their_leading_chunks(tmp_path: Path) -> 
     assert first.block_ids.tolist() == name_blocks(first.tokens, 8).tolist()
     (tmp_path / "3_history.jsonl").unlink()
     with pytest.raises(WorkloadError, match=r"3_history\.jsonl is not there: RAGPulse publishes"):
-        list(open_trace(tmp_path / "0_trace.jsonl"))
+        list(open_trace(path))
 
 
 def test_kv_cache_tester_sessions_are_read_from_a_file_a_line_and_a_folder(tmp_path: Path) -> None:
-    (text,) = registry.load("trace", "kv_cache_tester").example.values()  # type: ignore[attr-defined]
-    (tmp_path / "one.json").write_text(text)
+    one = example("kv_cache_tester", tmp_path)
+    text = one.read_text()
     folder = tmp_path / "traces"
     folder.mkdir()
     (folder / "trace_0001.json").write_text(text)
     (folder / "trace_0002.json.gz").write_bytes(gzip.compress(text.replace("trace_0001", "trace_0002").encode()))
     lines = tmp_path / "lines.jsonl"
     lines.write_text("".join(json.dumps(json.loads(text) | {"id": name}) + "\n" for name in ("a", "b")))
-    main, sub, later = open_trace(tmp_path / "one.json")
+    main, sub, later = open_trace(one)
     assert [one.session for one in (main, sub, later)] == ["trace_0001", "trace_0001/a1", "trace_0001"]
     assert [one.turn for one in (main, sub, later)] == [0, 0, 1]
     assert {one.namespace.salt for one in (main, sub, later)} == {"trace_0001"}, "blocks are shared with sub-agents"
@@ -129,17 +124,14 @@ def test_kv_cache_tester_sessions_are_read_from_a_file_a_line_and_a_folder(tmp_p
         found = list(open_trace(path))
         assert (len(found), {one.namespace.salt for one in found}) == (6, names)
         assert [one.arrival_s for one in found] == sorted(one.arrival_s for one in found)
-    (tmp_path / "one.json").write_text(text.replace('"in": 130', '"in": 0'))
-    with pytest.raises(WorkloadError, match=r"one\.json:1: requests\[0\]: in: "):
-        list(open_trace(tmp_path / "one.json"))
+    one.write_text(text.replace('"in": 130', '"in": 0'))
+    with pytest.raises(WorkloadError, match=r"\.json:1: requests\[0\]: in: "):
+        list(open_trace(one))
 
 
 def _ragpulse(folder: Path, times: list[float]) -> Path:
-    example = registry.load("trace", "ragpulse").example  # type: ignore[attr-defined]
-    for file, text in example.items():
-        (folder / file).write_text(text)
-    line = json.loads(example["0_trace.jsonl"].splitlines()[0])
-    path = folder / "0_trace.jsonl"
+    path = example("ragpulse", folder)
+    line = json.loads(path.read_text().splitlines()[0])
     path.write_text("".join(json.dumps({**line, "timestamp": str(time)}) + "\n" for time in times))
     return path
 
@@ -162,23 +154,21 @@ def test_a_ragpulse_chunk_has_one_length_in_one_file(tmp_path: Path, file: str) 
 
 
 def test_kv_cache_tester_documents_are_known_over_many_lines_and_their_ids_are_their_own(tmp_path: Path) -> None:
-    (text,) = registry.load("trace", "kv_cache_tester").example.values()  # type: ignore[attr-defined]
-    document = json.loads(text)
-    path = tmp_path / "one.json"
+    path = example("kv_cache_tester", tmp_path)
+    document = json.loads(path.read_text())
     path.write_text(json.dumps(document, indent=2))
     assert len(list(open_trace(path))) == 3
     path.write_text(json.dumps({**document, "hash_id_scope": "glob"}))
-    with pytest.raises(WorkloadError, match=r"one\.json:1: hash_id_scope: .*local or global, found 'glob'"):
+    with pytest.raises(WorkloadError, match=r"\.json:1: hash_id_scope: .*local or global, found 'glob'"):
         list(open_trace(path))
     path.write_text(2 * (json.dumps(document) + "\n"))
-    with pytest.raises(WorkloadError, match=r"one\.json:2: id: session 'trace_0001' appears twice"):
+    with pytest.raises(WorkloadError, match=r"\.json:2: id: session 'trace_0001' appears twice"):
         list(open_trace(path))
 
 
 def test_kv_events_whose_time_goes_back_are_refused(tmp_path: Path) -> None:
-    (text,) = registry.load("trace", "kv_events").example.values()  # type: ignore[attr-defined]
-    path = tmp_path / "events.jsonl"
-    path.write_text(text.replace('"ts": 99', '"ts": 0'))
+    path = example("kv_events", tmp_path)
+    path.write_text(path.read_text().replace('"ts": 99', '"ts": 0'))
     with pytest.raises(WorkloadError, match=r"events\.jsonl:3: ts: 0\.0 s after 1\.0 s"):
         list(open_trace(path))
 

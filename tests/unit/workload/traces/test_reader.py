@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from synthetic_workloads import example
 
 from framework.errors import InvalidArgument, WorkloadError
 from framework.types import Namespace
@@ -17,33 +18,6 @@ from framework.workload.traces import TraceRequest, detect_format, open_trace, w
 from framework.workload.traces.own_format import name_blocks
 
 MOONCAKE = {"timestamp": 27, "input_length": 1000, "output_length": 5, "hash_ids": [0, 7]}
-BAILIAN = {
-    "chat_id": 159,
-    "parent_chat_id": 55,
-    "timestamp": 61.114,
-    "input_length": 33,
-    "output_length": 132,
-    "type": "text",
-    "turn": 2,
-    "hash_ids": [1089, 1090, 6326],
-}
-RUNS = {
-    "timestamp": 9000,
-    "input_length": 650,
-    "output_length": 3,
-    "hash_ids": [],
-    "runs": [[1, 8], [20, 2]],
-    "scope": "a",
-}
-AZURE = (
-    "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
-    "2023-11-16 18:15:46.6805900,374,44\r\n2023-11-16 18:15:50.9951690,396,109"
-)
-BURSTGPT = (
-    "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-    "5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1087,0,1087,API log\n"
-)
-VIDUR = "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.8\n"
 
 
 def put(path: Path, *records: object) -> Path:
@@ -58,44 +32,40 @@ def ids(request: TraceRequest) -> list[int]:
     return list(request.block_ids.tolist())
 
 
-def test_a_mooncake_line_is_read_whole(tmp_path: Path) -> None:
-    trace = open_trace(put(tmp_path / "m.jsonl", MOONCAKE))
-    (request,) = trace
-    assert (trace.format, trace.num_requests, trace.block_tokens) == ("mooncake", 1, 512)
-    assert (request.arrival_s, request.input_tokens, request.output_tokens) == (0.027, 1000, 5)
-    assert (ids(request), request.block_tokens, request.num_full_blocks) == ([0, 7], 512, 1)
+EXAMPLES: dict[str, tuple[int, list[tuple[float, int, int, list[int] | None]]]] = {
+    "mooncake": (512, [(0.0, 1300, 52, [0, 1, 2]), (2.75, 600, 7, [0, 9])]),
+    "bailian": (16, [(0.5, 20, 3, [7, 8]), (61.1, 33, 9, [7, 9, 10])]),
+    "runs": (64, [(0.0, 650, 3, [*range(1, 9), 20, 21]), (9.0, 700, 4, [*range(1, 11)])]),
+    "azure": (0, [(0.0, 374, 44, None), (pytest.approx(4.314579, abs=1e-5), 396, 109, None)]),  # type: ignore[list-item]
+    "burstgpt": (0, [(5.0, 472, 18, None), (45.0, 1087, 0, None)]),
+    "vidur": (0, [(0.0, 3772, 54, None), (0.0, 90, 1, None)]),
+}
+"""Tokens a block; of each request arrival, prompt, answer, and names of blocks."""
 
 
-def test_a_bailian_line_has_blocks_of_16_tokens_and_seconds(tmp_path: Path) -> None:
-    path = put(tmp_path / "b.jsonl", BAILIAN)
-    (request,) = open_trace(path)
-    assert (request.arrival_s, request.block_tokens, request.session) == (61.114, 16, "55")
-    assert request.num_full_blocks == 2
-    (rag,) = open_trace(
-        put(tmp_path / "r.jsonl", {**MOONCAKE, "hash_ids": [1] * 8}), format="hash_ids", block_tokens=128
-    )
-    assert (rag.block_tokens, len(ids(rag))) == (128, 8)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_read_whole(name: str, tmp_path: Path) -> None:
+    trace = open_trace(example(name, tmp_path))
+    found = [
+        (one.arrival_s, one.input_tokens, one.output_tokens, None if one.block_ids is None else ids(one))
+        for one in trace
+    ]
+    assert (trace.block_tokens, found) == EXAMPLES[name]
+    assert (trace.format, trace.num_requests) == (name, 2)
 
 
-def test_runs_expand_and_every_eighth_id_is_the_coarser_trace(tmp_path: Path) -> None:
-    path = put(tmp_path / "a.jsonl", RUNS)
-    (request,) = open_trace(path)
-    assert ids(request) == [1, 2, 3, 4, 5, 6, 7, 8, 20, 21]
-    assert (request.namespace.salt, request.block_tokens, request.arrival_s) == ("a", 64, 9.0)
-    (coarse,) = open_trace(path, block_tokens=512)
-    assert (ids(coarse), coarse.block_tokens) == ([8], 512)
-    (pairs,) = open_trace(path, block_tokens=128)
+def test_a_block_of_any_size_is_read_as_the_user_says(tmp_path: Path) -> None:
+    path = put(tmp_path / "r.jsonl", {**MOONCAKE, "hash_ids": [1] * 8})
+    (request,) = open_trace(path, format="hash_ids", block_tokens=128)
+    assert (request.block_tokens, len(ids(request)), request.num_full_blocks) == (128, 8, 7)
+
+
+def test_every_eighth_id_is_the_coarser_trace(tmp_path: Path) -> None:
+    path = example("runs", tmp_path)
+    coarse, _ = open_trace(path, block_tokens=512)
+    assert (ids(coarse), coarse.block_tokens, coarse.namespace.salt) == ([8], 512, "a")
+    pairs, _ = open_trace(path, block_tokens=128)
     assert ids(pairs) == [2, 4, 6, 8, 21]
-
-
-def test_length_traces_have_times_and_lengths_only(tmp_path: Path) -> None:
-    first, second = open_trace(put(tmp_path / "azure.csv", AZURE))
-    assert (first.arrival_s, first.input_tokens, first.output_tokens, first.block_ids) == (0.0, 374, 44, None)
-    assert second.arrival_s == pytest.approx(4.314579, abs=1e-5)
-    trace = open_trace(put(tmp_path / "burst.csv", BURSTGPT))
-    assert [(r.arrival_s, r.input_tokens, r.output_tokens) for r in trace] == [(5.0, 472, 18), (45.0, 1087, 0)]
-    (vidur,) = open_trace(put(tmp_path / "vidur.csv", VIDUR))
-    assert (trace.format, vidur.input_tokens, vidur.output_tokens) == ("burstgpt", 3772, 54)
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
@@ -229,7 +199,8 @@ def test_a_bad_line_is_named_by_file_line_and_field(tmp_path: Path, line: str, m
     ],
 )
 def test_a_bad_csv_row_is_named_too(tmp_path: Path, row: str, message: str) -> None:
-    path = put(tmp_path / "bad.csv", AZURE, row)
+    path = example("azure", tmp_path)
+    put(path, path.read_text().rstrip(), row)
     with pytest.raises(WorkloadError) as error:
         list(open_trace(path))
     assert f"{path}:4: {message}" in str(error.value)
