@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,7 @@ class Repeats:
     def __init__(self) -> None:
         self._seen: dict[frozenset[str], str | None] = {}
         """Overrides but for the seed -> the policy whose seed is unused; "" not asked yet; None where it is used."""
-        self.names: dict[str, int] = {}
+        self.names = Counter[str]()
         """What the repeated jobs ran, and how many of them there were."""
 
     def repeats(self, words: Sequence[str], config: Callable[[], Mapping[str, Any]]) -> bool:
@@ -164,8 +165,7 @@ class Repeats:
         policy = self._seen[rest]
         if policy is None:
             return False
-        name = f"eviction={policy}"
-        self.names[name] = self.names.get(name, 0) + 1
+        self.names[f"eviction={policy}"] += 1
         return True
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 from framework.errors import ConfigError, FrameworkError, RunDirectoryError
@@ -160,63 +159,56 @@ def _short(word: str) -> str:
     return re.sub(r"[^A-Za-z0-9._=+-]+", "_", f"{key}={value.strip(chr(39)).rstrip('/').rpartition('/')[2]}")
 
 
-class Watch:
-    """`with Watch(folders, report):` around a launcher's call: `report` is called once a job, soon after its end.
+@contextmanager
+def watched(
+    folders: Iterable[Path], report: Callable[[Outcome], None], *, every_s: float = 0.5
+) -> Iterator[Callable[[Outcome], None]]:
+    """Around a launcher's call: `report` is called once a job, soon after its end, in a thread of its own.
 
     A launcher returns when all jobs have ended, and its workers may be on other machines: what both sides see is the
-    sweep's folder. `report` is called in a thread of its own; `finish` reports what the files did not show.
+    sweep's folder. Given is a function that takes what the launcher returned, and reports what the files did not show.
 
     Args:
         folders: of the jobs that are launched; what lies in them already does not count.
         every_s: seconds between two looks.
     """
+    before = {folder: (_stamp(folder / RESULT), _stamp(folder / FAILURE)) for folder in folders}
+    running, ended = dict.fromkeys(before), threading.Event()
 
-    def __init__(self, folders: Iterable[Path], report: Callable[[Outcome], None], *, every_s: float = 0.5) -> None:
-        self._report, self._every_s = report, every_s
-        self._before = {folder: (_stamp(folder / RESULT), _stamp(folder / FAILURE)) for folder in folders}
-        self._open = dict.fromkeys(self._before)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, name="sweep-watch", daemon=True)
+    def look_on() -> None:
+        while not ended.wait(every_s):
+            for folder in list(running):
+                if (outcome := _end_of(folder, *before[folder])) is not None:
+                    del running[folder]
+                    report(outcome)
 
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
+    def finish(outcome: Outcome) -> None:
+        folder = Path(outcome.directory or "")
+        if folder in running or folder not in before:
+            running.pop(folder, None)
+            report(outcome)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        self._thread.join()
+    thread = threading.Thread(target=look_on, name="sweep-watch", daemon=True)
+    thread.start()
+    try:
+        yield finish
+    finally:
+        ended.set()
+        thread.join()
 
-    def finish(self, outcome: Outcome) -> None:
-        """Report a job that the launcher returned, unless its files did. After the block."""
-        folder = None if outcome.directory is None else Path(outcome.directory)
-        if folder is None or folder not in self._before or folder in self._open:
-            self._open.pop(folder, None)  # type: ignore[arg-type]
-            self._report(outcome)
 
-    def _look_on(self) -> None:
-        while not self._ended.wait(self._every_s):
-            for folder in list(self._open):
-                if (outcome := self._outcome(folder)) is not None:
-                    del self._open[folder]
-                    self._report(outcome)
-
-    def _outcome(self, folder: Path) -> Outcome | None:
-        """How the job in `folder` ended; None while nothing says so. A bad result waits for the failure beside it."""
-        old_result, old_failure = self._before[folder]
-        failed_at, ended_at = _stamp(folder / FAILURE), _stamp(folder / RESULT)
-        state: State | None = None
-        if failed_at not in (None, old_failure):
-            found = (read_json(folder / FAILURE) or {}).get("status")
-            state, ended_at = "unavailable" if found == "unavailable" else "failed", failed_at
-        elif ended_at not in (None, old_result) and (result := read_json(folder / RESULT)) is not None:
-            state = None if what_went_wrong(result) else "ok"
-        if state is None or ended_at is None:
-            return None
-        began_at = _stamp(folder / JOB)
-        took_s = None if began_at is None or began_at > ended_at else (ended_at[0] - began_at[0]) / 1e9
-        return Outcome(directory=str(folder), state=state, took_s=took_s)
+def _end_of(folder: Path, old_result: _Stamp, old_failure: _Stamp) -> Outcome | None:
+    """How the job in `folder` ended; None while nothing says so. A bad result waits for the failure beside it."""
+    failed_at, ended_at = _stamp(folder / FAILURE), _stamp(folder / RESULT)
+    state: State = "ok"
+    if failed_at not in (None, old_failure):
+        found = (read_json(folder / FAILURE) or {}).get("status")
+        state, ended_at = "unavailable" if found == "unavailable" else "failed", failed_at
+    elif ended_at == old_result or (result := read_json(folder / RESULT)) is None or what_went_wrong(result):
+        return None
+    began_at = _stamp(folder / JOB)
+    took_s = None if began_at is None or ended_at is None else (ended_at[0] - began_at[0]) / 1e9
+    return Outcome(directory=str(folder), state=state, took_s=took_s)
 
 
 def _stamp(path: Path) -> _Stamp:

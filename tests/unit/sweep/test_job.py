@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import queue
 import random
-import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from framework.sweep.identity import config_hash
 from framework.sweep.job import (
     JobDone,
     Outcome,
-    Watch,
     begin,
     fail,
     folder_name,
     is_done,
+    watched,
     what_changed,
 )
 from framework.tracking import RunDirectory
@@ -107,22 +107,13 @@ def test_only_what_a_disk_does_counts_as_a_failure_to_write() -> None:
         assert not is_disk_failure(error)
 
 
-class Reports:
-    """Collects what a Watch reports; `wait` returns once there are so many."""
+Reports = queue.Queue[Outcome]
 
-    def __init__(self) -> None:
-        self.found: list[Outcome] = []
-        self._more = threading.Condition()
 
-    def __call__(self, outcome: Outcome) -> None:
-        with self._more:
-            self.found.append(outcome)
-            self._more.notify_all()
-
-    def wait(self, count: int) -> list[tuple[str, str]]:
-        with self._more:
-            assert self._more.wait_for(lambda: len(self.found) >= count, timeout=20), self.found
-        return [(Path(str(outcome.directory)).name, outcome.state) for outcome in self.found]
+def said(reports: Reports) -> tuple[str, str]:
+    """Folder and state of the next outcome."""
+    outcome = reports.get(timeout=20)
+    return Path(str(outcome.directory)).name, outcome.state
 
 
 @pytest.fixture
@@ -138,36 +129,38 @@ def result(folder: Path, **facts: object) -> None:
 
 def test_a_job_is_reported_as_soon_as_its_files_say_that_it_ended(folders: list[Path]) -> None:
     reports = Reports()
-    with Watch(folders, reports, every_s=0.01) as watch:
+    with watched(folders, reports.put, every_s=0.01) as finish:
         result(folders[1])
-        assert reports.wait(1) == [("b", "ok")]
+        assert said(reports) == ("b", "ok")
         fail(folders[0], "unavailable", "no such device")
-        assert reports.wait(2)[1] == ("a", "unavailable")
-    assert reports.found[0].took_s is not None
+        outcome = reports.get(timeout=20)
+        assert (outcome.directory, outcome.state) == (str(folders[0]), "unavailable")
+        assert outcome.took_s is not None
     for folder in folders:
-        watch.finish(Outcome(directory=str(folder), state="ok"))
-    assert reports.wait(3)[2:] == [("c", "ok")], "each once"
+        finish(Outcome(directory=str(folder), state="ok"))
+    assert said(reports) == ("c", "ok")
+    assert reports.empty(), "each once"
 
 
 def test_what_lay_in_a_folder_before_is_not_this_job_s_end(folders: list[Path]) -> None:
     result(folders[0])
     fail(folders[1], "failed", "an earlier run's")
     reports = Reports()
-    with Watch(folders, reports, every_s=0.01):
+    with watched(folders, reports.put, every_s=0.01):
         result(folders[2])
-        assert reports.wait(1) == [("c", "ok")]
+        assert said(reports) == ("c", "ok")
         begin(folders[1], ["eviction=b"], "hash")
         result(folders[1])
-        assert reports.wait(2)[1] == ("b", "ok")
+        assert said(reports) == ("b", "ok")
 
 
 def test_a_bad_result_waits_for_the_reason_and_then_for_the_launcher(folders: list[Path]) -> None:
     reports = Reports()
-    with Watch(folders, reports, every_s=0.01) as watch:
+    with watched(folders, reports.put, every_s=0.01) as finish:
         result(folders[0], status="failed", reasons=["no"])
         (folders[1] / "result.json").write_text('{"status": "o')
         result(folders[2])
-        assert reports.wait(1) == [("c", "ok")]
-    watch.finish(Outcome(directory=str(folders[0]), state="failed", status=1))
-    watch.finish(Outcome(directory=str(folders[2])))
-    assert reports.wait(2) == [("c", "ok"), ("a", "failed")]
+        assert said(reports) == ("c", "ok")
+    finish(Outcome(directory=str(folders[0]), state="failed", status=1))
+    finish(Outcome(directory=str(folders[2])))
+    assert (said(reports), reports.empty()) == (("a", "failed"), True)
