@@ -126,37 +126,6 @@ def _close(store: GuardedStore) -> None:
         store.close()
 
 
-def served_tiers(
-    tiers: Sequence[TierEntry],
-    tiering: Component,
-    shared: Mapping[str, Any],
-    pool: PoolBytes,
-    format: BlockFormat,
-    now: Callable[[], float],
-    kind: str = "",
-) -> TierSetup:
-    """Tiers of stores that hold blocks of `format`, filled and read by a thread of their own.
-
-    Args:
-        kind: of a further group of KV.
-
-    Raises:
-        StoreFailed: a store cannot be opened.
-    """
-    policies, rule = tier_policies(tiers, shared), build_component("tiering", tiering, shared)
-    stores, found = open_stores(tiers, format, pool)
-    return TierSetup(
-        tiers=policies,
-        rule=rule,
-        transfers=WorkerTransfers(pool, stores, now),
-        holds_kv=[store.holds_kv for store in stores],
-        media=[store.medium for store in stores],
-        found=found,
-        block_bytes=format.block_bytes,
-        kind=kind,
-    )
-
-
 def replayed_tiers(
     tiers: Sequence[TierEntry],
     tiering: Component,
@@ -213,7 +182,18 @@ def tier_opener(
     named = fingerprint(decoder), f"{scheme.__module__}.{scheme.__qualname__}"
 
     def open(parts: Sequence[Tensor], tiers: Sequence[TierEntry], kind: str = "") -> TierSetup:
-        format = block_format(pool, parts, *named, kind)
-        return served_tiers(tiers, tiering, shared, pool_bytes(parts), format, now, kind)
+        bytes_of, format = pool_bytes(parts), block_format(pool, parts, *named, kind)
+        policies, rule = tier_policies(tiers, shared), build_component("tiering", tiering, shared)
+        stores, found = open_stores(tiers, format, bytes_of)
+        return TierSetup(
+            tiers=policies,
+            rule=rule,
+            transfers=WorkerTransfers(bytes_of, stores, now),
+            holds_kv=[store.holds_kv for store in stores],
+            media=[store.medium for store in stores],
+            found=found,
+            block_bytes=format.block_bytes,
+            kind=kind,
+        )
 
     return open
