@@ -111,7 +111,6 @@ class PoolFacts:
             last[block] = access
         self.num_candidates -= len(pinned)
         if priority > pool.least_priority:
-            pool.varied = True
             for block in blocks:
                 pool.priority[block] = max(pool.priority[block], priority)
         host = self._timed()

@@ -106,7 +106,7 @@ class SharedGroups(Allocator):
         self._parents: list[int] = memory.parents
         self._pools = [(pool, max(group.block_bytes for group, own in zip(memory.groups, memory.pools, strict=True)
                                   if own is pool)) for pool in dict.fromkeys(memory.pools)]  # fmt: skip
-        self._hasher = BlockHasher(hash, memory.unit, num_blocks)
+        self._hasher = BlockHasher(hash, memory.unit)
         self._nodes: dict[BlockHash, int] = {}
         self.names: list[BlockHash] = []
         self._runs: dict[RequestId, _Running] = {}

@@ -57,19 +57,13 @@ class GuardedAllocator(Allocator):
         return int(value)
 
     def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
-        try:
-            hit: Any = self.plugin.lookup(tokens, namespace, previous)
-        except BaseException as error:
-            self._contain("lookup", error)
+        hit: Any = self._boundary.call("lookup", self.plugin.lookup, tokens, namespace, previous)
         if not isinstance(hit, Hit) or not is_count(hit.num_tokens) or hit.num_tokens >= max(len(tokens), 1):
             self._boundary.wrong("lookup", f"must return a Hit of fewer than the prompt's {len(tokens)} tokens", hit)
         return hit
 
     def fits(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> bool:
-        try:
-            found: Any = self.plugin.fits(request, tokens, hit)
-        except BaseException as error:
-            self._contain("fits", error)
+        found: Any = self._boundary.call("fits", self.plugin.fits, request, tokens, hit)
         if type(found) is not bool and not isinstance(found, np.bool_):
             self._boundary.wrong("fits", "must return a bool", found)
         return bool(found)
@@ -106,16 +100,10 @@ class GuardedAllocator(Allocator):
         return int(found)
 
     def promise(self, request: RequestId, tokens: TokenArray) -> None:
-        try:
-            self.plugin.promise(request, tokens)
-        except BaseException as error:
-            self._contain("promise", error)
+        self._boundary.call("promise", self.plugin.promise, request, tokens)
 
     def withdraw(self, request: RequestId) -> Sequence[RequestId]:
-        try:
-            found: Any = self.plugin.withdraw(request)
-        except BaseException as error:
-            self._contain("withdraw", error)
+        found: Any = self._boundary.call("withdraw", self.plugin.withdraw, request)
         if not isinstance(found, (tuple, list)) or not all(map(is_count, found)):
             self._boundary.wrong("withdraw", "must return the ids of requests", found)
         return found
@@ -145,10 +133,7 @@ class GuardedAllocator(Allocator):
         )
 
     def unref_leading(self, request: RequestId, num_tokens: int) -> int:
-        try:
-            found: Any = self.plugin.unref_leading(request, num_tokens)
-        except BaseException as error:
-            self._contain("unref_leading", error)
+        found: Any = self._boundary.call("unref_leading", self.plugin.unref_leading, request, num_tokens)
         if not is_count(found) or found * self.block_size > num_tokens:
             rule = f"must return how many of the {num_tokens // self.block_size} leading blocks are unreferenced"
             self._boundary.wrong("unref_leading", rule, found)

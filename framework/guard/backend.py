@@ -50,19 +50,13 @@ class GuardedBackend:
         return found
 
     def check(self, spec: AttentionSpec, device: str) -> list[str]:
-        try:
-            found: Any = self.plugin.check(spec, device)
-        except BaseException as error:
-            self._contain("check", error)
+        found: Any = self._boundary.call("check", self.plugin.check, spec, device)
         if not isinstance(found, (list, tuple)) or not all(isinstance(reason, str) for reason in found):
             self._boundary.wrong("check", "must return a list of reasons (str)", found)
         return list(found)
 
     def screen(self, spec: AttentionSpec, arch: str) -> list[CompiledKernel] | None:
-        try:
-            found: Any = self.plugin.screen(spec, arch)
-        except BaseException as error:
-            self._contain("screen", error)
+        found: Any = self._boundary.call("screen", self.plugin.screen, spec, arch)
         if found is None:
             return None
         if not isinstance(found, (list, tuple)) or not all(isinstance(kernel, CompiledKernel) for kernel in found):

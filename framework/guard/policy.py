@@ -7,15 +7,11 @@ from contextlib import suppress
 from operator import length_hint
 from typing import Any, Protocol
 
-import numpy as np
-
 from framework.errors import NoCandidate, PluginError
 from framework.guard.boundary import Boundary
 from framework.guard.facts import Facts, checked_facts
 from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.types import BlockId, PolicyTime
-
-_MANY = 64  # blocks from which on NumPy takes less time than a loop
 
 
 class GuardedPolicy:
@@ -262,10 +258,7 @@ class PolicyHost:
     def _many_victims(self, count: int) -> list[int]:
         named = self.policy.victims(count, self.now)
         candidate, taken = self.candidate, 0
-        whole = {*map(type, named)} <= {int}
-        if whole and len(named) == count >= _MANY and self._are_candidates(named):
-            return named
-        if whole and min(named, default=0) > 0:
+        if {*map(type, named)} <= {int} and min(named, default=0) > 0:
             rest = iter(named)
             try:
                 for block in rest:
@@ -277,23 +270,6 @@ class PolicyHost:
             return named
         self.restore(named[:taken])
         raise self.policy.fault("victims", f"must name {count} distinct candidates, named {named}")
-
-    def _are_candidates(self, named: list[int]) -> bool:
-        """Whether these integers are distinct candidates, which they are no longer then. No: nothing changed."""
-        at = np.array(named)
-        if at.dtype != np.intp or at[at.argmin()] < 1 or at[at.argmax()] >= len(self.candidate):  # other: too large
-            return False
-        candidate, order = np.frombuffer(self.candidate, dtype=np.uint8), np.arange(len(at))
-        if np.count_nonzero(candidate[at]) != len(at):
-            return False
-        for shift in range(0, len(at).bit_length(), 8):  # a block named twice holds a byte of the later of its places
-            byte = (order >> shift).astype(np.uint8)
-            candidate[at] = byte
-            if np.count_nonzero(candidate[at] == byte) != len(at):
-                candidate[at] = 1
-                return False
-        candidate[at] = 0
-        return True
 
     def restore(self, victims: Sequence[int], late: Sequence[int] = ()) -> None:
         """The policy keeps these victims after all, and is not offered the `late` ones that they made leaves.

@@ -104,7 +104,7 @@ class PagedAllocator(Allocator):
         host.policy.attach(self.pool.view(self._requests))
         overridden = type(self).choose_free is not PagedAllocator.choose_free
         self.cache = BlockCache(self.pool, index, host, leaf_only, self.choose_free if overridden else None)
-        self.hasher = BlockHasher(hash, block_size, num_blocks)
+        self.hasher = BlockHasher(hash, block_size)
         self._tables: dict[RequestId, Table] = {}
         self.promises = Promises(self.cache, self._tables, self._requests)
         self._tenants: dict[str, int] = {}
@@ -155,8 +155,6 @@ class PagedAllocator(Allocator):
         limit = (len(tokens) - 1) // self.block_size
         data = tokens.tobytes() if self.cache.index.compares_tokens else b""
         blocks: Any = self.cache.index.find(anchor, hashes, data, limit) if limit > 0 else ()
-        if previous is None:
-            self.hasher.note_hit(anchor, hashes, len(blocks))
         return Hit(len(blocks) * self.block_size, tuple(blocks), hashes, self._version)
 
     def _check_hit(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:

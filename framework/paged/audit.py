@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, Protocol
-
-from framework.paged.pool import BlockPool
+from typing import Any
 
 
-class Audited(Protocol):
-    """What an audit reads of an allocator: its columns, its tables by request, and its index and promises."""
+def audit(allocator: Any) -> list[str]:
+    """Every broken invariant, recomputed from the tables and the columns alone. O(num_blocks + tables).
 
-    num_blocks: int
-    block_size: int
-    pool: BlockPool
-    cache: Any
-    promises: Any
-
-    def tables(self) -> Mapping[Any, Any]: ...
-
-
-def audit(allocator: Audited) -> list[str]:
-    """Every broken invariant, recomputed from the tables and the columns alone. O(num_blocks + tables)."""
+    Args:
+        allocator: a PagedAllocator, or what has its `num_blocks`, `block_size`, `pool`, `cache`, `promises` and
+            `tables()`: what another language keeps is audited so.
+    """
     index = allocator.cache.index.audit()
     return [
         *_tables(allocator),
@@ -34,7 +24,7 @@ def audit(allocator: Audited) -> list[str]:
     ]
 
 
-def _tables(allocator: Audited) -> list[str]:
+def _tables(allocator: Any) -> list[str]:
     faults = []
     for request, table in allocator.tables().items():
         size, blocks = allocator.block_size, table.blocks
@@ -60,7 +50,7 @@ def _tables(allocator: Audited) -> list[str]:
     return [*faults, *_promises(allocator)]
 
 
-def _promises(allocator: Audited) -> list[str]:
+def _promises(allocator: Any) -> list[str]:
     """What is promised is published and in its owner's table, and whoever else names it is noted."""
     faults, tables, promises = [], allocator.tables(), allocator.promises
     for block, owner in promises.owner.items():
@@ -76,7 +66,7 @@ def _promises(allocator: Audited) -> list[str]:
     return faults
 
 
-def _references(allocator: Audited) -> list[str]:
+def _references(allocator: Any) -> list[str]:
     counts = Counter(block for table in allocator.tables().values() for block in table.blocks if block)
     faults = []
     for block, ref in enumerate(allocator.pool.ref):
@@ -87,7 +77,7 @@ def _references(allocator: Audited) -> list[str]:
     return faults
 
 
-def _states(allocator: Audited) -> list[str]:
+def _states(allocator: Any) -> list[str]:
     pool = allocator.pool
     faults = []
     used = cached = 0
@@ -108,7 +98,7 @@ def _states(allocator: Audited) -> list[str]:
     return faults
 
 
-def _free_set(allocator: Audited) -> list[str]:
+def _free_set(allocator: Any) -> list[str]:
     pool = allocator.pool
     faults = []
     if len(set(pool.free)) != len(pool.free):
@@ -121,7 +111,7 @@ def _free_set(allocator: Audited) -> list[str]:
     return faults
 
 
-def _candidates(allocator: Audited) -> list[str]:
+def _candidates(allocator: Any) -> list[str]:
     pool, faults = allocator.pool, []
     published = [block for block in range(1, pool.num_blocks + 1) if pool.block_hash[block] is not None]
     cached = [block for block in published if not pool.ref[block]]
@@ -137,7 +127,7 @@ def _candidates(allocator: Audited) -> list[str]:
     return faults
 
 
-def _published(allocator: Audited) -> list[str]:
+def _published(allocator: Any) -> list[str]:
     pool, faults = allocator.pool, []
     for request, table in allocator.tables().items():
         for index, block in enumerate(table.blocks[: table.published]):
@@ -152,7 +142,7 @@ def _published(allocator: Audited) -> list[str]:
     return faults
 
 
-def _ancestry(allocator: Audited) -> list[str]:
+def _ancestry(allocator: Any) -> list[str]:
     pool, cache, faults = allocator.pool, allocator.cache, list[str]()
     detached = cache.detached
     if cache.index.keeps_duplicates:  # a request's own copy may lie below a block that it does not use

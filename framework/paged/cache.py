@@ -54,7 +54,6 @@ class BlockCache:
         self.leaf_only = leaf_only
         if leaf_only:
             host.tree = self
-            pool.children  # noqa: B018  counted from the start
         self.evictions = 0
         self.detached: set[int] = set()
         self.listener: Callable[[CacheEvent], Any] | None = None
@@ -148,7 +147,7 @@ class BlockCache:
             pinned = [block for block in reversed(idle) if candidate[block]]
             pool.used += len(idle)
         if priority > pool.least_priority:
-            pool.varied, importance = True, pool.priority
+            importance = pool.priority
             for block in hits:
                 if importance[block] < priority:
                     priorities.append((block, importance[block]))
@@ -293,7 +292,6 @@ class BlockCache:
         pool.ref[block] += 1
         pool.last_access[block] = pool.access
         if priority > pool.least_priority and priority > pool.priority[block]:
-            pool.varied = True
             pool.priority[block] = priority
         pool.ref[own] -= 1
         if not pool.ref[own]:

@@ -8,12 +8,10 @@ from typing import Any
 from framework.errors import InvalidArgument
 from framework.guard.hash import GuardedHash
 from framework.interfaces.allocator import Hit
-from framework.interfaces.hash import HashScheme, little_endian
+from framework.interfaces.hash import HashScheme
 from framework.types import BlockHash, Namespace, TokenArray
 
 _MAX_NAMESPACES = 65_536
-_LEAST_ROOM = 65_536  # bytes of tokens
-_BRANCHES = 4  # prefixes kept of one first block
 
 
 class BlockHashes(tuple[BlockHash, ...]):
@@ -29,63 +27,13 @@ class BlockHashes(tuple[BlockHash, ...]):
         return made
 
 
-class HashedPrefixes:
-    """Hashes of prefixes that were hit of late: a scheme is deterministic, so equal tokens need no hashing again.
-
-    Prefixes are found by namespace and first block, a few for each, and compared byte by byte; what they hold is exact.
-    Bounded in bytes of tokens, the oldest go first.
-    """
-
-    def __init__(self, block_size: int, room: int) -> None:
-        self._step = 4 * block_size
-        self._room = room
-        self._runs: dict[tuple[int, bytes], list[tuple[bytes, tuple[BlockHash, ...]]]] = {}
-        self._held = 0
-
-    def find(self, anchor: int, data: bytes) -> tuple[BlockHash, ...]:
-        """The hashes that are known of the leading full blocks of `data`, int32 tokens."""
-        runs = self._runs.get((anchor, data[: self._step]))
-        if runs is None:
-            return ()
-        best: tuple[BlockHash, ...] = ()
-        for known, hashes in runs:
-            if len(hashes) > len(best) and data.startswith(known):
-                best = hashes
-        return best or self._common(data, *runs[-1])
-
-    def _common(self, data: bytes, known: bytes, hashes: tuple[BlockHash, ...]) -> tuple[BlockHash, ...]:
-        """Those of the blocks in which `data` and `known` begin alike, of which there is one at least."""
-        same, differ, step = 1, min(len(hashes), len(data) // self._step) + 1, self._step
-        while differ - same > 1:
-            middle = (same + differ) // 2
-            if data.startswith(known[: middle * step]):
-                same = middle
-            else:
-                differ = middle
-        return hashes[:same]
-
-    def keep(self, anchor: int, data: bytes, hashes: Sequence[BlockHash]) -> None:
-        """These are the hashes of the leading blocks of `data`, more than were known."""
-        hashes = tuple(hashes[: self._room // 4 // self._step])
-        if not hashes:
-            return
-        key, known = (anchor, data[: self._step]), data[: len(hashes) * self._step]
-        runs = self._runs.pop(key, [])
-        self._held += len(known) - sum(len(run) for run, _ in runs)
-        runs = [run for run in runs if not known.startswith(run[0])][1 - _BRANCHES :]
-        self._held += sum(len(run) for run, _ in runs)
-        self._runs[key] = [*runs, (known, hashes)]
-        while self._held > self._room:
-            self._held -= sum(len(run) for run, _ in self._runs.pop(next(iter(self._runs))))
-
-
 class BlockHasher:
     """A hash scheme, guarded, with the roots of the namespaces seen.
 
     A root is a hash and an anchor: an integer below 0 that stands for the namespace in a PrefixIndex.
     """
 
-    def __init__(self, scheme: HashScheme, block_size: int, num_blocks: int = 0) -> None:
+    def __init__(self, scheme: HashScheme, block_size: int) -> None:
         self._scheme = GuardedHash(scheme, block_size)
         self._block_size = block_size
         self._roots: dict[Namespace, tuple[BlockHash, int]] = {}
@@ -93,8 +41,6 @@ class BlockHasher:
         self._recent: tuple[tuple[Namespace, tuple[BlockHash, int]], ...] = (nothing, nothing)
         self._last_anchor = 0
         self.blocks = self._scheme.blocks
-        self._prefixes = HashedPrefixes(block_size, max(_LEAST_ROOM, 8 * num_blocks))
-        self._looked_up: tuple[bytes, int] = (b"", 0)
 
     def root(self, namespace: Namespace) -> tuple[BlockHash, int]:
         """What the namespace's first blocks hang below: hash and anchor."""
@@ -121,12 +67,7 @@ class BlockHasher:
         """The anchor, and the hashes of all full blocks of `tokens` (n,) int32; those of `previous` are reused."""
         (root, anchor), size = self.root(namespace), self._block_size
         if previous is None or not previous.hashes:
-            data = little_endian(tokens)
-            found = self._prefixes.find(anchor, data)
-            self._looked_up = data, len(found)
-            if not found:
-                return anchor, BlockHashes.of(namespace, self.blocks(root, tokens))
-            return anchor, BlockHashes.of(namespace, (*found, *self.blocks(found[-1], tokens[len(found) * size :])))
+            return anchor, BlockHashes.of(namespace, self.blocks(root, tokens))
         known = previous.hashes
         self.check(known, namespace)
         if isinstance(known, BlockHashes) and len(known) == len(tokens) // size:
@@ -134,12 +75,6 @@ class BlockHasher:
         known = known[: len(tokens) // size]
         rest = self.blocks(known[-1] if known else root, tokens[len(known) * size :])
         return anchor, BlockHashes.of(namespace, (*known, *rest))
-
-    def note_hit(self, anchor: int, hashes: Sequence[BlockHash], num_blocks: int) -> None:
-        """Of the prompt that `of` hashed last, this many leading blocks are cached: likely to be asked for again."""
-        data, known = self._looked_up
-        if num_blocks > known:
-            self._prefixes.keep(anchor, data, hashes[:num_blocks])
 
     def check(self, hashes: Sequence[BlockHash], namespace: Namespace) -> None:
         """Refuse hashes made for another namespace.

@@ -56,9 +56,8 @@ class PrefixIndex:
         self._block = array("i", [0])  # 0: a ghost
         self._data = bytearray(self._step)  # tokens
         self._unused = array("i")
-        self._counting = False
         self._make_room(pool.num_blocks)
-        pool.count_children, pool.parent_of = self._count, self.parent
+        pool.parent_of = self.parent
 
     def _make_room(self, count: int) -> None:
         """Let there be `count` unused nodes."""
@@ -69,12 +68,6 @@ class PrefixIndex:
                 column.extend(array("i", bytes(4 * more)))
             if self.compares_tokens:
                 self._data.extend(bytes(self._step * more))
-
-    def _count(self, children: array[int]) -> None:
-        """Fill the pool's column, and keep it from here on."""
-        self._counting = True
-        for block in filter(None, self._block):
-            children[block] = self._resident[self._node[block]]
 
     def find(self, anchor: int, hashes: Sequence[BlockHash], data: bytes, limit: int) -> list[int]:
         """The blocks of the leading contents, at most `limit`, up to the first that is not published. Pure."""
@@ -157,8 +150,7 @@ class PrefixIndex:
             self._later.setdefault(node, {})[block] = None
         else:
             self._block[node] = block
-            if self._counting:
-                self._pool.children[block] = self._resident[node]
+            self._pool.children[block] = self._resident[node]
         self._count_child(above, 1)
         return block
 
@@ -195,7 +187,7 @@ class PrefixIndex:
     def _count_child(self, above: int, more: int) -> None:
         if above > 0:
             self._resident[above] += more
-            if self._counting and self._block[above]:
+            if self._block[above]:
                 self._pool.children[self._block[above]] += more
 
     def insert_chain(
@@ -239,8 +231,7 @@ class PrefixIndex:
         _view(self._node)[where] = at
         if self.compares_tokens:
             self._tokens()[at] = np.frombuffer(data, dtype=np.int32).reshape(count, -1)
-        if self._counting:
-            _view(self._pool.children)[where[:-1]] = 1
+        _view(self._pool.children)[where[:-1]] = 1
         self._count_child(above, 1)
 
     def parent(self, block: int) -> int:
@@ -264,9 +255,8 @@ class PrefixIndex:
             self._count_child(self._above[node], -1)
             self._node[block], hash_of[block] = 0, None
             self._block[node] = heir = self._heir(node, block)
-            if self._counting:
-                self._pool.children[block] = 0
-                self._pool.children[heir] = self._resident[node] if heir else 0
+            self._pool.children[block] = 0
+            self._pool.children[heir] = self._resident[node] if heir else 0
             if not heir:
                 self._ghosts[node] = block_hash
                 self._forget(node)
@@ -313,8 +303,7 @@ class PrefixIndex:
             np.add.at(kids, rest, 1)
             return False
         _view(self._resident)[outer] = kids[outer]  # every child has one block
-        if self._counting:
-            _view(self._pool.children)[held[outer]] = kids[outer]
+        _view(self._pool.children)[held[outer]] = kids[outer]
         listed = ~inner
         listed[inner] = first[outer] != at[inner]
         for place in np.flatnonzero(listed).tolist():

@@ -28,7 +28,7 @@ class BlockPool:
 
     A block is in one of three states: *free* (in the free set), *in use* (`ref` above 0), *cached* (neither). A block
     with a `block_hash` is published; cached blocks always are. Columns are `array.array`: fast one at a time in Python.
-    About 57 bytes a block, and its hash.
+    About 80 bytes a block, and its hash.
 
     The free set is a sparse set: `free` is a stack, `slot[b]` where b lies in it; any member leaves in O(1).
 
@@ -38,9 +38,7 @@ class BlockPool:
         used: blocks in use. `cached` = num_blocks - len(free) - used.
         access: allocator calls that touched blocks so far: the clock of `admitted` and `last_access`.
         least_priority: no published block has a lower one.
-        count_children: fills the column `children` when it is first read: an index's, which then keeps it. None: zeros.
         parent_of: the block published directly above one, as the index knows it.
-        varied: whether any block ever had a priority or tenant but 0; those columns are not written before.
         The other columns are those of BlockView, whose `key` is the column `block_hash` here.
     """
 
@@ -58,34 +56,13 @@ class BlockPool:
         self.hits = array("i", [0]) * size
         self.admitted = array("q", [0]) * size
         self.last_access = array("q", [0]) * size
+        self.tenant = array("i", [0]) * size
+        self.priority = array("q", [0]) * size
+        self.next_use = array("d", [inf]) * size
+        self.children = array("i", [0]) * size
         self.block_hash: list[BlockHash | None] = [None] * size
         self.least_priority = 0
-        self.varied = False
-        self._knows_next_use = False
-        self.count_children: Callable[[array[int]], None] | None = None
         self.parent_of: Callable[[int], int] = lambda block: 0
-
-    @cached_property
-    def tenant(self) -> array[int]:
-        return array("i", [0]) * (self.num_blocks + 1)
-
-    @cached_property
-    def priority(self) -> array[int]:
-        """The highest of a block's content's users."""
-        return array("q", [0]) * (self.num_blocks + 1)
-
-    @cached_property
-    def next_use(self) -> array[float]:
-        """The access count of a block's content's next request, where a replay foresees it."""
-        return array("d", [inf]) * (self.num_blocks + 1)
-
-    @cached_property
-    def children(self) -> array[int]:
-        """Blocks published directly below each. Who reads it first has it counted, and kept from there on."""
-        children = array("i", [0]) * (self.num_blocks + 1)
-        if self.count_children is not None:
-            self.count_children(children)
-        return children
 
     @property
     def cached(self) -> int:
@@ -96,13 +73,16 @@ class BlockPool:
         """Read-only live columns for an eviction policy; `requests` where it asks for the last requests."""
         size = self.num_blocks + 1
         facts: dict[str, Any] = {} if requests is None else {"last_request": _listed(requests.column)}
-        return _View(
-            self,
+        return BlockView(
             depth=_read_only(self.depth),
             num_tokens=num_tokens_of(self.depth, self.block_size),
             admitted=_read_only(self.admitted),
             last_access=_read_only(self.last_access),
             hits=_read_only(self.hits),
+            priority=_read_only(self.priority),
+            tenant=_read_only(self.tenant),
+            children=_read_only(self.children),
+            next_use=_read_only(self.next_use),
             key=_listed(self.block_hash),
             parent=ComputedColumn(lambda block: self.parent_of(block), size),
             partial=ConstantColumn(value=False, length=size),  # only full blocks are published
@@ -115,7 +95,6 @@ class BlockPool:
         Call it after the content was published (`commit`) or hit and before the next call that may evict. The value
         is forgotten, back to infinity, when other content is published in the block.
         """
-        self._knows_next_use = True
         for block in blocks:
             self.next_use[block] = access
 
@@ -151,13 +130,12 @@ class BlockPool:
         """Enter the facts of newly published content; `block_hash` and `children` belong to the index."""
         self.depth[block] = depth
         self.hits[block] = 0
-        if self.varied or priority or tenant:
-            self._vary(priority)
-            self.priority[block] = priority
-            self.tenant[block] = tenant
+        self.priority[block] = priority
+        self.tenant[block] = tenant
+        if priority < self.least_priority:
+            self.least_priority = priority
         self.admitted[block] = self.last_access[block] = self.access
-        if self._knows_next_use:
-            self.next_use[block] = inf
+        self.next_use[block] = inf
 
     def describe_all(
         self, blocks: Sequence[int], places: Sequence[int], first: int, priority: int, tenant: int
@@ -171,17 +149,11 @@ class BlockPool:
         gaps = places[-1] + 1 > len(places)
         views.depth[at] = first + np.array(places) if gaps else np.arange(first, first + len(places), dtype=_INT32)
         views.hits[at] = 0
-        if self.varied or priority or tenant:
-            self._vary(priority)
-            np.frombuffer(self.priority, dtype=np.int64)[at] = priority
-            np.frombuffer(self.tenant, dtype=np.int32)[at] = tenant
-        views.admitted[at] = views.last_access[at] = self.access
-        if self._knows_next_use:
-            np.frombuffer(self.next_use, dtype=np.float64)[at] = inf
-
-    def _vary(self, priority: int) -> None:
-        self.varied = True
+        views.priority[at] = priority
+        views.tenant[at] = tenant
         self.least_priority = min(self.least_priority, priority)
+        views.admitted[at] = views.last_access[at] = self.access
+        views.next_use[at] = inf
 
     def unref(self, blocks: Sequence[int]) -> list[int]:
         """Take one reference from each of these, which are used now; returns those that nobody uses any more."""
@@ -213,14 +185,15 @@ class BlockPool:
 class PoolViews:
     """The columns of a BlockPool that calls write for many blocks at once, (num_blocks + 1,) each."""
 
-    __slots__ = ("admitted", "depth", "hits", "last_access", "ref")
-
     def __init__(self, pool: BlockPool) -> None:
         self.ref: npt.NDArray[np.int32] = np.frombuffer(pool.ref, dtype=_INT32)
         self.depth: npt.NDArray[np.int32] = np.frombuffer(pool.depth, dtype=_INT32)
         self.hits: npt.NDArray[np.int32] = np.frombuffer(pool.hits, dtype=_INT32)
+        self.tenant: npt.NDArray[np.int32] = np.frombuffer(pool.tenant, dtype=_INT32)
+        self.priority: npt.NDArray[np.int64] = np.frombuffer(pool.priority, dtype=_INT64)
         self.admitted: npt.NDArray[np.int64] = np.frombuffer(pool.admitted, dtype=_INT64)
         self.last_access: npt.NDArray[np.int64] = np.frombuffer(pool.last_access, dtype=_INT64)
+        self.next_use: npt.NDArray[np.float64] = np.frombuffer(pool.next_use, dtype=np.float64)
 
 
 def indices(blocks: Sequence[int]) -> npt.NDArray[np.intp]:
@@ -244,26 +217,6 @@ def _read_only(column: array[Any]) -> Sequence[Any]:
 
 def _listed(column: list[Any]) -> Sequence[Any]:
     return ComputedColumn(column.__getitem__, len(column))
-
-
-def _made_when_read(name: str) -> Any:
-    """A property for a column of the pool; the base's constructor sets it, to nothing."""
-    return property(lambda view: _read_only(getattr(view._pool, name)), lambda view, nothing: None)
-
-
-class _View(BlockView):
-    """A BlockView whose `children` are not counted, and whose rarer columns not made, before they are asked for."""
-
-    __slots__ = ("_pool",)
-    _pool: BlockPool
-    children = _made_when_read("children")
-    priority = _made_when_read("priority")
-    tenant = _made_when_read("tenant")
-    next_use = _made_when_read("next_use")
-
-    def __init__(self, pool: BlockPool, **columns: Any) -> None:
-        object.__setattr__(self, "_pool", pool)
-        super().__init__(children=(), priority=(), tenant=(), next_use=(), **columns)
 
 
 MOST_PROMPTS = 1 << 18
