@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from framework.figures.style import COLOURS, INK, legend, new_axes, new_figure, styled
+from framework.figures.style import COLOURS, INK, legend, new_axes, new_figure, style
 from framework.results.layout import EVENTS
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ NOTE = "A line while a block's content can be found by its hash; blanks are free
 _MOST_BLOCKS, _MOST_STEPS = 1024, 5000
 
 
-@styled
+@style()
 def draw(events: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Blocks over steps: a bar from the step a block's content became findable until it was evicted."""
     stays = _stays(events)

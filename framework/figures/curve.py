@@ -15,7 +15,7 @@ from framework.figures.style import (
     power_ticks,
     series_style,
     short,
-    styled,
+    style,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Line:
     look: int | None = None
 
 
-@styled
+@style()
 def draw(lines: Sequence[Line], *, x_label: str, y_label: str, title: str = "", measured_x: bool = False) -> Figure:
     """The lines over one pair of axes.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from framework.figures.style import COLOURS, INK, new_axes, new_figure, styled
+from framework.figures.style import COLOURS, INK, new_axes, new_figure, style
 from framework.results.layout import EVENTS
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ NOTE = "Solid: a request's first sequence; dashed: a fork of it, which shares it
 _MOST_SEQUENCES = 200
 
 
-@styled
+@style()
 def draw(events: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Sequences over steps: a line while one lives, an arrow where it was forked from its parent."""
     births: dict[int, tuple[int, int | None]] = {}

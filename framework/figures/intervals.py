@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from framework.figures.style import COLOURS, INK, MARKERS, clipped, legend, new_axes, new_figure, styled
+from framework.figures.style import COLOURS, INK, MARKERS, clipped, legend, new_axes, new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ class Row:
     baseline: bool = False
 
 
-@styled
+@style()
 def draw(rows: Sequence[Row], *, x_label: str, zero: bool = False) -> Figure:
     """A row for each, the first on top.
 

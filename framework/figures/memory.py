@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from framework.figures.style import COLOURS, HATCHES, INK, legend, new_axes, new_figure, series_style, short, styled
+from framework.figures.style import COLOURS, HATCHES, INK, legend, new_axes, new_figure, series_style, short, style
 from framework.results.layout import METRICS
 from framework.results.metric import is_number
 
@@ -38,7 +38,7 @@ _MOST_POINTS = 1500
 Records = Sequence[Mapping[str, Any]]
 
 
-@styled
+@style()
 def draw(records: Records) -> Figure | None:
     """A stack of slots over time, else over steps; None with fewer than two records of them.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from framework.figures.style import COLOURS, HATCHES, legend, new_axes, new_figure, short, styled
+from framework.figures.style import COLOURS, HATCHES, legend, new_axes, new_figure, short, style
 from framework.misses.account import AGES, Evictions, age_of
 from framework.results.layout import REGRET
 
@@ -20,7 +20,7 @@ NOTE = (
 )
 
 
-@styled
+@style()
 def draw(records: Sequence[Mapping[str, Any]]) -> Figure | None:
     """A bar an age; None where nothing that was evicted was asked for again."""
     if not records:

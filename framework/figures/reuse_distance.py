@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from framework.figures.style import COLOURS, legend, new_axes, new_figure, styled
+from framework.figures.style import COLOURS, legend, new_axes, new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@styled
+@style()
 def draw(edges: npt.NDArray[Any], counts: npt.NDArray[Any], num_references: int, *, title: str = "") -> Figure:
     """A histogram of reuse distances, with the LRU hit rate by block at that capacity.
 

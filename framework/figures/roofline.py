@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from framework.figures.style import INK, legend, new_axes, new_figure, series_style, styled
+from framework.figures.style import INK, legend, new_axes, new_figure, series_style, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@styled
+@style()
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Achieved TFLOP/s over FLOP a byte, both axes logarithmic, with the ceilings of the same run; None without times.
 

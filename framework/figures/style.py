@@ -5,23 +5,20 @@ Figures are drawn narrow, so that their text can still be read where a page is a
 
 from __future__ import annotations
 
-import functools
+import html
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from framework.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 WIDTH_IN = 4.8
 # Okabe and Ito's palette without its black and yellow: these six stand out on white and on near-black alike.
@@ -56,43 +53,42 @@ _RC = {
 }
 
 
-def styled(draw: Callable[P, T]) -> Callable[P, T]:
-    """A function that draws, in our style throughout."""
+@contextmanager
+def style() -> Iterator[None]:
+    """Our settings of matplotlib, in a `with` block or over a function; a letter that the font lacks is no warning."""
+    from matplotlib import rc_context
 
-    @functools.wraps(draw)
-    def inside(*args: P.args, **kwargs: P.kwargs) -> T:
-        with style():
-            return draw(*args, **kwargs)
-
-    return inside
+    with rc_context(_RC), warnings.catch_warnings():  # type: ignore[arg-type]
+        warnings.filterwarnings("ignore", message="Glyph|constrained_layout not applied")
+        yield
 
 
+@style()
 def new_figure(width_in: float = WIDTH_IN, height_in: float = 3.2) -> Figure:
     """An empty figure, held by no global state, transparent."""
     from matplotlib.figure import Figure
 
-    with style():
-        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    figure = Figure(figsize=(width_in, height_in), layout="constrained")
     figure.patch.set_alpha(0.0)
     return figure
 
 
+@style()
 def new_axes(figure: Figure, *place: int, grid: str = "y", **options: Any) -> Axes:
     """Axes in our style on `figure`; place (rows, columns, number from 1) and options of `add_subplot`."""
-    with style():
-        axes: Axes = figure.add_subplot(*place, **options)
-        axes.patch.set_alpha(0.0)
-        if grid:
-            axes.grid(visible=True, axis=grid)  # type: ignore[arg-type]
-        axes.set_axisbelow(True)
+    axes: Axes = figure.add_subplot(*place, **options)
+    axes.patch.set_alpha(0.0)
+    if grid:
+        axes.grid(visible=True, axis=grid)  # type: ignore[arg-type]
+    axes.set_axisbelow(True)
     return axes
 
 
+@style()
 def as_svg(figure: Figure, title: str) -> str:
     """An `<svg>` element to stand in a page: scales to its column, ink follows the page, no reference outside."""
     buffer = io.StringIO()
-    with style():
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -100,7 +96,7 @@ def as_svg(figure: Figure, title: str) -> str:
     text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
     text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)
     text = text.replace(INK, "currentColor")
-    return text.replace("<svg", f'<svg role="img" aria-label="{_attribute(title)}"', 1)
+    return text.replace("<svg", f'<svg role="img" aria-label="{html.escape(title)}"', 1)
 
 
 def series_style(index: int) -> dict[str, Any]:
@@ -114,10 +110,10 @@ def series_style(index: int) -> dict[str, Any]:
     }
 
 
+@style()
 def legend(axes: Axes, count: int, columns: int = 3) -> None:
     """Below the axes."""
-    with style():
-        axes.figure.legend(loc="outside lower center", ncols=min(count, columns), fontsize="small")
+    axes.figure.legend(loc="outside lower center", ncols=min(count, columns), fontsize="small")
 
 
 def power_ticks(axes: Axes, ticks: Sequence[float]) -> None:
@@ -145,6 +141,7 @@ def clipped(label: str) -> str:
     return label if len(label) <= 40 else f"{label[:39]}…"
 
 
+@style()
 def save(figure: Figure, path: Any) -> None:
     """Write a figure for use outside a page: on white, in our style; the same figure makes the same file.
 
@@ -155,8 +152,7 @@ def save(figure: Figure, path: Any) -> None:
         OSError: the file cannot be written.
     """
     undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(str(getattr(path, "suffix", "")).lower())
-    with style():
-        figure.savefig(path, dpi=150, facecolor="white", metadata=undated)
+    figure.savefig(path, dpi=150, facecolor="white", metadata=undated)
 
 
 def save_plot(figure: Figure, path: Path) -> None:
@@ -180,17 +176,3 @@ def require_format(path: Path) -> None:
     """
     if path.suffix.lower() not in FORMATS:
         raise ConfigError(f"a plot is a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file, found {str(path)!r}")
-
-
-@contextmanager
-def style() -> Iterator[None]:
-    """Our settings of matplotlib, for the time being; a letter that the font has not is no warning."""
-    from matplotlib import rc_context
-
-    with rc_context(_RC), warnings.catch_warnings():  # type: ignore[arg-type]
-        warnings.filterwarnings("ignore", message="Glyph|constrained_layout not applied")
-        yield
-
-
-def _attribute(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")

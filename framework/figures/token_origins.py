@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from framework.figures.style import COLOURS, HATCHES, legend, new_axes, new_figure, styled
+from framework.figures.style import COLOURS, HATCHES, legend, new_axes, new_figure, style
 from framework.misses.account import OUTCOMES, key_of
 from framework.results.layout import REQUESTS
 from framework.results.metric import is_number
@@ -28,7 +28,7 @@ _BINS = 60
 Records = Sequence[Mapping[str, Any]]
 
 
-@styled
+@style()
 def draw(records: Records) -> Figure | None:
     """Stacked shares over requests; None of a run without tiers that does not say why it missed.
 

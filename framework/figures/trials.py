@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from framework.figures.style import COLOURS, MARKERS, legend, new_axes, new_figure, styled
+from framework.figures.style import COLOURS, MARKERS, legend, new_axes, new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,7 +18,7 @@ _ACROSS = 2  # panels side by side
 Point = tuple[Any, float, bool]
 
 
-@styled
+@style()
 def draw(
     values: Sequence[float | None], panels: Mapping[str, Sequence[Point]], *, maximize: bool, y_label: str
 ) -> Figure:
