@@ -46,6 +46,9 @@ UNITS: Mapping[str, str] = MappingProxyType(
 )
 
 
+MOST_S = 20.0
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """One contender's numbers, by column; or why there are none."""
@@ -56,14 +59,9 @@ class Cost:
 
 
 def costs(
-    subject: Subject,
-    *,
-    against: Sequence[str] | None = None,
-    device: str = "cpu",
-    rounds: int = 5,
-    budget_s: float = 20.0,
+    subject: Subject, *, against: Sequence[str] | None = None, device: str = "cpu", rounds: int = 5
 ) -> list[Cost]:
-    """The subject's cost, then each baseline's. Rounds end early when `budget_s` is spent.
+    """The subject's cost, then each baseline's. Rounds end early after MOST_S seconds.
 
     Args:
         against: names of installed plugins of the same kind; default `BASELINES`, those that are installed.
@@ -73,38 +71,29 @@ def costs(
     """
     if subject.kind not in _MEASURES:
         return []  # where requests come from is no part of a step
-    makers: dict[str, Callable[..., Any]] = {subject.name: subject.make}
-    for name in against if against is not None else BASELINES[subject.kind]:
-        if against is None and name not in registry.names(subject.kind):
-            continue
-        cls = registry.load(subject.kind, name)
-        if cls is not subject.cls:
-            makers[name] = cls
+    if against is None:
+        installed = registry.names(subject.kind)
+        against = [name for name in BASELINES[subject.kind] if name in installed]
+    others = {name: registry.load(subject.kind, name) for name in against}
+    makers = {subject.name: subject.make, **{name: cls for name, cls in others.items() if cls is not subject.cls}}
     measure = _MEASURES[subject.kind]
     if subject.kind == "backend":
         measure = partial(measure, spec=_spec(subject, device), device=device)
-    return _rounds(makers, measure, rounds, time.perf_counter() + budget_s)
-
-
-def _rounds(
-    makers: Mapping[str, Callable[..., Any]], measure: Callable[..., Numbers], rounds: int, until: float
-) -> list[Cost]:
-    best: dict[str, Numbers] = {name: {} for name in makers}
-    errors: dict[str, str] = {}
+    found = {name: Cost(name) for name in makers}
+    start = time.perf_counter()
     for turn in range(rounds):
-        if turn and time.perf_counter() > until:
+        if turn and time.perf_counter() - start > MOST_S:
             break
         for name, make in makers.items():
-            if name in errors:
+            best = found[name].numbers
+            if found[name].error:
                 continue
             try:
                 for column, value in measure(make).items():
-                    best[name][column] = min(value, best[name].get(column, math.inf))
-            except (
-                Exception
-            ) as error:  # the subject may have failed its kit; the others' numbers are wanted all the same
-                errors[name] = f"{type(error).__name__}: {error}"
-    return [Cost(name, {} if name in errors else best[name], errors.get(name, "")) for name in makers]
+                    best[column] = min(value, best.get(column, math.inf))
+            except Exception as error:  # of one that failed its kit: the others' numbers are wanted all the same
+                found[name] = Cost(name, error=f"{type(error).__name__}: {error}")
+    return list(found.values())
 
 
 class _Watch:
@@ -130,6 +119,8 @@ def _eviction(make: Callable[[], EvictionPolicy], num_blocks: int = 1024, group:
     policy, watch = make(), _Watch()
     columns: dict[str, list[Any]] = {name: [0] * (num_blocks + 1) for name in BlockView.__dataclass_fields__}
     columns["key"] = [BlockHash(b"%d" % block) for block in range(num_blocks + 1)]
+    columns["depth"] = [(block - 1) % group for block in range(num_blocks + 1)]
+    columns["num_tokens"] = [16 * (depth + 1) for depth in columns["depth"]]
     columns["next_use"] = [math.inf] * (num_blocks + 1)
     columns["last_request"] = [UNKNOWN_REQUEST] * (num_blocks + 1)
     policy.attach(BlockView(**columns))
@@ -137,30 +128,20 @@ def _eviction(make: Callable[[], EvictionPolicy], num_blocks: int = 1024, group:
         tuple(BlockId(block) for block in range(first + group - 1, first - 1, -1))
         for first in range(1, num_blocks + 1, group)
     ]
-    access = 0
-
-    def touch(blocks: Sequence[BlockId], *, new: bool = False) -> None:
-        nonlocal access
-        access += 1
-        for depth, block in enumerate(reversed(blocks)):
-            columns["last_access"][block], columns["depth"][block] = access, depth
-            columns["num_tokens"][block] = 16 * (depth + 1)
-            if new:
-                columns["admitted"][block] = access
-            else:
-                columns["hits"][block] += 1
 
     def again(blocks: Sequence[BlockId]) -> None:
         policy.pin(blocks, 0.0)
         policy.hit(blocks, 0.0)
 
-    for blocks in requests:
-        touch(blocks, new=True)
+    for access, blocks in enumerate(requests):
+        for block in blocks:
+            columns["last_access"][block] = columns["admitted"][block] = access
         watch.time("admit", group, partial(policy.admit, blocks, 0.0))
     for blocks in requests:
         watch.time("release", group, partial(policy.release, blocks, 0.0))
-    for blocks in requests[::2]:
-        touch(blocks)
+    for access, blocks in enumerate(requests[::2], len(requests)):
+        for block in blocks:
+            columns["last_access"][block], columns["hits"][block] = access, 1
         watch.time("hit", group, partial(again, blocks))
         watch.time("release", group, partial(policy.release, blocks, 0.0))
     for _ in range(num_blocks // 2):
