@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import fields
 from pathlib import Path
@@ -17,7 +16,6 @@ from framework import registry
 from framework.api import run
 from framework.config.check import parse, without_effect
 from framework.config.config import GROUPS, Config, default_choices, default_settings
-from framework.config.hydra.compose import compose
 from framework.config.sections import SECTIONS, EngineOptions, RunOptions
 from framework.errors import ConfigError, FrameworkError, UnknownPlugin
 
@@ -191,13 +189,6 @@ def test_without_tiers_the_rule_is_never() -> None:
     assert (config.tiers, config.tiering.name) == ((), "never")
 
 
-def test_the_command_line_takes_a_list_of_tiers() -> None:
-    words = ["mode=replay", "executor=cache_only", "+tiering=on_second_hit", "+tiering.uses=3"]
-    config = compose([*words, "tiers=[{store: host, num_blocks: 20000, eviction: {name: lru_k, k: 3}}]"])
-    assert config.tiers[0].eviction.k == 3
-    assert config.tiering.uses == 3
-
-
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
@@ -221,26 +212,7 @@ def test_tiers_that_cannot_be_run_are_refused(change: dict[str, Any], error: typ
         parse({**CACHE_ONLY, **change})
 
 
-def trace(folder: Path) -> Path:
-    rows = [
-        {"timestamp": 1000 * i, "input_length": 1024, "output_length": 1, "hash_ids": ids}
-        for i, ids in enumerate([[1, 2], [3, 4], [5, 6], [1, 2], [3, 9]])
-    ]
-    path = folder / "trace.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def ran(folder: Path, **changes: Any) -> dict[str, Any]:
-    config = {
-        **CACHE_ONLY,
-        "workload": {"name": "trace", "path": str(trace(folder))},
-        "cache": {"num_blocks": 2, "block_size": 512},
-        "run": {"dir": str(folder / "run"), "progress": False},
-    }
-    return run({**config, **changes})
-
-
 def test_a_pool_whose_policy_declines_content_takes_no_tiers(tmp_path: Path) -> None:
+    drawn = {"workload": "conversations", "run": {"dir": str(tmp_path / "run"), "progress": False}}
     with pytest.raises(ConfigError, match="eviction=optimum may decline"):
-        ran(tmp_path, eviction="optimum", tiers=[HOST])
+        run({**CACHE_ONLY, **drawn, "eviction": "optimum", "tiers": [HOST]})
