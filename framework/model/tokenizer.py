@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from framework.errors import InvalidArgument, ModelError
 from framework.model.config import ModelConfig
@@ -161,23 +161,18 @@ class NoTokenizer:
     def __init__(self, vocab_size: int, eos_token_ids: Sequence[int] = (), where: str = "this model") -> None:
         self.vocab_size, self.eos_token_ids, self._where = vocab_size, tuple(eos_token_ids), where
 
-    def encode(self, text: str) -> list[int]:
-        """There is none. Raises ModelError, always."""
-        raise self._missing()
+    def _refuse(self, *_: object) -> NoReturn:
+        """There is no text.
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """There is none. Raises ModelError, always."""
-        raise self._missing()
-
-    def apply_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """There is none. Raises ModelError, always."""
-        raise self._missing()
-
-    def _missing(self) -> ModelError:
-        return ModelError(
+        Raises:
+            ModelError: always.
+        """
+        raise ModelError(
             f"'{self._where}' has no tokenizer.json: give prompts as token ids, or save the tokenizer with "
             "transformers' save_pretrained"
         )
+
+    encode = decode = apply_chat = _refuse
 
 
 class CheckpointTokenizer:

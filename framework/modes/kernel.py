@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -66,10 +67,7 @@ def origin_of(provenance: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _summary(grid: Grid) -> dict[str, Any]:
-    rows = grid.rows
-    counts = {
-        status: sum(row["status"] == status for row in rows) for status in dict.fromkeys(r["status"] for r in rows)
-    }
+    rows, counts = grid.rows, dict(Counter(row["status"] for row in grid.rows))
     summary: dict[str, Any] = {"status": grid.status, "num_cells": len(rows), "cells": counts}
     if grid.reasons:
         summary["reasons"] = grid.reasons

@@ -78,17 +78,19 @@ def full_replay(session: Session) -> dict[str, Any]:
         )
     start = time.perf_counter()
 
-    reference: dict[str, float | None] = {}
-    bought: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
 
     def work() -> None:
+        # NOTE: an engine that knew the future could do it. Where requests come one at a time no order of evictions
+        # hits more (shown against exhaustive search); where they overlap it is a reference, no bound.
         if options.optimum is True:  # first: what it cannot be made for is refused before the work is done
-            reference.update(offline_reference(session.config))
+            belady = replace(session.config, eviction=Choice("belady"))
+            measured["offline_next_use_hit_rate"] = _replay_again(belady)
         for _ in feed(engine, source.items, progress=session.settings.progress):
             session.log_step(engine, in_steps if unit == "steps" else dict)
         engine.check()
         num_blocks = engine.allocator.num_blocks
-        bought.update(
+        measured.update(
             what_fewer_bits_buy(session.config, num_blocks, lambda blocks: replayed_hit_rate(session.config, blocks))
         )
 
@@ -98,21 +100,18 @@ def full_replay(session: Session) -> dict[str, Any]:
         summary = in_steps(summary) if unit == "steps" else summary
         for measured_by_the_wall in ("schedule_s", "sample_s", "engine_overhead"):
             summary.pop(measured_by_the_wall, None)
-        over_groups: dict[str, Any] = {}
         if isinstance(engine.allocator, SharedGroups):
-            over_groups = engine.allocator.results()
             for name in _OF_ONE_TABLE:
                 summary.pop(name)
-        if reference:
-            summary |= reference
-            summary["gap_to_offline_next_use"] = _gap(summary["hit_rate"], reference["offline_next_use_hit_rate"])
+            summary |= engine.allocator.results()
+        if "offline_next_use_hit_rate" in measured:
+            summary["gap_to_offline_next_use"] = _gap(summary["hit_rate"], measured["offline_next_use_hit_rate"])
         return {
             "num_skipped_lines": 0,
             **GuardedWorkload(source.workload).result(),
             **reported({"allocator": engine.state.guarded, "eviction": GuardedPolicy(source.policy)}),
             **summary,
-            **bought,
-            **over_groups,
+            **measured,
             **(session.explained_by(ledger, engine.allocator.num_blocks) if ledger is not None else {}),
             "clock": source.clock,
             "num_blocks": engine.allocator.num_blocks,
@@ -127,18 +126,6 @@ def replayed_hit_rate(config: Config, num_blocks: int) -> float | None:
     """The hit rate of `config`'s replay over a pool of `num_blocks`, with K and V of the model's dtype."""
     cache = replace(config.cache, num_blocks=num_blocks, memory_fraction=None, kv_dtype=None)
     return _replay_again(replace(config, cache=cache, replay=replace(config.replay, capacity=None)))
-
-
-def offline_reference(config: Config) -> dict[str, float | None]:
-    """The hit rate of the same engine on the same trace by offline next use: `eviction=belady`.
-
-    An engine that knew the future could do it. Where requests come one at a time no order of evictions hits more
-    (shown against exhaustive search); where they overlap it is a reference, neither proved best nor a bound.
-
-    Raises:
-        ConfigError: over a recording, which does not say when blocks are requested next.
-    """
-    return {"offline_next_use_hit_rate": _replay_again(replace(config, eviction=Choice("belady")))}
 
 
 def _replay_again(config: Config) -> float | None:

@@ -46,7 +46,10 @@ def serve(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, An
     with Session(config, on_begin=on_begin) as session:
         require_no_foresight(config.eviction.plain())
         check_backend(config)
-        with closing(load_model(config)) as model:
+        with closing(build_model(
+            config.model.name, config.model.options, device=default_device(config.device), seed=config.seed,
+            tensor_parallel_size=config.engine.tensor_parallel_size,
+        )) as model:  # fmt: skip
             requests = workload.make(config.workload.name, config.workload.options, seed=config.seed)
             items = build_workload(requests, config.workload.name, model)
             session.facts |= GuardedWorkload(requests).result()
@@ -103,17 +106,6 @@ def check_backend(config: Config) -> None:
     graphs.choose(config.engine, backend, device)  # refused before a model is loaded
 
 
-def load_model(config: Config) -> LoadedModel:
-    """The model that `config` names, on its device."""
-    return build_model(
-        config.model.name,
-        config.model.options,
-        device=default_device(config.device),
-        seed=config.seed,
-        tensor_parallel_size=config.engine.tensor_parallel_size,
-    )
-
-
 def build_llm(config: Config, model: LoadedModel, *, longest: int, trial: Trial) -> LLM:
     """The cache and engine that `config` describes, around `model`.
 
@@ -141,16 +133,14 @@ def build_workload(source: Workload, name: str, model: LoadedModel) -> list[Work
         WorkloadError: no request.
         ConfigError: prompts known by length or by block names only, which no model can read.
     """
-    return [encoded(item, model, name) for item in workload.requests_of(source, name)]
-
-
-def encoded(request: WorkloadRequest, model: LoadedModel, name: str) -> WorkloadRequest:
-    """The request with a prompt of token ids, made once; see build_workload."""
-    if request.prompt is None:
-        raise ConfigError(f"workload={name} has no prompts to read, only their lengths or block names: use mode=replay")
-    if request.tokens is not None:
-        return request
-    return replace(request, prompt=encode(model.tokenizer, request.prompt))
+    items = []
+    for item in workload.requests_of(source, name):
+        if item.prompt is None:
+            raise ConfigError(
+                f"workload={name} has no prompts to read, only their lengths or block names: use mode=replay"
+            )
+        items.append(item if item.tokens is not None else replace(item, prompt=encode(model.tokenizer, item.prompt)))
+    return items
 
 
 def submit_workload(llm: LLM, items: Sequence[WorkloadRequest]) -> Iterator[Request]:
@@ -210,13 +200,7 @@ def summarise(llm: LLM, config: Config) -> dict[str, Any]:
     return reported(plugins) | result
 
 
-def served_row(
-    request: Request,
-    verdicts: Sequence[Verdict],
-    *,
-    tiers: int = 0,
-    ledger: Ledger | None = None,
-) -> dict[str, Any]:
+def served_row(request: Request, verdicts: Sequence[Verdict], *, tiers: int, ledger: Ledger | None) -> dict[str, Any]:
     """One request for `requests.jsonl`, with what was generated and whether the dense model agrees.
 
     `dense` is "equal", "differs" (and `dense_differs_at` the index of the first such token) or null: not compared.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from framework import registry
 from framework.interfaces.tracker import RunLabel, Tracker
@@ -11,9 +11,6 @@ from framework.tracking.provenance import checkout_state
 from framework.tracking.provenance import collect as collect_provenance
 from framework.tracking.run_directory import RunDirectory
 from framework.tracking.tracker import Trackers, TrackerWarning
-
-if TYPE_CHECKING:
-    from framework.tracking.wandb import WandbTracker as WandbTracker
 
 __all__ = [
     "RunDirectory",

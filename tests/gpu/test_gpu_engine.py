@@ -17,9 +17,7 @@ from framework.engine.staging import Staging
 from framework.errors import BackendUnavailable
 from framework.llm import LLM
 from framework.model import sampler
-from framework.model.decoder import Decoder
-from framework.model.loading import TINY_CONFIG, LoadedModel
-from framework.model.tokenizer import ByteTokenizer
+from framework.model.loading import TINY_CONFIG, LoadedModel, random_model
 from framework.modes.dense_check import compare
 from framework.sampling import Sampling
 
@@ -53,12 +51,7 @@ def make(**options: Any) -> LLM:
 
 def wide_model(dtype: str) -> LoadedModel:
     """Heads of 64, which every backend takes; the tiny model's are 16 wide."""
-    config = replace(TINY_CONFIG, hidden_size=256, head_dim=64, dtype=dtype)
-    decoder = Decoder(config, device="cuda")
-    generator = torch.Generator("cuda").manual_seed(0)
-    for name, parameter in decoder.named_parameters():
-        parameter.fill_(1.0) if name.endswith("norm") else parameter.normal_(std=0.05, generator=generator)
-    return LoadedModel(decoder, ByteTokenizer(config.vocab_size, ()), config, "wide")
+    return random_model(replace(TINY_CONFIG, hidden_size=256, head_dim=64, dtype=dtype), device="cuda")
 
 
 def serve(llm: LLM, samplings: list[Sampling]) -> tuple[list[Any], list[Any]]:

@@ -67,20 +67,11 @@ def on_every_rank(decoders: list[Decoder], work: Callable[[Decoder], Tensor]) ->
     barrier, parts = threading.Barrier(len(decoders), timeout=30), [None] * len(decoders)
 
     def one(rank: int) -> Tensor:
-        try:
-            decoders[rank].join(ThreadGroup(rank, parts, barrier))
-            return work(decoders[rank])
-        except BaseException:
-            barrier.abort()
-            raise
+        decoders[rank].join(ThreadGroup(rank, parts, barrier))
+        return work(decoders[rank])
 
     with ThreadPoolExecutor(len(decoders)) as pool:
-        futures = [pool.submit(one, rank) for rank in range(len(decoders))]
-    failed = [error for future in futures if (error := future.exception()) is not None]
-    for error in failed:
-        if not isinstance(error, threading.BrokenBarrierError):
-            raise error
-    return [future.result() for future in futures]
+        return list(pool.map(one, range(len(decoders))))
 
 
 def noisy(config: ModelConfig, shard: Shard = Shard()) -> Decoder:  # noqa: B008
