@@ -110,17 +110,6 @@ def test_a_block_between_whose_content_is_held_parts_what_is_stored() -> None:
     assert sent == [(names[:1], None, [1, 2]), (names[2:], names[1], [5, 6, 7, 8])]
 
 
-def test_a_reset_is_one_event_that_clears_everything() -> None:
-    cache = Cache()
-    cache.admit(1, [1, 2, 3])
-    cache.commit(1, [1, 2, 3])
-    cache.events()
-    cache.allocator.reset()
-    assert cache.events() == [AllBlocksCleared()]
-    cache.allocator.free(RequestId(1))
-    assert cache.events() == []
-
-
 def test_hits_are_reported_only_when_asked_for() -> None:
     for report in (False, True):
         cache = Cache(stream={"report_hits": report})

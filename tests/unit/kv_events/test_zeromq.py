@@ -96,16 +96,8 @@ def frames(subscriber: Any, timeout_s: float = 10) -> list[bytes]:
 
 
 def asked_again(publisher: Publisher, number: int) -> list[int]:
-    with socket(zmq.DEALER, publisher.replay_endpoint) as client:
-        client.send_multipart((b"", number.to_bytes(8, "big")))
-        numbers = []
-        while True:
-            empty, _, sequence, data = frames(client)
-            assert empty == b""
-            if sequence == END:
-                return numbers
-            numbers.append(int.from_bytes(sequence, "big"))
-            decode(data)
+    with Subscriber(publisher.endpoint, publisher.replay_endpoint) as subscriber:
+        return [found for found, _ in subscriber.again(number)]
 
 
 def test_a_subscriber_gets_topic_number_and_a_batch_that_vllms_structs_decode() -> None:
@@ -224,14 +216,6 @@ def test_closing_ends_the_thread_and_frees_the_port() -> None:
     made.close()
     assert not made._thread.is_alive()
     Publisher(address).close()
-
-
-def test_an_address_that_needs_no_port_works_as_well(tmp_path: Path) -> None:
-    made = Publisher(f"ipc://{tmp_path}/kv")
-    try:
-        assert made.facts()["kv_event_endpoint"] == f"ipc://{tmp_path}/kv"
-    finally:
-        made.close()
 
 
 GOOD = encode(EventBatch(1.0, [AllBlocksCleared()], 0))

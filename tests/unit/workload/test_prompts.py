@@ -32,9 +32,9 @@ def test_a_json_line_may_say_everything_a_request_can(tmp_path: Path) -> None:
         "max_tokens": 5, "temperature": 1, "top_k": 3, "top_p": 0.5, "seed": 9, "n": 2,
         "stop_token_ids": [1, 2], "stop": "\n",
         "ignore_eos": True, "logprobs": 2, "arrival_s": 1.5, "priority": 2, "tenant": "t", "session": "s", "key": "k",
-        "salt": "x", "adapter": "a",
+        "salt": "x", "adapter": "a", "turn": 3, "category": "code", "hint": {"continues": 0.5},
     }  # fmt: skip
-    path.write_bytes(gzip.compress(json.dumps(record).encode() + b'\n{"tokens": [1, 2, 3]}\n'))
+    path.write_bytes(gzip.compress(json.dumps(record).encode() + b'\n{"tokens": [1, 2, 3], "session": null}\n'))
     full, plain = build("prompts", {"path": str(path)})
     assert full == WorkloadRequest(
         prompt=({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}),
@@ -42,10 +42,12 @@ def test_a_json_line_may_say_everything_a_request_can(tmp_path: Path) -> None:
             max_tokens=5, temperature=1.0, top_k=3, top_p=0.5, seed=9, n=2, stop_token_ids=(1, 2), stop=("\n",),
             ignore_eos=True, logprobs=2,
         ),
-        arrival_s=1.5, priority=2, tenant="t", session="s", key="k", namespace=Namespace(salt="x", adapter="a"),
+        arrival_s=1.5, priority=2, tenant="t", session="s", key="k", namespace=Namespace(salt="x", adapter="a"), turn=3,
+        category="code", hint=Hint(continues=0.5),
     )  # fmt: skip
     assert plain.prompt.tolist() == [1, 2, 3]  # type: ignore[union-attr]
     assert plain.prompt.dtype == np.int32  # type: ignore[union-attr]
+    assert (plain.session, plain.turn, plain.category, plain.hint) == (None, None, None, None)
 
 
 def read(tmp_path: Path, *lines: object) -> list[WorkloadRequest]:
@@ -119,16 +121,6 @@ def test_two_requests_of_one_key_are_named_by_both_lines(tmp_path: Path) -> None
         read(tmp_path, {"prompt": "x", "key": "a"}, {"prompt": "y"}, {"prompt": "z", "key": "a"})
     with pytest.raises(WorkloadError, match=r"p\.jsonl:2: key: 'line-1'"):
         read(tmp_path, {"prompt": "x"}, {"prompt": "y", "key": "line-1"})
-
-
-def test_what_is_known_of_a_request_is_kept_and_unknown_is_none(tmp_path: Path) -> None:
-    known, unknown = read(
-        tmp_path,
-        {"prompt": "x", "session": "s", "turn": 3, "category": "code", "hint": {"continues": 0.5}, "tenant": "t"},
-        {"prompt": "y", "session": None},
-    )
-    assert (known.session, known.turn, known.category, known.hint) == ("s", 3, "code", Hint(continues=0.5))
-    assert (unknown.session, unknown.turn, unknown.category, unknown.hint) == (None, None, None, None)
 
 
 def _agent_lines(session: str, start_us: int, inputs: list[str]) -> bytes:

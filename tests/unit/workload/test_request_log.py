@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from framework.errors import ConfigError, WorkloadError
+from framework.errors import WorkloadError
 from framework.trace import main
 from framework.workload.request_log import convert
 from framework.workload.traces import open_trace
@@ -66,14 +66,6 @@ def test_prompts_share_to_the_token_what_they_share_in_the_log(tmp_path: Path) -
     assert not {100, 101, 102} & set(a.tokens.tolist()), "no token of the log"
 
 
-def test_two_traces_of_one_log_cannot_be_compared(tmp_path: Path) -> None:
-    log = written(tmp_path / "log", logged("a", 5, PROMPT, [7]))
-    for name in ("one", "two"):
-        convert(log, tmp_path / name, block_tokens=16)
-    (one,), (two,) = open_trace(tmp_path / "one"), open_trace(tmp_path / "two")
-    assert not set(one.tokens.tolist()) & set(two.tokens.tolist())
-
-
 def test_requests_of_text_alone_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
@@ -102,11 +94,6 @@ def test_a_log_that_cannot_be_converted_is_refused_and_nothing_is_written(
     assert not (tmp_path / "trace.jsonl").exists()
 
 
-def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = written(tmp_path / "log", logged("a", 5, PROMPT, [7]))
-    with pytest.raises(ConfigError, match="is there already"):
-        convert(log, written(tmp_path / "mine", "precious"), block_tokens=16)
-    assert main(["record", str(log), "--out", str(log)]) == 2
+def test_a_source_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["record", str(tmp_path / "absent"), "--out", str(tmp_path / "new")]) == 2
     assert "no such file; an address of KV events begins with tcp://" in capsys.readouterr().err
-    assert (tmp_path / "mine").read_text() == "precious\n"

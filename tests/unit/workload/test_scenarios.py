@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from synthetic_workloads import drawn
 
-from framework.errors import ConfigError
 from framework.replay.paths import build_paths
 from framework.replay.reference import replay_infinite
 from framework.workload import build, stream
@@ -96,21 +95,3 @@ def test_forks_ask_for_samples_and_beams() -> None:
     assert set(kinds) == {(4, 1), (1, 4)}, kinds
     assert 30 <= kinds[(1, 4)] <= 70, kinds
     assert infinite_rate("forks", num_requests=50) < 0.01
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("system_prompts", {"num_requests": 0}, r"num_requests .* 1 to 10000000, found 0"),
-        ("system_prompts", {"num_request": 1}, "did you mean 'num_requests'"),
-        ("rag", {"documents_per_request": 65}, "1 to 64, found 65"),
-        ("conversations", {"turns": 0.5}, r"turns .* 1 to"),
-        ("agents", {"spread": -1.0}, r"spread .* 0 to 3"),
-        ("agents", {"burstiness": -1.0}, r"burstiness .* 0 to"),
-        ("forks", {"beam_share": 1.5}, "0 to 1"),
-        ("forks", {"temperature": 0.0}, "greedy ones are all equal"),
-    ],
-)
-def test_an_option_out_of_range_is_named(name: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        stream(name, options)

@@ -85,6 +85,13 @@ def test_a_rate_changes_when_requests_come_but_not_what_they_are() -> None:
         ("no_sharing", {"vocab_size": 1}, "2 to 1073741824, found 1"),
         ("shared_prefix", {"unique_tokens": 0}, "must be 1 to"),
         ("prompts", {}, "needs a value for 'path'"),
+        ("system_prompts", {"num_requests": 0}, r"num_requests .* 1 to 10000000, found 0"),
+        ("rag", {"documents_per_request": 65}, "1 to 64, found 65"),
+        ("conversations", {"turns": 0.5}, r"turns .* 1 to"),
+        ("agents", {"spread": -1.0}, r"spread .* 0 to 3"),
+        ("agents", {"burstiness": -1.0}, r"burstiness .* 0 to"),
+        ("forks", {"beam_share": 1.5}, "0 to 1"),
+        ("forks", {"temperature": 0.0}, "greedy ones are all equal"),
     ],
 )
 def test_a_setting_out_of_range_is_named_with_what_is_allowed(name: str, options: dict, message: str) -> None:

@@ -65,22 +65,6 @@ def test_what_are_no_ascii_digits_is_no_number(tmp_path: Path, value: str) -> No
             list(open_trace(path))
 
 
-@pytest.mark.parametrize(
-    ("line", "field"),
-    [
-        ({"tokens": [1, 2], "input_tokens": 3, "output_tokens": 1}, "input_tokens"),
-        ({"tokens": [1, 2], "output": [1], "output_tokens": 2}, "output_tokens"),
-        ({"input_tokens": 2, "output": [1, 2], "output_tokens": 0}, "output_tokens"),
-    ],
-)
-def test_two_statements_of_one_length_must_agree(tmp_path: Path, line: dict[str, object], field: str) -> None:
-    path = tmp_path / "own.jsonl"
-    header = {"format": "kvlab-trace", "version": 1, "block_tokens": 4}
-    path.write_text(f"{json.dumps(header)}\n{json.dumps({'arrival_s': 0, **line})}\n")
-    with pytest.raises(WorkloadError, match=rf"own\.jsonl:2: {field}: says"):
-        list(open_trace(path))
-
-
 def test_a_trace_without_a_request_names_the_file_and_the_count(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match=r"azure\.csv holds 0 requests"):
         list(open_trace(azure(tmp_path)))

@@ -19,14 +19,22 @@ from framework.workload.traces import open_trace
 from framework.workload.traces.own_format import as_trace
 
 
-@pytest.mark.parametrize(("line", "field"), [({"n": 0}, "n"), ({"n": 2, "beam_width": 2}, "n"), ({"n": "x"}, "n")])
-def test_forks_of_a_trace_line_are_checked(tmp_path: Path, line: dict[str, Any], field: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"input_tokens": 3, "output_tokens": 2, "n": 0}, "n: expected"),
+        ({"input_tokens": 3, "output_tokens": 2, "n": "x"}, "n: expected"),
+        ({"input_tokens": 3, "output_tokens": 2, "n": 2, "beam_width": 2}, "n: expected"),
+        ({"tokens": [1, 2], "input_tokens": 3, "output_tokens": 1}, "input_tokens: says"),
+        ({"tokens": [1, 2], "output": [1], "output_tokens": 2}, "output_tokens: says"),
+        ({"input_tokens": 2, "output": [1, 2], "output_tokens": 0}, "output_tokens: says"),
+    ],
+)
+def test_a_line_that_contradicts_itself_is_named(tmp_path: Path, line: dict[str, Any], message: str) -> None:
     path = tmp_path / "t.jsonl"
     header = {"format": "kvlab-trace", "version": 1, "block_tokens": 16}
-    path.write_text(
-        f"{json.dumps(header)}\n{json.dumps({'arrival_s': 0, 'input_tokens': 3, 'output_tokens': 2, **line})}\n"
-    )
-    with pytest.raises(WorkloadError, match=rf"t\.jsonl:2: {field}: expected"):
+    path.write_text(f"{json.dumps(header)}\n{json.dumps({'arrival_s': 0, **line})}\n")
+    with pytest.raises(WorkloadError, match=rf"t\.jsonl:2: {message}"):
         list(open_trace(path))
 
 
