@@ -411,17 +411,11 @@ class SharedGroups(Allocator):
 
     def counts(self) -> GroupCounts:
         """Of admissions, the first of each request: what the replay without an engine counts."""
-        found = [hit for _, hit in self._admitted.values()]
-        wide = (len(found), len(self.memory.groups))
-        return GroupCounts(
-            np.array([prompt for prompt, _ in self._admitted.values()], np.int64),
-            np.array([hit.tokens for hit in found], np.int64),
-            np.array([hit.could for hit in found], np.int64).reshape(wide),
-            np.array([hit.lost for hit in found], np.int64).reshape(wide),
-            np.array([hit.junction for hit in found], np.int64),
-            tuple(group.kind for group in self.memory.groups),
-            evictions=self.memory.num_evictions, checkpoints=self._checkpoints,
-            resident=[resident for resident, _ in self._samples], stranded=[lost for _, lost in self._samples],
+        admitted, samples = self._admitted.values(), self._samples
+        return GroupCounts.of(
+            self.memory, [prompt for prompt, _ in admitted], [hit for _, hit in admitted],
+            checkpoints=self._checkpoints, resident=[resident for resident, _ in samples],
+            stranded=[lost for _, lost in samples],
         )  # fmt: skip
 
     def results(self) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from framework.errors import OutOfBlocks
 from framework.groups.checkpoints import Asked, CheckpointRule
-from framework.groups.kinds import Kind
+from framework.groups.kinds import GroupHit, Kind
 from framework.groups.memory import Memory, stranded_bytes
 from framework.replay.paths import Ints, RequestPaths
 
@@ -40,6 +40,20 @@ class GroupCounts:
     checkpoints: int = 0
     resident: list[list[int]] = field(default_factory=list)
     stranded: list[list[int]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, memory: Memory, prompt: Sequence[int] | Ints, found: Sequence[GroupHit], **counted: Any) -> GroupCounts:
+        """Of these prompts and what each found; `counted` are the fields that follow `kinds`."""
+        kinds = tuple(group.kind for group in memory.groups)
+        wide = (len(found), len(kinds))
+        return cls(
+            prompt=np.asarray(prompt, np.int64),
+            hits=np.array([hit.tokens for hit in found], np.int64),
+            could=np.array([hit.could for hit in found], np.int64).reshape(wide),
+            lost=np.array([hit.lost for hit in found], np.int64).reshape(wide),
+            junctions=np.array([hit.junction for hit in found], np.int64),
+            kinds=kinds, evictions=memory.num_evictions, **counted,
+        )  # fmt: skip
 
     def results(self) -> dict[str, Any]:
         """The numbers of the metric catalogue, by kind of group. Bytes are means over the samples."""
@@ -93,16 +107,11 @@ def replay_groups(
 
     O(blocks of all requests) Python steps, besides the policy's and the rule's own.
     """
-    count, kinds = paths.num_requests, tuple(group.kind for group in memory.groups)
-    prompt = np.asarray(paths.input_tokens if prompt_tokens is None else prompt_tokens, dtype=np.int64)
-    wide = (count, len(kinds))
-    counts = GroupCounts(
-        prompt, np.zeros(count, np.int64), np.zeros(wide, np.int64), np.zeros(wide, np.int64),
-        np.zeros(count, np.int64), kinds,
-    )  # fmt: skip
-
+    prompt = paths.input_tokens if prompt_tokens is None else prompt_tokens
+    found, refused, checkpoints = list[GroupHit](), 0, 0
+    resident, stranded = list[list[int]](), list[list[int]]()
     drop = memory.step * any(group.lookahead_drop for group in memory.groups)
-    sampled = {int(at) for at in np.linspace(0, count - 1, num_samples + 1)[1:]} if num_samples else set()
+    sampled = set(np.linspace(0, paths.num_requests - 1, num_samples + 1)[1:].astype(int).tolist())
     facts = any(isinstance(pool.last_request, list) for pool in memory.pools)
     for number, path in enumerate(paths.walk()):
         memory.clock.now = paths.times[number]
@@ -120,20 +129,19 @@ def replay_groups(
                 if seen is not None:
                     seen(number, end, run.tables)
         except OutOfBlocks:
-            counts.refused += 1
+            refused += 1
             run.leave()
-            counts.lost[number], counts.could[number] = 0, hit.could
+            found.append(replace(hit, tokens=0, lost=(0,) * len(hit.lost), junction=0))
             continue
         run.leave()
-        counts.checkpoints += run.num_states
+        checkpoints += run.num_states
         give_up(memory, path, rule, asked)
-        counts.hits[number], counts.junctions[number] = hit.tokens, hit.junction
-        counts.could[number], counts.lost[number] = hit.could, hit.lost
+        found.append(hit)
         if number in sampled:
-            counts.resident.append(memory.bytes_by_group())
-            counts.stranded.append(stranded_bytes(memory))
-    counts.evictions = memory.num_evictions
-    return counts
+            resident.append(memory.bytes_by_group())
+            stranded.append(stranded_bytes(memory))
+    return GroupCounts.of(memory, prompt, found, refused=refused, checkpoints=checkpoints, resident=resident,
+                          stranded=stranded)  # fmt: skip
 
 
 def steps(asked: Asked, memory: Memory, pauses: Sequence[int], chunk_tokens: int) -> Iterator[tuple[int, int]]:
