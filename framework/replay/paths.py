@@ -81,6 +81,14 @@ class RequestPaths:
         return result
 
     @cached_property
+    def next_uses(self) -> list[float]:
+        """(E,) the same as a policy reads it: counted from 1, infinite when there is none."""
+        following = self.next_requests + 1.0
+        following[self.next_requests == self.num_requests] = np.inf
+        uses: list[float] = following.tolist()
+        return uses
+
+    @cached_property
     def next_runs(self) -> list[tuple[list[int], list[int]]]:
         """Each request's path cut where the next request changes: (where each run ends, its blocks' next request).
 

@@ -155,7 +155,8 @@ class _Replay:
     def run(self) -> CacheOnlyResult:
         block_of, last_access, hits = self.block_of, self.last_access, self.hits
         host, aside, next_use, below = self.host, self.aside, self.next_use, self.below
-        bounds, futures, times = self.paths.starts.tolist(), self._futures(), self.paths.times
+        bounds, times = self.paths.starts.tolist(), self.paths.times
+        futures = self.paths.next_uses if self.policy.needs_future else []
         request_hits: list[int] = []
         for request, path in enumerate(self.paths.walk()):
             count = request + 1
@@ -232,13 +233,6 @@ class _Replay:
         if aside and parent >= 0 and not self.children[parent] and self.block_of[parent] in aside:
             aside.remove(self.block_of[parent])
             self.host.release([self.block_of[parent]])
-
-    def _futures(self) -> list[float]:
-        if not self.policy.needs_future:
-            return []
-        following = self.paths.next_requests.astype(np.float64) + 1
-        following[following > self.paths.num_requests] = np.inf
-        return list(following.tolist())
 
     def _admit(self, request: int, path: list[int], blocks: list[Any], num_hits: int, num_found: int) -> None:
         """Insert the missing nodes; fills in `blocks`, cut ones stay 0."""

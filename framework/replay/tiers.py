@@ -51,12 +51,8 @@ class NodeContents:
             for node in path[num_hits:]:
                 self._tenants[node] = tenant
         if self._next_use is not None:
-            following = paths.next_requests[int(paths.starts[request]) : int(paths.starts[request + 1])].tolist()
-            last = paths.num_requests
-            self._next_use.update(
-                (node, float("inf") if later == last else later + 1.0)
-                for node, later in zip(path, following, strict=True)
-            )
+            following = paths.next_uses[int(paths.starts[request]) : int(paths.starts[request + 1])]
+            self._next_use.update(zip(path, following, strict=True))
         if self._requests is not None:
             self._requests.update(dict.fromkeys(path, paths.request_facts(request, num_hits)))
 
