@@ -149,10 +149,10 @@ def connector_base() -> Any:
 
 
 def options_of(extra: Mapping[str, Any]) -> tuple[Any, int, str]:
-    """Policy, seed and clock of a `kv_connector_extra_config`.
+    """Policy, None for vLLM's own order, seed and clock of a `kv_connector_extra_config`.
 
     Raises:
-        ConfigError: an option that is none, or no such clock.
+        ConfigError: an option that is none, or no such clock. As `build_policy`: no such policy.
     """
     if unknown := sorted(set(extra) - set(_OPTIONS)):
         raise ConfigError(f"kv_connector_extra_config of PolicyConnector has {_OPTIONS}, found {', '.join(unknown)}")
@@ -162,7 +162,10 @@ def options_of(extra: Mapping[str, Any]) -> tuple[Any, int, str]:
     seed = extra.get("seed", 0)
     if type(seed) is not int:
         raise ConfigError(f"seed is an integer, found {seed!r}")
-    return extra.get("eviction", "lru"), seed, clock
+    eviction = extra.get("eviction", "lru")
+    if eviction is not None:
+        build_policy(eviction, 1)
+    return eviction, seed, clock
 
 
 @cache
@@ -181,13 +184,13 @@ def _connector_classes() -> dict[str, type]:
         @classmethod
         def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
             """Nothing is copied layer by layer. vLLM asks before it loads the model, so a wrong option ends there."""
-            build_policy(options_of(extra_config)[0], 1)
+            options_of(extra_config)
             return False
 
         @classmethod
         def get_required_kvcache_layout(cls, vllm_config: Any) -> None:
             """Any layout will do. Asked before the model is loaded, as above."""
-            build_policy(options_of(vllm_config.kv_transfer_config.kv_connector_extra_config)[0], 1)
+            options_of(vllm_config.kv_transfer_config.kv_connector_extra_config)
 
         def build_connector_meta(self, scheduler_output: Any) -> Any:
             """Nothing for the workers."""

@@ -13,7 +13,7 @@ import pytest
 from engine_stand_ins import FreeQueue, Manager
 from paged_helpers import NS, info, tokens
 
-from framework.errors import ConfigError, Unsupported
+from framework.errors import ConfigError, UnknownPlugin, Unsupported
 from framework.export.vllm_connector import HOOKS, TESTED, lead, options_of, require_hooks
 from framework.export.vllm_watch import PoolWatch
 from framework.types import RequestId
@@ -27,6 +27,9 @@ from framework_builtin.hash.sha256 import Sha256
 
 def test_options_are_checked() -> None:
     assert options_of({}) == ("lru", 0, "seconds")
+    assert options_of({"eviction": None, "clock": "steps"}) == (None, 0, "steps"), "vLLM's own order"
+    with pytest.raises(UnknownPlugin, match="lruu"):
+        options_of({"eviction": "lruu"})
     for wrong in ({"policy": "lru"}, {"clock": "hours"}, {"seed": "1"}):
         with pytest.raises(ConfigError):
             options_of(wrong)
