@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from experiments.fidelity import vllm_side
@@ -60,18 +59,12 @@ def _cpu(talks: Sequence[Talk], eviction: str | None) -> tuple[float, int]:
         return touch(blocks)
 
     pool.get_new_blocks, pool.touch = taken, touched
-    with _without_collector():
-        start = time.process_time()
-        vllm_side.run(talks, scheduler)
-        seconds = time.process_time() - start
-    return seconds, counts["taken"] + counts["hit"]
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
     gc.collect()
     gc.disable()
     try:
-        yield
+        start = time.process_time()
+        vllm_side.run(talks, scheduler)
+        seconds = time.process_time() - start
     finally:
         gc.enable()
+    return seconds, counts["taken"] + counts["hit"]

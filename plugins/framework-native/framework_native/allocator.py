@@ -49,7 +49,6 @@ class NativeAllocator(Allocator):
         if not 0.0 <= watermark < 1.0:
             raise InvalidArgument(f"watermark must be a fraction from 0 to below 1, found {watermark}")
         self._leaf_only = leaf_only
-        self._by_hash = hash.collision_resistant
         lru = _is_builtin(eviction, "framework_builtin.eviction.lru", "Lru")
         self._core = Core(
             num_blocks=self.num_blocks,
@@ -156,7 +155,7 @@ class NativeAllocator(Allocator):
         return {"cached_blocks": self.stats().cached_blocks}
 
     def check(self) -> None:
-        found = faults(self._core, self._columns, self.num_blocks, self.block_size, self._leaf_only, self._by_hash)
+        found = faults(self._core, self._columns, self.num_blocks, self.block_size, self._leaf_only)
         if found:
             raise InvariantViolation(f"{type(self).__name__}: " + "; ".join(found))
 

@@ -27,7 +27,7 @@ class NativeBackend(AttentionBackend):
     queries' are widened as they are read: fp8 with a scale a head, int8 with one a token and head, which multiply
     scores and weights. The inner loops exist for AVX-512, AVX2 and plain vectors; the best that the processor has is
     taken.
-    Several threads may call `attend` of one backend at a time.
+    Several threads may call `attend` of one backend: one computes at a time.
 
     Args:
         threads: the caller's included; None for torch's number.

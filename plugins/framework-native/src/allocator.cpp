@@ -15,8 +15,7 @@ int64_t blocks_for(int64_t tokens, int64_t size) { return (tokens + size - 1) / 
 } // namespace
 
 const BlockHashes *Core::own(nb::handle hashes) const {
-    if (reinterpret_cast<PyObject *>(Py_TYPE(hashes.ptr())) == hashes_type_.ptr()) return nb::inst_ptr<BlockHashes>(hashes);
-    return nb::isinstance<BlockHashes>(hashes) ? nb::inst_ptr<BlockHashes>(hashes) : nullptr; // a subclass
+    return nb::isinstance<BlockHashes>(hashes) ? nb::inst_ptr<BlockHashes>(hashes) : nullptr;
 }
 
 HashList Core::hashes_of(nb::handle sequence) const {
@@ -31,11 +30,7 @@ Core::Core(const Options &options)
     const auto size = static_cast<size_t>(options.block_size);
     if (options.native_sha256) hasher_ = std::make_shared<Sha256Hasher>(size);
     if (options.native_xxh3) hasher_ = std::make_shared<Xxh3Hasher>(size);
-    if (options.collision_resistant) {
-        index_ = std::make_unique<HashIndex>(*pool_);
-    } else {
-        index_ = std::make_unique<TrieIndex>(*pool_);
-    }
+    index_ = std::make_unique<Index>(*pool_, !options.collision_resistant);
 }
 
 void Core::bind(nb::object scheme_, nb::object guard, nb::object candidates) {
@@ -60,7 +55,7 @@ void Core::listen(nb::object listener_) {
         nb::list ids, hashes;
         for (int32_t block : blocks) {
             ids.append(block);
-            hashes.append(bytes_of(pool_->block_hash[block]));
+            hashes.append(bytes_of(index_->hash_of(block)));
         }
         listener(framework_.event(kind, ids, hashes));
     };
@@ -375,7 +370,7 @@ size_t Core::publish(Table &row, int64_t full, const Tokens &tokens) {
             const int32_t block = row.blocks[at];
             if (!pool_->published(block)) continue;
             row.hashes.reach(static_cast<size_t>(at) + 1);
-            if (pool_->block_hash[block] != row.hashes[at])
+            if (index_->hash_of(block) != row.hashes[at])
                 framework_.raise("InvalidArgument", "commit into block " + std::to_string(block) +
                                                         ", which is published with other content; extend first");
         }
@@ -706,7 +701,7 @@ nb::list Core::hashes_held(nb::handle request) {
 nb::object Core::block_hash(int32_t block) const {
     if (block < 0) block += static_cast<int32_t>(pool_->size());
     if (block < 0 || block > pool_->num_blocks) throw nb::index_error("block outside the pool");
-    return pool_->published(block) ? nb::object(bytes_of(pool_->block_hash[block])) : nb::none();
+    return pool_->published(block) ? nb::object(bytes_of(index_->hash_of(block))) : nb::none();
 }
 
 nb::dict Core::state() const {
@@ -732,42 +727,25 @@ nb::dict Core::state() const {
     out["detached"] = apart;
     out["free"] = list_of(pool_->free);
     out["used"] = pool_->used;
-    const auto listed = [](const auto &hashes) {
-        nb::list list;
-        for (const BlockHash &block_hash : hashes) list.append(block_hash.empty() ? nb::object(nb::none()) : nb::object(bytes_of(block_hash)));
-        return list;
-    };
     nb::list names;
     for (int32_t block = 0; block <= pool_->num_blocks; ++block) names.append(this->block_hash(block));
     out["block_hash"] = names;
-    if (const auto *hash = dynamic_cast<const HashIndex *>(index_.get())) {
-        nb::list found;
-        hash->ids().each([&](int32_t block) { found.append(block); });
-        nb::dict orphans;
-        for (const auto &[block_hash, count] : hash->orphans) orphans[bytes_of(block_hash)] = count;
-        out["found"] = found;
-        out["parents"] = listed(hash->parents);
-        out["orphans"] = orphans;
-    } else if (const auto *trie = dynamic_cast<const TrieIndex *>(index_.get())) {
-        nb::list found;
-        trie->ids().each([&](int32_t node) { found.append(node); });
-        out["found"] = found;
-        Blocks node;
-        for (int32_t block = 0; block <= pool_->num_blocks; ++block) node.push_back(trie->node_of(block));
-        out["node"] = list_of(node);
-        const auto column = [&](int32_t TrieIndex::Node::*fact) {
-            Blocks values;
-            for (const auto &one : trie->nodes) values.push_back(one.*fact);
-            return list_of(values);
-        };
-        out["above"] = column(&TrieIndex::Node::above);
-        out["kids"] = column(&TrieIndex::Node::kids);
-        out["resident"] = column(&TrieIndex::Node::resident);
-        out["block"] = column(&TrieIndex::Node::block);
-        std::vector<BlockHash> hash_of;
-        for (const auto &one : trie->nodes) hash_of.push_back(one.hash);
-        out["hash_of"] = listed(hash_of);
-    }
+    nb::list found, node, hash_of;
+    index_->ids().each([&](int32_t one) { found.append(one); });
+    out["found"] = found;
+    for (int32_t block = 0; block <= pool_->num_blocks; ++block) node.append(index_->node_of(block));
+    out["node"] = node;
+    const auto column = [&](int32_t Index::Node::*fact) {
+        Blocks values;
+        for (const auto &one : index_->nodes) values.push_back(one.*fact);
+        return list_of(values);
+    };
+    out["above"] = column(&Index::Node::above);
+    out["kids"] = column(&Index::Node::kids);
+    out["resident"] = column(&Index::Node::resident);
+    out["block"] = column(&Index::Node::block);
+    for (const auto &one : index_->nodes) hash_of.append(bytes_of(one.hash));
+    out["hash_of"] = hash_of;
     return out;
 }
 

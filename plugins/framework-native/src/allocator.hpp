@@ -87,10 +87,6 @@ private:
         BlockHash block_hash;
         int32_t anchor = 0;
     };
-    struct Want {
-        nb::object blocks, hashes;
-        int64_t num_tokens, num_blocks;
-    };
 
     const Root &root(nb::handle space);
     const Root *last_root(nb::handle space) const;
@@ -118,7 +114,6 @@ private:
     int32_t tenant(nb::handle name);
 
     Framework framework_;
-    nb::object hashes_type_ = nb::borrow(nb::type<BlockHashes>());
     Options options_;
     std::shared_ptr<Pool> pool_;
     std::unique_ptr<Index> index_;

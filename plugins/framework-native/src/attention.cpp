@@ -11,7 +11,6 @@
 #include <condition_variable>
 #include <cstring>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
@@ -129,27 +128,7 @@ struct Workspace {
     int64_t work = 0;
 };
 
-/// Workspaces that no call uses. Two threads may call one backend: each takes a workspace of its own.
-class Workspaces {
-public:
-    std::unique_ptr<Workspace> take() {
-        const std::lock_guard lock(mutex_);
-        if (idle_.empty()) return std::make_unique<Workspace>();
-        std::unique_ptr<Workspace> last = std::move(idle_.back());
-        idle_.pop_back();
-        return last;
-    }
-    void put(std::unique_ptr<Workspace> workspace) {
-        const std::lock_guard lock(mutex_);
-        idle_.push_back(std::move(workspace));
-    }
-
-private:
-    std::mutex mutex_;
-    std::vector<std::unique_ptr<Workspace>> idle_;
-};
-
-/// One backend's kernels and workspaces.
+/// One backend's kernels and workspace. Of several threads that call it, one computes at a time.
 class Attention {
 public:
     explicit Attention(const Shape &shape) : shape_(shape), kernels_(choose()) {}
@@ -160,8 +139,8 @@ public:
     void attend(const Call &call, int64_t rows, int64_t num_blocks, int threads) {
         for (int32_t row = 0; row < rows; ++row)
             check(call, row, call.contexts[row], call.starts[row + 1] - call.starts[row], num_blocks);
-        std::unique_ptr<Workspace> taken = workspaces_.take();
-        Workspace &space = *taken;
+        const std::lock_guard lock(mutex_);
+        Workspace &space = space_;
         cut(space, call, rows, threads);
         std::atomic<size_t> next{0};
         threads = static_cast<int>(std::min<size_t>(threads, space.work < kAlone ? 1 : space.items.size()));
@@ -176,7 +155,6 @@ public:
         });
         for (const auto &[row, first, count] : space.split_rows)
             kernels_.combine(shape_, call, partials, row, first, count);
-        workspaces_.put(std::move(taken));
     }
 
 private:
@@ -317,7 +295,8 @@ private:
 
     Shape shape_;
     const Kernels &kernels_;
-    Workspaces workspaces_;
+    std::mutex mutex_;
+    Workspace space_;
 };
 
 template <class T> T *pointer(int64_t address) { return reinterpret_cast<T *>(address); }

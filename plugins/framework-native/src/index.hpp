@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -123,7 +121,6 @@ struct Chain {
 
     /// One that is made.
     const BlockHash &operator[](size_t at) const { return hashes[first + at]; }
-    const BlockHash *begin() const { return hashes.data() + first; }
     size_t num_made() const {
         const size_t made = hashes.made();
         return made < first ? 0 : std::min(made - first, count);
@@ -131,219 +128,58 @@ struct Chain {
     void reach(size_t at) const { hashes.reach(first + std::min(at, count)); }
 };
 
+/// A trie over contents: each node is one content below one parent. Contents that are gone stay as ghosts while they have
+/// descendants.
 class Index {
 public:
-    explicit Index(Pool &pool) : pool_(pool) {}
-    virtual ~Index() = default;
-    /// Blocks of the leading contents, up to the first that is not published.
-    virtual Blocks find(const Chain &chain) const = 0;
-    /// Publish `blocks` below each other, up to the first collision; the holder of each, and the places newly published.
-    virtual void insert(const Chain &chain, const int32_t *blocks, Blocks &holders, Blocks &places) = 0;
-    /// How many leading contents of the chain no block holds and `insert` would take.
-    virtual size_t count_new(const Chain &chain) const = 0;
-    virtual int32_t parent(int32_t block) const = 0;
-    virtual void remove(int32_t block) = 0;
-    /// Remove and unpublish each; beside it a third as many of these hashes are made.
-    virtual void remove(const Blocks &blocks, const HashList &hashes) = 0;
-    virtual void clear() = 0;
-
-    int64_t collisions = 0;
-
-protected:
-    static constexpr size_t kAhead = 8; // blocks whose memory is fetched before their turn
-
-    void fetch_facts(const Blocks &blocks, size_t at) const {
-        if (at < blocks.size()) __builtin_prefetch(&pool_.facts(blocks[at]), 1);
-    }
-    /// To be written; it may lie on two lines.
-    static void fetch_name(const BlockHash &name) {
-        const auto *at = reinterpret_cast<const char *>(&name);
-        __builtin_prefetch(at, 1);
-        __builtin_prefetch(at + sizeof(BlockHash) - 1, 1);
-    }
-    Pool &pool_;
-};
-
-/// For collision-resistant schemes: equal hashes, equal contents.
-class HashIndex final : public Index {
-public:
-    explicit HashIndex(Pool &pool) : Index(pool), blocks_(pool.size()), parents(pool.size()) {}
-
-    Blocks find(const Chain &chain) const override {
-        Blocks found;
-        found.reserve(chain.count);
-        for (size_t at = 0; at < chain.count; ++at) { // the next miss beside this one's work
-            chain.reach(at + 2);
-            if (at + 1 < chain.num_made()) blocks_.prefetch(chain[at + 1].mixed());
-            const int32_t block = holder(chain[at]);
-            if (block == 0) break;
-            found.push_back(block);
-        }
-        return found;
-    }
-
-    void insert(const Chain &chain, const int32_t *blocks, Blocks &holders, Blocks &places) override {
-        const BlockHash *hashes = chain.begin(), *above = chain.parent != 0 ? &pool_.block_hash[chain.parent] : nullptr;
-        HashPace pace(chain.hashes, chain.first + chain.count, chain.count);
-        uint64_t mixed[kAhead]; // of the next hashes, in a ring
-        holders.resize(chain.count);
-        int32_t parent = chain.parent;
-        size_t known = 0; // of the mixed ones
-        for (size_t at = 0; at < std::min(kAhead, chain.count); ++at) fetch(blocks[at]);
-        for (size_t at = 0; at < chain.count; ++at) { // the next misses beside this one's work
-            if (at + kAhead < chain.count) fetch(blocks[at + kAhead]);
-            pace.step();
-            for (const size_t last = std::min({pace.made() - chain.first, at + kAhead, chain.count}); known < last; ++known)
-                blocks_.prefetch(mixed[known % kAhead] = hashes[known].mixed());
-            const BlockHash &block_hash = hashes[at];
-            int32_t found = blocks_.find(mixed[at % kAhead], [&](int32_t held) { return pool_.block_hash[held] == block_hash; });
-            if (found == 0) {
-                found = blocks[at];
-                publish(found, block_hash, mixed[at % kAhead], above, parent);
-                places.push_back(static_cast<int32_t>(at));
-            }
-            holders[at] = parent = found;
-            above = &block_hash;
-        }
-    }
-
-    size_t count_new(const Chain &chain) const override {
-        for (size_t at = 0; at < chain.count; ++at) {
-            chain.reach(at + 1);
-            if (holder(chain[at]) != 0) return at;
-        }
-        return chain.count;
-    }
-
-    int32_t parent(int32_t block) const override {
-        return pool_.published(block) ? holder_above(block) : 0;
-    }
-
-    void remove(int32_t block) override {
-        Facts &facts = pool_.facts(block);
-        blocks_.remove(facts.tag, block);
-        if (facts.children != 0) {
-            orphans[pool_.block_hash[block]] = facts.children;
-            facts.children = 0;
-            facts.torn = 1;
-        }
-        if (facts.link == 0) return;
-        if (const int32_t found = holder_above(block)) {
-            --pool_.children[found];
-        } else if (auto entry = orphans.find(parents[block]); --entry->second == 0) {
-            orphans.erase(entry);
-        }
-    }
-
-    void remove(const Blocks &blocks, const HashList &hashes) override {
-        HashPace pace(hashes, std::min(hashes.size(), hashes.made() + blocks.size() / 3), blocks.size());
-        for (size_t at = 0; at < blocks.size(); ++at) { // to fetch for the first ones would wait before hashing begins
-            fetch_facts(blocks, at + 2 * kAhead);
-            if (at + kAhead < blocks.size()) blocks_.prefetch(pool_.facts(blocks[at + kAhead]).tag);
-            pace.step();
-            HashIndex::remove(blocks[at]);
-            pool_.unpublish(blocks[at]);
-        }
-    }
-
-    void clear() override {
-        blocks_.clear();
-        orphans.clear();
-    }
-
-    const IdSet &ids() const { return blocks_; }
-
-private:
-    /// What publishing writes.
-    void fetch(int32_t block) const {
-        __builtin_prefetch(&pool_.facts(block), 1);
-        fetch_name(pool_.block_hash[block]);
-        fetch_name(parents[block]);
-    }
-    int32_t holder(const BlockHash &block_hash) const {
-        return blocks_.find(block_hash.mixed(), [&](int32_t block) { return pool_.block_hash[block] == block_hash; });
-    }
-    void publish(int32_t block, const BlockHash &block_hash, uint64_t hash, const BlockHash *above, int32_t parent) {
-        Facts &facts = pool_.facts(block);
-        pool_.publish(block, block_hash);
-        blocks_.add(hash, block);
-        facts.tag = static_cast<uint32_t>(hash);
-        facts.children = 0;
-        if (!orphans.empty())
-            if (auto entry = orphans.find(block_hash); entry != orphans.end()) {
-                facts.children = entry->second;
-                orphans.erase(entry);
-            }
-        facts.link = parent;
-        if (above != nullptr) {
-            parents[block] = *above;
-        } else {
-            parents[block].clear();
-        }
-        if (parent != 0) ++pool_.children[parent];
-    }
-    /// The block it was published below, unless that was unpublished before this one: it may hold other content by now.
-    int32_t holder_above(int32_t block) const {
-        const int32_t likely = pool_.facts(block).link;
-        if (likely == 0 || pool_.facts(likely).torn == 0) return likely;
-        const bool still = pool_.published(likely) && pool_.block_hash[likely] == parents[block];
-        return still ? likely : holder(parents[block]);
-    }
-
-    IdSet blocks_;
-
-public:
-    std::vector<BlockHash> parents;                         // of a published block, empty at the root
-    std::unordered_map<BlockHash, int32_t, BlockHashMix> orphans; // absent contents that have resident children
-};
-
-/// For any scheme: a trie over exact contents, so that equal hashes of unequal contents never share. Contents that are
-/// gone stay as ghosts while they have descendants.
-class TrieIndex final : public Index {
-public:
-    /// One content on one cache line; its tokens lie on the next ones.
+    /// One content on one cache line; its tokens, if they are kept, lie on the next ones.
     struct alignas(64) Node {
         uint64_t path = 0; // of the hashes from the anchor down: where the node is found, without a look at those above
         int32_t above = 0, kids = 0, resident = 0, block = 0; // parent node or anchor; children; those with a block; 0: ghost
         BlockHash hash;
     };
 
-    explicit TrieIndex(Pool &pool) : Index(pool) { reset(); }
+    /// `compares_tokens`: hashes of different contents may be equal; such contents never share.
+    Index(Pool &pool, bool compares_tokens) : pool_(pool), width_(compares_tokens ? static_cast<size_t>(pool.block_size) : 0) {
+        nodes.reserve(pool.size());
+        reset();
+    }
 
-    Blocks find(const Chain &chain) const override {
+    /// Blocks of the leading contents, up to the first that is not published.
+    Blocks find(const Chain &chain) const {
         Blocks found;
+        found.reserve(chain.count);
         int32_t node = top(chain.anchor, chain.parent);
         uint64_t path = path_of(node);
-        for (size_t at = 0; at < chain.count; ++at) {
-            chain.reach(at + 1);
+        for (size_t at = 0; at < chain.count; ++at) { // the next miss beside this one's work
+            chain.reach(at + 2);
             path = down(path, chain[at]);
+            if (at + 1 < chain.num_made()) ids_.prefetch(down(path, chain[at + 1]));
             node = child(node, path, chain[at]);
-            if (node == 0 || nodes[node].block == 0 || !same(node, chain.tokens + at * width())) break;
+            if (node == 0 || nodes[node].block == 0 || !same(node, chain.tokens, at)) break;
             found.push_back(nodes[node].block);
         }
         return found;
     }
 
-    void insert(const Chain &chain, const int32_t *blocks, Blocks &holders, Blocks &places) override {
+    /// Publish `blocks` below each other, up to the first collision; the holder of each, and the places newly published.
+    void insert(const Chain &chain, const int32_t *blocks, Blocks &holders, Blocks &places) {
         int32_t up = top(chain.anchor, chain.parent), parent = chain.parent;
-        paths_.resize(chain.count);
-        holders.reserve(chain.count);
-        uint64_t path = path_of(up);
-        chain.reach(chain.count);
+        uint64_t path = path_of(up), paths[kAhead]; // of the next contents, in a ring
+        HashPace pace(chain.hashes, chain.first + chain.count, chain.count);
         size_t known = 0; // of the paths
         bool fresh = false; // nothing is below a node that is new
         for (size_t at = 0; at < chain.count; ++at) { // the next misses beside this one's work
-            for (const size_t last = std::min(chain.count, at + kAhead); known < last; ++known) {
-                ids_.prefetch(paths_[known] = path = down(path, chain[known]));
+            pace.step();
+            for (const size_t last = std::min({pace.made() - chain.first, at + kAhead, chain.count}); known < last; ++known) {
+                ids_.prefetch(paths[known % kAhead] = path = down(path, chain[known]));
                 fetch_fresh(blocks[known], known - at);
             }
-            const BlockHash &wanted = chain[at];
-            const int32_t *tokens = chain.tokens + at * width();
-            int32_t node = fresh ? 0 : child(up, paths_[at], wanted);
+            int32_t node = fresh ? 0 : child(up, paths[at % kAhead], chain[at]);
             fresh = node == 0;
             if (fresh) {
-                node = new_node(up, paths_[at], wanted, tokens);
-            } else if (!same(node, tokens)) {
+                node = new_node(up, paths[at % kAhead], chain[at], chain.tokens + at * pool_.block_size);
+            } else if (!same(node, chain.tokens, at)) {
                 ++collisions;
                 return;
             }
@@ -358,7 +194,8 @@ public:
         }
     }
 
-    size_t count_new(const Chain &chain) const override {
+    /// How many leading contents of the chain no block holds and `insert` would take.
+    size_t count_new(const Chain &chain) const {
         int32_t node = top(chain.anchor, chain.parent);
         uint64_t path = path_of(node);
         for (size_t at = 0; at < chain.count; ++at) {
@@ -366,19 +203,20 @@ public:
             path = down(path, chain[at]);
             node = child(node, path, chain[at]);
             if (node == 0) break;
-            if (nodes[node].block != 0 || !same(node, chain.tokens + at * width())) return at;
+            if (nodes[node].block != 0 || !same(node, chain.tokens, at)) return at;
         }
         return chain.count;
     }
 
-    int32_t parent(int32_t block) const override {
+    /// The block above, 0 at the root or where its content is gone.
+    int32_t parent(int32_t block) const {
         const int32_t up = nodes[node_of(block)].above;
         return up > 0 ? nodes[up].block : 0;
     }
 
-    void remove(int32_t block) override {
+    void remove(int32_t block) {
         Facts &facts = pool_.facts(block);
-        int32_t node = std::exchange(facts.link, 0), up = nodes[node].above;
+        int32_t node = std::exchange(facts.node, 0), up = nodes[node].above;
         nodes[node].block = 0;
         facts.children = 0;
         if (up > 0) {
@@ -394,44 +232,46 @@ public:
         }
     }
 
-    void remove(const Blocks &blocks, const HashList &) override {
-        for (size_t at = 0; at < 2 * kAhead; ++at) fetch_facts(blocks, at);
-        for (size_t at = 0; at < std::min(kAhead, blocks.size()); ++at) fetch(blocks[at]);
-        for (size_t at = 0; at < blocks.size(); ++at) {
-            fetch_facts(blocks, at + 2 * kAhead);
-            if (at + kAhead < blocks.size()) fetch(blocks[at + kAhead]);
-            TrieIndex::remove(blocks[at]);
+    /// Remove and unpublish each; beside it a third as many of these hashes are made.
+    void remove(const Blocks &blocks, const HashList &hashes) {
+        HashPace pace(hashes, std::min(hashes.size(), hashes.made() + blocks.size() / 3), blocks.size());
+        for (size_t at = 0; at < blocks.size(); ++at) { // to fetch for the first ones would wait before hashing begins
+            if (at + 2 * kAhead < blocks.size()) __builtin_prefetch(&pool_.facts(blocks[at + 2 * kAhead]), 1);
+            if (at + kAhead < blocks.size()) {
+                __builtin_prefetch(&nodes[node_of(blocks[at + kAhead])], 1);
+                ids_.prefetch(pool_.facts(blocks[at + kAhead]).tag);
+            }
+            pace.step();
+            remove(blocks[at]);
             pool_.unpublish(blocks[at]);
         }
     }
 
-    void clear() override {
+    void clear() {
         ids_.clear();
         reset();
     }
 
+    /// Of a published block.
+    const BlockHash &hash_of(int32_t block) const { return nodes[node_of(block)].hash; }
     const IdSet &ids() const { return ids_; }
-    const int32_t *tokens_of(int32_t node) const { return data_.data() + static_cast<size_t>(node) * width(); }
-    int32_t node_of(int32_t block) const { return pool_.facts(block).link; }
+    int32_t node_of(int32_t block) const { return pool_.facts(block).node; }
 
+    int64_t collisions = 0;
     std::vector<Node> nodes;
 
 private:
-    /// What removing reads.
-    void fetch(int32_t block) const {
-        __builtin_prefetch(&nodes[node_of(block)], 1);
-        ids_.prefetch(pool_.facts(block).tag);
-    }
+    static constexpr size_t kAhead = 8; // contents whose memory is fetched before their turn
+
     /// What publishing writes: of the block, and of the node that is new `ahead` nodes from now.
     void fetch_fresh(int32_t block, size_t ahead) const {
         __builtin_prefetch(&pool_.facts(block), 1);
-        fetch_name(pool_.block_hash[block]);
         if (ahead >= unused_.size()) return;
         const int32_t node = unused_[unused_.size() - 1 - ahead];
         __builtin_prefetch(&nodes[node], 1);
         __builtin_prefetch(tokens_of(node), 1);
     }
-    size_t width() const { return static_cast<size_t>(pool_.block_size); }
+    const int32_t *tokens_of(int32_t node) const { return tokens_.data() + static_cast<size_t>(node) * width_; }
     int32_t top(int32_t anchor, int32_t block) const { return block != 0 ? node_of(block) : anchor; }
     uint64_t path_of(int32_t node) const { return node > 0 ? nodes[node].path : static_cast<uint64_t>(node); }
     static uint64_t down(uint64_t path, const BlockHash &wanted) {
@@ -441,19 +281,20 @@ private:
     int32_t child(int32_t up, uint64_t path, const BlockHash &wanted) const {
         return ids_.find(path, [&](int32_t node) { return nodes[node].above == up && nodes[node].hash == wanted; });
     }
-    bool same(int32_t node, const int32_t *tokens) const {
-        return std::memcmp(tokens_of(node), tokens, 4 * width()) == 0;
+    /// Whether the node's tokens are those of the chain's content `at`.
+    bool same(int32_t node, const int32_t *tokens, size_t at) const {
+        return std::memcmp(tokens_of(node), tokens + at * width_, 4 * width_) == 0;
     }
     void settle(int32_t node, int32_t up, int32_t parent, int32_t block) {
         Facts &facts = pool_.facts(block);
         nodes[node].block = block;
-        facts.link = node;
+        facts.node = node;
         facts.tag = static_cast<uint32_t>(nodes[node].path);
         facts.children = nodes[node].resident;
-        pool_.publish(block, nodes[node].hash);
+        facts.published = 1;
         if (up <= 0) return;
         ++nodes[up].resident;
-        ++pool_.children[parent];
+        if (parent != 0) ++pool_.children[parent];
     }
     int32_t new_node(int32_t up, uint64_t path, const BlockHash &wanted, const int32_t *tokens) {
         int32_t node;
@@ -463,29 +304,29 @@ private:
         } else {
             node = static_cast<int32_t>(nodes.size());
             nodes.emplace_back();
-            data_.resize(data_.size() + width());
+            tokens_.resize(tokens_.size() + width_);
         }
         Node &made = nodes[node];
         made.path = path;
         made.above = up;
         made.hash = wanted;
         made.kids = made.resident = made.block = 0;
-        std::memcpy(data_.data() + static_cast<size_t>(node) * width(), tokens, 4 * width());
+        std::copy(tokens, tokens + width_, tokens_.begin() + static_cast<size_t>(node) * width_);
         ids_.add(path, node);
         if (up > 0) ++nodes[up].kids;
         return node;
     }
     void reset() {
         nodes.assign(1, Node());
-        data_.assign(width(), 0);
+        tokens_.assign(width_, 0);
         unused_.clear();
-        for (size_t block = 0; block < pool_.size(); ++block) pool_.facts(static_cast<int32_t>(block)).link = 0;
+        for (size_t block = 0; block < pool_.size(); ++block) pool_.facts(static_cast<int32_t>(block)).node = 0;
     }
 
+    Pool &pool_;
+    size_t width_; // tokens kept of a node
     IdSet ids_;
-    std::vector<int32_t> data_;
-    std::vector<int32_t> unused_;
-    std::vector<uint64_t> paths_; // of the contents that are being published
+    std::vector<int32_t> tokens_, unused_;
 };
 
 } // namespace native

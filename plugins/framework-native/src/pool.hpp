@@ -5,22 +5,19 @@
 #include <limits>
 #include <vector>
 
-#include "block_hash.hpp"
-
 namespace native {
 
 using Blocks = std::vector<int32_t>;
 
-/// All facts of one block on one cache line: a call reads and writes several of them. The last four are the index's.
+/// All facts of one block on one cache line: a call reads and writes several of them. The last two are the index's.
 struct alignas(64) Facts {
     int32_t ref = 0, depth = 0, hits = 0, tenant = 0, children = 0;
     uint8_t candidate = 0;
     uint8_t published = 0;
-    uint8_t torn = 0; // it was unpublished while contents below it were published
     int64_t admitted = 0, last_access = 0, priority = 0;
     double next_use = std::numeric_limits<double>::infinity();
-    int32_t link = 0; // by hash: the block that held the content above when this was published; in a trie: its node
-    uint32_t tag = 0; // of the block hash
+    int32_t node = 0; // of its content in the trie
+    uint32_t tag = 0; // of the node's path
 };
 static_assert(sizeof(Facts) == 64, "one cache line a block");
 
@@ -43,7 +40,7 @@ class Pool {
 
 public:
     Pool(int32_t count, int32_t tokens)
-        : facts_(static_cast<size_t>(count) + 1), num_blocks(count), block_size(tokens), block_hash(size()) {
+        : facts_(static_cast<size_t>(count) + 1), num_blocks(count), block_size(tokens) {
         free.reserve(count);
         for (int32_t block = count; block > 0; --block) free.push_back(block);
     }
@@ -53,11 +50,6 @@ public:
     size_t size() const { return static_cast<size_t>(num_blocks) + 1; }
     int32_t cached() const { return num_blocks - static_cast<int32_t>(free.size()) - used; }
     bool published(int32_t block) const { return facts_[block].published != 0; }
-    void publish(int32_t block, const BlockHash &name) {
-        block_hash[block] = name;
-        facts_[block].published = 1;
-    }
-    /// Its block hash is not even read: it stays until the next one is written over it.
     void unpublish(int32_t block) { facts_[block].published = facts_[block].candidate = 0; }
     Facts &facts(int32_t block) { return facts_[block]; }
     const Facts &facts(int32_t block) const { return facts_[block]; }
@@ -81,7 +73,6 @@ public:
     const Column<int64_t> admitted{facts_, &Facts::admitted}, last_access{facts_, &Facts::last_access},
         priority{facts_, &Facts::priority};
     const Column<double> next_use{facts_, &Facts::next_use};
-    std::vector<BlockHash> block_hash; // means nothing for a block that is not published
 };
 
 } // namespace native

@@ -233,16 +233,6 @@ class PythonLru(Lru):
     """The built-in LRU under another name, so that the core calls it."""
 
 
-@pytest.mark.parametrize("leaf_only", [False, True])
-def test_the_lru_in_cpp_evicts_as_the_lru_in_python(leaf_only):
-    for seed in range(100, 130):
-        both = [
-            story(NativeCowAllocator, seed=seed, scheme=Sha256, policy=policy, leaf_only=leaf_only)
-            for policy in (Lru, PythonLru)
-        ]
-        assert both[0] == both[1], f"seed {seed}"
-
-
 def make(kind=NativeCowAllocator, **options):
     return kind(**{"num_blocks": 8, "block_size": 2, "hash": Sha256(), "eviction": Lru(), **options})
 

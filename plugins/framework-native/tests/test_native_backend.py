@@ -161,13 +161,6 @@ def test_many_kv_heads_and_a_wide_group_are_right():
         assert judge(out, problem).ok, f"{heads} heads on {kv_heads}: {judge(out, problem)}"
 
 
-def test_a_table_that_names_a_block_outside_the_pool_is_refused():
-    problem = build_problem(Case(spec(), (40,), (1,)), "cpu")
-    problem.batch.block_tables[0, 1] = problem.pool.num_blocks
-    with pytest.raises(InvalidArgument, match=r"names block .*, outside the pool"):
-        run_attention(ready(problem.spec), problem)
-
-
 def test_a_row_longer_than_its_table_is_refused_whatever_the_bound_says():
     problem = build_problem(Case(spec(), (40,), (1,), 0), "cpu")
     problem.batch.context_lens.fill_(16 * problem.batch.block_tables.shape[1] + 1)
@@ -186,10 +179,6 @@ def test_a_row_longer_than_its_table_is_refused_whatever_the_bound_says():
 def test_what_it_cannot_do_has_a_reason(change, reason):
     (found,) = NativeBackend().check(spec(**change), "cpu")
     assert reason in found
-
-
-def test_a_gpu_is_refused_with_a_reason():
-    assert NativeBackend().check(spec(), "cuda:0") == ["device cuda is not supported; supported: cpu"]
 
 
 def test_pools_of_other_dtype_are_refused():

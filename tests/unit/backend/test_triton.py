@@ -383,7 +383,7 @@ def test_unknown_architectures_and_splits_below_one_token_are_refused() -> None:
 
 
 def test_kernels_are_launched_on_the_device_of_their_setup(monkeypatch: pytest.MonkeyPatch) -> None:
-    from framework_builtin.backend.triton_kernels import launch, writes
+    from framework_builtin.backend.triton_kernels import launch
     from framework_builtin.backend.triton_kernels.configs import ARCHS
 
     current: list[int] = []
@@ -407,7 +407,7 @@ def test_kernels_are_launched_on_the_device_of_their_setup(monkeypatch: pytest.M
             return lambda *args, **constants: launched.append((self._name, tuple(current)))
 
     monkeypatch.setattr(torch.cuda, "device", Device)
-    monkeypatch.setattr(writes, "compiled", Recorded)
+    monkeypatch.setattr(launch, "compiled", Recorded)
     spec = make_spec()
     problem = build_problem(Case(spec, (900, 30), (1, 12)))
     launcher = launch.Launcher(spec, "cuda:1", arch=ARCHS["sm_90"], num_sms=0, split_tokens=None)
@@ -420,7 +420,7 @@ def test_kernels_are_launched_on_the_device_of_their_setup(monkeypatch: pytest.M
 
 def _record_launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Every launch as (kernel, grid, its constants), in order."""
-    from framework_builtin.backend.triton_kernels import writes
+    from framework_builtin.backend.triton_kernels import launch
     from framework_builtin.backend.triton_kernels.kernels import interpreted
 
     launched: list[tuple[Any, ...]] = []
@@ -436,7 +436,7 @@ def _record_launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
             return start
 
-    monkeypatch.setattr(writes, "interpreted", Recorded)
+    monkeypatch.setattr(launch, "interpreted", Recorded)
     return launched
 
 
