@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -57,16 +58,12 @@ def draw(events: Sequence[Mapping[str, Any]]) -> Figure | None:
 
 
 def _families(births: dict[int, tuple[int, int | None]]) -> list[int]:
-    """Sequences of requests that forked, each parent before its children."""
-    children: dict[int, list[int]] = {}
-    for sequence, (_, parent) in births.items():
-        if parent is not None:
-            children.setdefault(parent, []).append(sequence)
-    roots = [sequence for sequence in sorted(children) if births.get(sequence, (0, None))[1] is None]
-    order: list[int] = []
-    stack = [root for root in reversed(roots) if root in births]
-    while stack:
-        sequence = stack.pop()
-        order.append(sequence)
-        stack.extend(sorted(children.get(sequence, ()), reverse=True))
-    return order
+    """Sequences of requests that forked, by family; a parent has a lower number than its children."""
+
+    def root(sequence: int) -> int:
+        parent = births[sequence][1]
+        return sequence if parent is None or parent not in births else root(parent)
+
+    roots = {sequence: root(sequence) for sequence in births}
+    sizes = Counter(roots.values())
+    return sorted((sequence for sequence in births if sizes[roots[sequence]] > 1), key=lambda s: (roots[s], s))

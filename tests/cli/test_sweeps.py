@@ -186,18 +186,6 @@ def test_jobs_whose_policy_or_trace_changed_run_again_and_the_sweep_says_why(tra
     assert provenance["package"]["content_sha256"] == made_of["framework"]
 
 
-@pytest.mark.parametrize("damage", [b"", b'{"status": "ok"', b"\x00\xff", b"[1]", b'{"status": "failed"}'])
-def test_a_job_whose_result_is_damaged_is_run_again(damage: bytes, trace: Path, command: Command) -> None:
-    words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=lru,fifo")
-    command(*words)
-    whole, hurt = finished(Path("sweeps/s"))
-    stamp = (whole / "result.json").stat().st_mtime_ns
-    (hurt / "result.json").write_bytes(damage)
-    assert command(*words)[0] == 0
-    assert json.loads((hurt / "result.json").read_text())["status"] == "ok"
-    assert (whole / "result.json").stat().st_mtime_ns == stamp
-
-
 def test_a_failing_job_is_a_failed_row_and_runs_again_next_time(
     trace: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,9 +42,8 @@ def test_only_settings_that_the_mode_reads_are_listed(tmp_path: Path) -> None:
     make_run(tmp_path / "b", **{**REPLAY, "executor": "roofline"})
     make_run(tmp_path / "c", **{**REPLAY, "mode": "serve", "executor": None})
     cache_only, roofline, serve = (set(run.settings) for run in results.read(tmp_path))
-    shared = {
-        *["mode", "seed", "eviction", "allocator", "workload", "workload.path", "cache.num_blocks", "cache.block_size"]
-    }
+    components = {"mode", "seed", "eviction", "allocator", "workload", "workload.path"}
+    shared = components | {"cache.num_blocks", "cache.block_size"}
     assert cache_only == shared | {"executor", "replay.optimum", "replay.capacity"}
     assert roofline == shared | {
         "executor", "hash", "engine.max_batch_tokens", "replay.step_s", "replay.device", "replay.capacity",

@@ -70,6 +70,13 @@ def test_what_changed_since_a_result_is_named(tmp_path: Path) -> None:
     assert what_changed(tmp_path, made_of) == ("what made the result is not recorded",)
 
 
+@pytest.mark.parametrize("damage", [b"", b'{"status": "ok"', b"\x00\xff", b"[1]", b'{"status": "failed"}'])
+def test_a_job_whose_result_is_damaged_is_not_done(tmp_path: Path, damage: bytes) -> None:
+    begin(tmp_path, [], {"configuration": "c"})
+    (tmp_path / "result.json").write_bytes(damage)
+    assert not is_done(tmp_path, {"configuration": "c"})
+
+
 def test_a_folder_s_name_is_short_safe_and_given_by_the_override_set_alone() -> None:
     rng = random.Random(0)
     words = ["eviction=lru", "cache.num_blocks=64", "model.path='/a very/long path/with ünïcode;rm -rf'", "seed=3"]
