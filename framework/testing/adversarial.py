@@ -166,31 +166,17 @@ def bad_victims() -> Iterator[EvictionPolicy]:
 
 
 class RaisesInHook(SlowLru):
-    """Breaks: a callback does not fail. Raises in the k-th call of one hook."""
+    """Breaks: a callback does not fail. Raises in the k-th call of one hook, and from then on."""
 
     def __init__(self, hook: str, after: int = 0) -> None:
-        self.hook, self.left = hook, after
+        self.hook, self.left, self._right = hook, after, getattr(self, hook)
+        setattr(self, hook, self._failing)
 
-    def _count(self, hook: str) -> None:
-        if hook == self.hook:
-            self.left -= 1
-            if self.left < 0:
-                raise RuntimeError(f"{hook} fails on purpose")
+    def _failing(self, blocks: Any, now: float) -> Any:
+        self._count()
+        return self._right(blocks, now)
 
-    def admit(self, blocks: Sequence[BlockId], now: float) -> None:
-        self._count("admit")
-
-    def hit(self, blocks: Sequence[BlockId], now: float) -> None:
-        self._count("hit")
-
-    def pin(self, blocks: Sequence[BlockId], now: float) -> None:
-        self._count("pin")
-        super().pin(blocks, now)
-
-    def release(self, blocks: Sequence[BlockId], now: float) -> None:
-        self._count("release")
-        super().release(blocks, now)
-
-    def evicted(self, block: BlockId, now: float) -> None:
-        self._count("evicted")
-        super().evicted(block, now)
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError(f"{self.hook} fails on purpose")

@@ -156,7 +156,7 @@ def test_each_kind_has_costs_above_zero(kind: str, name: str, columns: set[str])
 ONE_CHECK = {
     "allocator": ("naive", "max_request"), "eviction": ("fifo", "alike"), "hash": ("blake2b", "pure"),
     "backend": ("gather", "zero"), "workload": ("rag", "anew"), "trace": ("vidur", "damage"),
-    "tiering": ("on_second_hit", "conserved"), "store": ("host", "removed"), "tracker": ("none", "stay_apart"),
+    "tiering": ("on_second_hit", "equal"), "store": ("host", "removed"), "tracker": ("none", "stay_apart"),
 }  # fmt: skip
 
 

@@ -211,10 +211,10 @@ class Declines(Other):
 class RaisesEachNinth(adversarial.RaisesInHook):
     """Raises in every ninth call of one hook."""
 
-    def _count(self, hook: str) -> None:
+    def _count(self) -> None:
         if self.left < 0:
             self.left = 8
-        super()._count(hook)
+        super()._count()
 
 
 HOOKS = ("admit", "hit", "pin", "release", "evicted")

@@ -1,14 +1,13 @@
-"""Tables with room for a part of the prompt, and tokens promised before they are committed."""
+"""Tables with room for a part of the prompt."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from paged_helpers import NS, info, make, serve, table, tokens
 
-from framework.errors import InvalidArgument, UnknownRequest
+from framework.errors import InvalidArgument
 from framework.types import RequestId
 
 PROMPT = tokens(*range(11))
@@ -50,32 +49,4 @@ def test_a_part_is_more_than_the_hit_and_at_most_the_prompt(num_tokens: int) -> 
     with pytest.raises(InvalidArgument, match=rf"room for {num_tokens} tokens"):
         part(allocator, 2, num_tokens)
     assert allocator.stats() == before
-    allocator.check()
-
-
-def test_a_generated_token_can_be_promised() -> None:
-    allocator = make(8, 2)
-    part(allocator, 1, 11)
-    allocator.commit(RequestId(1), PROMPT)
-    longer = np.append(PROMPT, np.int32(99)).astype(np.int32)
-    allocator.extend(RequestId(1), 12)
-    allocator.promise(RequestId(1), longer)
-    question = np.append(longer, np.int32(7)).astype(np.int32)
-    assert allocator.lookup(question, NS).num_tokens == 12
-    allocator.check()
-    with pytest.raises(InvalidArgument, match="token 11 is 98"):
-        allocator.commit(RequestId(1), np.append(PROMPT, np.int32(98)).astype(np.int32))
-    allocator.commit(RequestId(1), longer)
-    allocator.check()
-    allocator.free(RequestId(1))
-    assert serve(allocator, 2, question) == 12
-
-
-def test_what_is_promised_agrees_with_what_is_known() -> None:
-    allocator = make(8, 2)
-    part(allocator, 1, 11)
-    with pytest.raises(InvalidArgument, match="token 2 is 77"):
-        allocator.promise(RequestId(1), tokens(0, 1, 77))
-    with pytest.raises(UnknownRequest):
-        allocator.promise(RequestId(9), PROMPT)
     allocator.check()

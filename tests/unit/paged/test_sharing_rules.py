@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from paged_helpers import NS, ConstantHash, admit, info, serve, table, tokens
+from paged_helpers import NS, ConstantHash, admit, info, serve, tokens
 
-from framework.errors import InvalidArgument, PluginError, StaleHit
+from framework.errors import PluginError
 from framework.interfaces.allocator import Allocator
 from framework.types import RequestId
 from framework_builtin.eviction.lru import Lru
@@ -30,17 +30,6 @@ def build(kind: Any, num_blocks: int = 8, block_size: int = 2, **options: Any) -
     options = {"hash": Sha256(), "eviction": Lru(), "watermark": 0.0, **options}
     made: Allocator = kind(num_blocks=num_blocks, block_size=block_size, **options)
     return made
-
-
-def test_a_hit_from_before_a_reset_is_refused(kind: Any) -> None:
-    allocator = build(kind)
-    serve(allocator, 1, tokens(1, 2, 3))
-    hit = allocator.lookup(tokens(1, 2, 3), NS)
-    assert hit.num_tokens == 2
-    allocator.reset()
-    with pytest.raises(StaleHit):
-        allocator.allocate(info(2), tokens(1, 2, 3), hit)
-    allocator.check()
 
 
 class FailsAtTheSecond(Lru):
@@ -80,18 +69,6 @@ def test_blocks_that_are_hit_are_not_free_for_the_watermark(kind: Any) -> None:
     assert not allocator.fits(info(3), prompt, hit), "4 blocks are left, 3 are needed and 2 are kept"
     short = tokens(1, 2, 3, 4, 5, 6)
     assert allocator.fits(info(3), short, allocator.lookup(short, NS))
-
-
-def test_a_fork_may_evict_for_its_copies(kind: Any) -> None:
-    allocator = build(kind, 3, 2)
-    serve(allocator, 1, tokens(1, 2))
-    admit(allocator, 2, tokens(7, 8, 9))
-    assert (allocator.stats().free_blocks, allocator.stats().cached_blocks) == (0, 1)
-    allocator.fork(TWO, info(3), 3)
-    if table(allocator, 3)[1] == table(allocator, 2)[1]:  # it shares tails, and copies when it writes
-        allocator.extend(THREE, 4)
-    assert allocator.stats().cached_blocks == 0
-    allocator.check()
 
 
 # A block in use below a cached parent
@@ -136,26 +113,4 @@ def test_a_block_that_is_cached_again_keeps_the_one_above(kind: Any) -> None:
     assert allocator.lookup(tokens(7, 8, 9), NS).num_tokens == 2
     admit(allocator, 4, tokens(1, 2, 3))
     assert allocator.lookup(tokens(7, 8, 9), NS).num_tokens == 1, "the block below went first"
-    allocator.check()
-
-
-# Tokens that are known never change
-
-
-@pytest.mark.parametrize("closed_by", ["publication", "collision", "reset"])
-def test_commit_refuses_tokens_that_changed(kind: Any, closed_by: str) -> None:
-    allocator = build(kind, 8, 2, hash=ConstantHash() if closed_by == "collision" else Sha256())
-    if closed_by == "collision":
-        serve(allocator, 9, tokens(8, 8))
-    admit(allocator, 1, tokens(1, 2, 3, 4, 5))
-    allocator.commit(ONE, tokens(1, 2, 3, 4))
-    if closed_by == "reset":
-        allocator.reset()
-    allocator.extend(ONE, 8)
-    for wrong in (tokens(9, 2, 3, 4, 5, 6), tokens(1, 2, 3, 9, 5, 6), tokens(1, 2, 3, 4, 9, 6)):
-        with pytest.raises(InvalidArgument, match="it was"):
-            allocator.commit(ONE, wrong)
-    allocator.commit(ONE, tokens(1, 2, 3, 4, 5, 6))
-    with pytest.raises(InvalidArgument, match="token 5 is 9, it was 6"):
-        allocator.commit(ONE, tokens(1, 2, 3, 4, 5, 9, 7))
     allocator.check()
