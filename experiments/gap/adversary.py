@@ -12,7 +12,7 @@ import numpy as np
 from experiments.shared import begun, finish, parser_of, table
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
-from framework.workload.traces import TraceRequest
+from framework.workload.traces import WorkloadRequest
 from framework_builtin.eviction.hazard import Hazard
 from framework_builtin.eviction.lru import Lru
 
@@ -40,7 +40,7 @@ def stream(point: dict[str, int], seed: int, conversations: int) -> RequestPaths
             ids = [*ids, ids[-1] + 1]
             at += draw.expovariate(1 / point["pause_s"])
     return build_paths(
-        TraceRequest(arrival_s=at, input_tokens=len(ids), output_tokens=1, block_tokens=1, block_ids=np.array(ids))
+        WorkloadRequest(arrival_s=at, input_tokens=len(ids), output_tokens=1, block_tokens=1, block_ids=np.array(ids))
         for at, ids in sorted(due, key=lambda request: request[0])
     )
 

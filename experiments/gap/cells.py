@@ -39,7 +39,7 @@ from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import core_of, count
 from framework.types import Hint
 from framework.workload.prompts import AgentText
-from framework.workload.traces import TraceRequest, open_trace
+from framework.workload.traces import WorkloadRequest, open_trace
 from framework.workload.traces.own_format import as_trace, name_blocks
 
 TRACES = {
@@ -110,11 +110,11 @@ def stream(name: str) -> Stream:
     return Stream(build_paths(requests), runs, f"run of {RUN_OF_REQUESTS} requests")
 
 
-def agent_text() -> Iterator[TraceRequest]:
+def agent_text() -> Iterator[WorkloadRequest]:
     """Recorded prompts, a byte a token, in blocks of 64."""
     for request in AgentText(path=trace_path(AGENT_TEXT), skip_empty=True, use_times=True).requests():
         tokens = np.frombuffer(str(request.prompt).encode(), dtype=np.uint8).astype(np.int32)
-        yield TraceRequest(
+        yield WorkloadRequest(
             arrival_s=request.arrival_s,
             input_tokens=len(tokens),
             output_tokens=1,

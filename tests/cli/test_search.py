@@ -20,7 +20,7 @@ from framework.config.config import Config
 from framework.errors import ConfigError, RunDirectoryError
 from framework.report.trials import read_trials
 from framework.search import Axis, Search, axes_of, main, maximises, search
-from framework.workload.traces import TraceRequest, write_trace
+from framework.workload.traces import WorkloadRequest, write_trace
 
 optuna = pytest.importorskip("optuna")
 
@@ -38,7 +38,7 @@ def make_trace(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     names = np.random.default_rng(0).integers(0, 30, size=(80, 3))
     requests = [
-        TraceRequest(arrival_s=i, input_tokens=48, output_tokens=1, block_ids=row, block_tokens=16)
+        WorkloadRequest(arrival_s=i, input_tokens=48, output_tokens=1, block_ids=row, block_tokens=16)
         for i, row in enumerate(names)
     ]
     write_trace(folder / "trace.jsonl", requests)

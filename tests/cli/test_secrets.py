@@ -13,7 +13,7 @@ import pytest
 
 from framework.errors import ConfigError
 from framework.search import axes_of
-from framework.workload.traces import TraceRequest, write_trace
+from framework.workload.traces import WorkloadRequest, write_trace
 
 TYPED, TAKEN = "typed-hunter2", "taken-hunter2"
 POLICY = """
@@ -44,7 +44,7 @@ def place(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for argv in ("argv", "orig_argv"):
         monkeypatch.setattr(f"sys.{argv}", ["framework.run", *WORDS])
     requests = [
-        TraceRequest(arrival_s=i, input_tokens=48, output_tokens=1, block_ids=[3 * i, 3 * i + 1, 3 * i + 2],
+        WorkloadRequest(arrival_s=i, input_tokens=48, output_tokens=1, block_ids=[3 * i, 3 * i + 1, 3 * i + 2],
                      block_tokens=16)
         for i in range(20)
     ]  # fmt: skip

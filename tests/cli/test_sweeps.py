@@ -24,7 +24,7 @@ from framework.results.catalogue import is_wall_time
 from framework.results.reading import read_result
 from framework.run import call
 from framework.tracking import RunDirectory
-from framework.workload.traces import TraceRequest, write_trace
+from framework.workload.traces import WorkloadRequest, write_trace
 
 COMMON = (
     "mode=replay",
@@ -53,7 +53,7 @@ def make_trace(folder: Path, num_requests: int = 120) -> Path:
         for number in range(num_requests):
             user, depth = int(rng.zipf(1.3)) % 12, int(rng.integers(2, 7))
             names = [user * 100 + level for level in range(depth - 1)] + [10_000 + number]
-            yield TraceRequest(
+            yield WorkloadRequest(
                 arrival_s=0.1 * number,
                 input_tokens=16 * depth,
                 output_tokens=4,

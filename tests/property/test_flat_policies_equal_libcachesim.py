@@ -19,7 +19,7 @@ from replay_helpers import flat_paths
 from framework.interfaces.eviction import EvictionPolicy
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
-from framework.workload.traces import TraceRequest, open_trace
+from framework.workload.traces import WorkloadRequest, open_trace
 from framework_builtin.eviction.arc import Arc
 from framework_builtin.eviction.belady import Belady
 from framework_builtin.eviction.clock import Clock
@@ -77,7 +77,7 @@ def stream(kind: str, seed: int, count: int = 20_000) -> RequestPaths:
 
 def flat(ids: list[int]) -> RequestPaths:
     return build_paths(
-        TraceRequest(arrival_s=0.0, input_tokens=1, output_tokens=1, block_ids=np.array([i]), block_tokens=1)
+        WorkloadRequest(arrival_s=0.0, input_tokens=1, output_tokens=1, block_ids=np.array([i]), block_tokens=1)
         for i in ids
     )
 

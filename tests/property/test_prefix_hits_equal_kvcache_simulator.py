@@ -14,7 +14,7 @@ import pytest
 
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import CacheOnlyResult, replay
-from framework.workload.traces import TraceRequest, open_trace
+from framework.workload.traces import WorkloadRequest, open_trace
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.optimum import Optimum
 
@@ -75,7 +75,7 @@ def test_they_agree_on_random_trees(seed: int) -> None:
     rng = Random(seed)
     requests = [[rng.randrange(3) for _ in range(rng.randint(1, 7))] for _ in range(400)]
     paths = build_paths(
-        TraceRequest(
+        WorkloadRequest(
             arrival_s=0.0, input_tokens=4 * len(ids) - 1, output_tokens=1, block_ids=np.array(ids), block_tokens=4
         )
         for ids in requests

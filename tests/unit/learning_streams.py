@@ -10,7 +10,7 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.types import Hint
-from framework.workload.traces import TraceRequest
+from framework.workload.traces import WorkloadRequest
 
 
 def conversations(count: int = 900, seed: int = 0, lie: float = 0.0) -> RequestPaths:
@@ -28,7 +28,7 @@ def conversations(count: int = 900, seed: int = 0, lie: float = 0.0) -> RequestP
             says = not says
         ids = [number * 1000 + depth for depth in range(4 + 2 * turn)]
         requests.append(
-            TraceRequest(
+            WorkloadRequest(
                 arrival_s=arrival, input_tokens=2 * len(ids), output_tokens=1, block_tokens=2, block_ids=np.array(ids),
                 category="chat" if goes_on else "once", hint=Hint(continues=0.9 if says else 0.1),
             )
@@ -43,6 +43,8 @@ def hits(policy: EvictionPolicy, paths: RequestPaths, capacity: int = 250) -> in
 def requests_of(paths: list[tuple[float, list[int]]]) -> RequestPaths:
     """Requests of these arrivals and block ids, of which nothing else is known."""
     return build_paths(
-        TraceRequest(arrival_s=at, input_tokens=2 * len(ids), output_tokens=1, block_tokens=2, block_ids=np.array(ids))
+        WorkloadRequest(
+            arrival_s=at, input_tokens=2 * len(ids), output_tokens=1, block_tokens=2, block_ids=np.array(ids)
+        )
         for at, ids in sorted(paths, key=lambda due: due[0])
     )

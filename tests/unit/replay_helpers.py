@@ -10,7 +10,7 @@ import numpy as np
 
 from framework.replay.paths import RequestPaths, build_paths
 from framework.types import Namespace
-from framework.workload.traces import TraceRequest
+from framework.workload.traces import WorkloadRequest
 
 Path = tuple[int, ...]
 Key = Callable[[dict[str, int]], tuple[int, ...]]
@@ -28,7 +28,7 @@ def workload(
 ) -> RequestPaths:
     """Requests whose block ids, and namespaces, are given; every block is full."""
     return build_paths(
-        TraceRequest(
+        WorkloadRequest(
             arrival_s=float(i),
             input_tokens=max(1, len(ids) * block_tokens),
             output_tokens=1,

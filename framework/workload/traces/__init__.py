@@ -4,7 +4,4 @@ from framework.interfaces.workload import WorkloadRequest
 from framework.workload.traces.own_format import write_trace
 from framework.workload.traces.reader import Trace, detect_format, formats, open_trace
 
-TraceRequest = WorkloadRequest
-"""The name of a trace's request in version 0.1."""
-
-__all__ = ["Trace", "TraceRequest", "WorkloadRequest", "detect_format", "formats", "open_trace", "write_trace"]
+__all__ = ["Trace", "WorkloadRequest", "detect_format", "formats", "open_trace", "write_trace"]

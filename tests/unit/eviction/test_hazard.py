@@ -13,7 +13,7 @@ from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.types import RequestFacts
-from framework.workload.traces import TraceRequest
+from framework.workload.traces import WorkloadRequest
 from framework_builtin.eviction import hazard
 from framework_builtin.eviction.hazard import LEFT, Hazard
 from framework_builtin.eviction.hinted import Hinted
@@ -126,7 +126,7 @@ def test_a_category_or_a_short_answer_tells_who_goes_on(sign: str) -> None:
             due.append((number + draw.uniform(30, 60), [*start, number * 100 + 50], chat))
     by_answer = sign == "output_tokens"
     paths = build_paths(
-        TraceRequest(arrival_s=at, input_tokens=2 * len(ids), block_tokens=2, block_ids=np.array(ids),
+        WorkloadRequest(arrival_s=at, input_tokens=2 * len(ids), block_tokens=2, block_ids=np.array(ids),
                      output_tokens=1 if chat or not by_answer else 500,
                      category=None if by_answer else "chat" if chat else "once")
         for at, ids, chat in sorted(due, key=lambda row: row[0])

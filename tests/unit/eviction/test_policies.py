@@ -18,7 +18,7 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.replay.paths import build_paths
 from framework.replay.reference import replay
 from framework.types import BlockHash, BlockId
-from framework.workload.traces import TraceRequest
+from framework.workload.traces import WorkloadRequest
 from framework_builtin.eviction.belady import Belady
 from framework_builtin.eviction.clock import Clock
 from framework_builtin.eviction.cost_aware import CostAware
@@ -252,9 +252,9 @@ def test_a_name_remembered_by_s3fifo_skips_the_small_queue() -> None:
 
 
 def test_tail_lru_spares_the_tail_that_the_budget_recomputes() -> None:
-    def request(at: float, name: int, length: int) -> TraceRequest:
+    def request(at: float, name: int, length: int) -> WorkloadRequest:
         ids = np.arange(length) + 100 * name
-        return TraceRequest(arrival_s=at, input_tokens=2 * length, output_tokens=1, block_tokens=2, block_ids=ids)
+        return WorkloadRequest(arrival_s=at, input_tokens=2 * length, output_tokens=1, block_tokens=2, block_ids=ids)
 
     paths = build_paths([request(0, 1, 4), request(1, 2, 4), request(2, 3, 2), request(3, 1, 4)])
     assert replay(paths, Lru(), 8).request_hits.tolist() == [0, 0, 0, 2]
@@ -268,7 +268,7 @@ def test_tail_lru_spares_the_tail_that_the_budget_recomputes() -> None:
 def test_the_largest_tenant_pays() -> None:
     names = ["small", "big", "big", "big", "new"]
     paths = build_paths(
-        TraceRequest(
+        WorkloadRequest(
             arrival_s=0.0, input_tokens=1, output_tokens=1, block_ids=np.array([i]), block_tokens=1, tenant=name
         )
         for i, name in enumerate(names)
@@ -284,7 +284,7 @@ def test_tool_ttl_keeps_a_kind_for_as_long_as_its_calls_take() -> None:
         due += [(10.0 * call, call, "tool"), (10.0 * call + 35.0, call, "tool")]
         due += [(10.0 * call + step, 10_000 + 10 * call + step, "once") for step in (1, 2, 3, 4)]
     requests = [
-        TraceRequest(arrival_s=at, input_tokens=8, output_tokens=1, block_tokens=2, category=category,
+        WorkloadRequest(arrival_s=at, input_tokens=8, output_tokens=1, block_tokens=2, category=category,
                      block_ids=np.array([name * 10 + depth for depth in range(4)]))
         for at, name, category in sorted(due)
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from framework.export import as_libcachesim
 from framework.export.host_blocks import build_policy
 from framework.replay.paths import build_paths
 from framework.replay.reference import replay
-from framework.workload.traces import TraceRequest
+from framework.workload.traces import WorkloadRequest
 
 libcachesim = pytest.importorskip("libcachesim", reason="libcachesim is not installed")
 
@@ -35,7 +35,7 @@ def accesses(cache, ids, size=1):
 def ours(policy, ids, num_blocks):
     paths = flat_paths(
         build_paths(
-            TraceRequest(arrival_s=0.0, input_tokens=1, output_tokens=1, block_ids=np.array([i]), block_tokens=1)
+            WorkloadRequest(arrival_s=0.0, input_tokens=1, output_tokens=1, block_ids=np.array([i]), block_tokens=1)
             for i in ids
         )
     )

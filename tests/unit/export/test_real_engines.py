@@ -20,7 +20,7 @@ from framework.errors import Unsupported
 from framework.export import as_vllm
 from framework.replay.paths import build_paths
 from framework.replay.reference import replay
-from framework.workload.traces import TraceRequest
+from framework.workload.traces import WorkloadRequest
 
 CAPACITY = 12
 Prompt = tuple[int, ...]
@@ -59,7 +59,7 @@ def in_replay(prompts: Sequence[Prompt], policy: str) -> tuple[list[int], list[A
         ids = [numbers.setdefault(prompt[: depth + 1], len(numbers)) for depth in range(len(prompt))]
         tokens = 16 * len(prompt)
         requests.append(
-            TraceRequest(
+            WorkloadRequest(
                 arrival_s=float(i), input_tokens=tokens, output_tokens=1, block_ids=np.array(ids), block_tokens=16
             )
         )

@@ -15,7 +15,7 @@ from framework.replay.reference import replay
 from framework.testing import eviction_checks
 from framework.testing.driver import Violation
 from framework.testing.eviction import check_random_histories
-from framework.workload.traces import TraceRequest
+from framework.workload.traces import WorkloadRequest
 from framework_builtin.allocator.prefix import PrefixAllocator
 from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
 from framework_builtin.allocator.radix import RadixAllocator
@@ -123,7 +123,7 @@ def test_a_cache_only_replay_declines_what_an_allocator_does(seed, leaf_first):
 
 def test_never_keeping_partial_tails_declines_them_and_nothing_else():
     requests = [
-        TraceRequest(
+        WorkloadRequest(
             arrival_s=float(i), input_tokens=5, output_tokens=1, block_tokens=2, block_ids=np.array([1, 2, 7 + i])
         )
         for i in range(5)

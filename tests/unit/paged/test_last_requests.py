@@ -16,7 +16,7 @@ from framework.replay.paths import build_paths
 from framework.replay.reference import replay
 from framework.sampling import Sampling
 from framework.types import UNKNOWN_REQUEST, Hint, RequestFacts
-from framework.workload.traces import TraceRequest
+from framework.workload.traces import WorkloadRequest
 from framework_builtin.allocator.prefix import PrefixAllocator
 from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
 from framework_builtin.allocator.radix import RadixAllocator
@@ -119,7 +119,7 @@ def test_a_cache_only_replay_and_an_engine_infer_the_same_turns():
                [9], [1, 1, 2, 2, 5, 5], [1, 1, 3, 3, 4, 4, 8, 8]]  # fmt: skip
     wanted = [0, 0, 1, 1, 2, 0, 1, 1]
     requests = [
-        TraceRequest(arrival_s=float(i), input_tokens=len(p), output_tokens=1, block_tokens=2,
+        WorkloadRequest(arrival_s=float(i), input_tokens=len(p), output_tokens=1, block_tokens=2,
                      session="s" if i % 2 else None,
                      block_ids=np.array([p[at] * 100 + (p[at : at + 2] != [p[at]] * 2) for at in range(0, len(p), 2)]))
         for i, p in enumerate(prompts)
@@ -146,7 +146,7 @@ def test_a_partial_tail_is_known_in_a_cache_only_replay():
             self.tails = tuple(self.blocks.partial[block] for block in blocks)
             super().release(blocks, now)
 
-    request = TraceRequest(arrival_s=0.0, input_tokens=5, output_tokens=1, block_tokens=2, block_ids=np.arange(3))
+    request = WorkloadRequest(arrival_s=0.0, input_tokens=5, output_tokens=1, block_tokens=2, block_ids=np.arange(3))
     policy = Partial()
     replay(build_paths([request]), policy, 8)
     assert policy.tails == (True, False, False)

@@ -15,7 +15,7 @@ from framework.errors import ConfigError
 from framework.figures import curve as figures
 from framework.replay.curves import capacity_blocks, hit_curves
 from framework.replay.reference import replay
-from framework.workload.traces import TraceRequest, write_trace
+from framework.workload.traces import WorkloadRequest, write_trace
 from framework_builtin.eviction.arc import Arc
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.optimum import Optimum
@@ -63,7 +63,7 @@ def trace(tmp_path: Path) -> Path:
     write_trace(
         path,
         (
-            TraceRequest(
+            WorkloadRequest(
                 arrival_s=float(i), input_tokens=16 * len(ids), output_tokens=1, block_tokens=16,
                 block_ids=np.cumsum(np.array(ids) + 1) * 7,
             )

@@ -19,14 +19,14 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.registry.components import build_allocator
 from framework.replay.items import Foresight, feed, trace_items
 from framework.replay.reference import replay
-from framework.workload.traces import TraceRequest
+from framework.workload.traces import WorkloadRequest
 from framework.workload.traces.own_format import name_blocks
 from framework_builtin.eviction.belady import Belady
 
 
-def requests_of(ids: list[list[int]], block_tokens: int = 4, gap_s: float = 100.0) -> list[TraceRequest]:
+def requests_of(ids: list[list[int]], block_tokens: int = 4, gap_s: float = 100.0) -> list[WorkloadRequest]:
     return [
-        TraceRequest(
+        WorkloadRequest(
             arrival_s=gap_s * i,
             input_tokens=len(path) * block_tokens + 1,
             output_tokens=3,
@@ -46,7 +46,7 @@ def engine_of(
     return make_engine(built, ReplayExecutor(constant_step(0.025), outputs=outputs), max_model_len=200, **options)
 
 
-def drain(engine: Engine, requests: list[TraceRequest]) -> Engine:
+def drain(engine: Engine, requests: list[WorkloadRequest]) -> Engine:
     for _ in feed(engine, trace_items(requests)):
         engine.allocator.check()
     engine.check()
@@ -65,10 +65,10 @@ def test_next_uses_are_those_of_the_trace_at_any_block_size(block_size: int) -> 
     assert future.next_uses(1).tolist() == [inf] * (8 // block_size), "request 3 has released them: nothing follows"
 
 
-def spoken(turns: list[tuple[list[int], list[int] | None]], block_tokens: int = 4) -> list[TraceRequest]:
+def spoken(turns: list[tuple[list[int], list[int] | None]], block_tokens: int = 4) -> list[WorkloadRequest]:
     """Token-level requests: (prompt, recorded output or None)."""
     return [
-        TraceRequest(
+        WorkloadRequest(
             arrival_s=100.0 * i,
             prompt=np.array(prompt, dtype=np.int32),
             output_tokens=len(output or [0]),
@@ -152,17 +152,17 @@ def test_a_request_that_just_fits_is_foreseen_and_one_of_beams_by_its_prompt_alo
 
 
 @pytest.fixture
-def lengths() -> Iterator[TraceRequest]:
-    return iter([TraceRequest(arrival_s=0.0, input_tokens=5, output_tokens=2)])
+def lengths() -> Iterator[WorkloadRequest]:
+    return iter([WorkloadRequest(arrival_s=0.0, input_tokens=5, output_tokens=2)])
 
 
-def test_an_allocator_that_takes_no_future_is_refused(lengths: Iterator[TraceRequest]) -> None:
+def test_an_allocator_that_takes_no_future_is_refused(lengths: Iterator[WorkloadRequest]) -> None:
     blind = type("Blind", (), {"takes_future": False, "block_size": 4})()
     with pytest.raises(ConfigError, match="Blind does not take the future"):
         Foresight(blind, lengths, max_len=10)
 
 
-def test_a_trace_of_lengths_has_no_future(lengths: Iterator[TraceRequest]) -> None:
+def test_a_trace_of_lengths_has_no_future(lengths: Iterator[WorkloadRequest]) -> None:
     with pytest.raises(ConfigError, match="lengths only"):
         Foresight(engine_of(Belady(), 5, 4).allocator, lengths, max_len=10)
 
@@ -191,7 +191,7 @@ class Scripted(EvictionPolicy):
         self._candidates.discard(block)
 
 
-def drawn(draw: random.Random, count: int) -> list[TraceRequest]:
+def drawn(draw: random.Random, count: int) -> list[WorkloadRequest]:
     """Requests of one to three blocks in a small tree, each after the one before has ended."""
     found = []
     for number in range(count):
@@ -203,7 +203,7 @@ def drawn(draw: random.Random, count: int) -> list[TraceRequest]:
     return found
 
 
-def hits(policy: EvictionPolicy, requests: list[TraceRequest], num_blocks: int) -> int:
+def hits(policy: EvictionPolicy, requests: list[WorkloadRequest], num_blocks: int) -> int:
     """Cached prompt tokens of all requests, one at a time."""
     engine = engine_of(policy, num_blocks, 4, max_batch_requests=1)
     if policy.needs_future:
@@ -215,7 +215,7 @@ def hits(policy: EvictionPolicy, requests: list[TraceRequest], num_blocks: int) 
     return sum(cached)
 
 
-def of_all_schedules(requests: list[TraceRequest], num_blocks: int) -> Iterator[int]:
+def of_all_schedules(requests: list[WorkloadRequest], num_blocks: int) -> Iterator[int]:
     """Hits under every order of evictions, by backtracking over the choices that came up."""
     script: list[int] = []
     for _ in range(MOST_SCHEDULES):

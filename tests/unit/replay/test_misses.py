@@ -33,7 +33,7 @@ from framework.replay.misses import LossLog, explain
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.replay.tiers import ReplayTiers, TierSpec
-from framework.workload.traces import TraceRequest, open_trace
+from framework.workload.traces import WorkloadRequest, open_trace
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.tiering.on_eviction import OnEviction
 
@@ -177,7 +177,7 @@ def test_every_policys_misses_have_the_causes_that_a_slow_model_finds(name: str,
 
 def test_a_partial_last_block_that_is_left_out_is_the_end_of_its_prompt_and_never_evicted() -> None:
     requests = [
-        TraceRequest(arrival_s=0.0, input_tokens=10, output_tokens=1, block_ids=np.array(ids), block_tokens=4)
+        WorkloadRequest(arrival_s=0.0, input_tokens=10, output_tokens=1, block_ids=np.array(ids), block_tokens=4)
         for ids in ([1, 2, 3], [4, 5, 6], [1, 2, 3])
     ]
     account = explain_lru(build_paths(requests, full_blocks_only=True), 2)

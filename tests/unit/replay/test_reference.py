@@ -18,7 +18,7 @@ from framework.testing import replay_core as kit
 from framework.testing.driver import Violation
 from framework.testing.oracles.eviction import SlowLru
 from framework.types import BlockId
-from framework.workload.traces import TraceRequest
+from framework.workload.traces import WorkloadRequest
 from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.length_aware import LengthAware
 from framework_builtin.eviction.lfu import Lfu
@@ -93,7 +93,7 @@ def test_bad_arguments_and_traces_without_blocks_are_refused() -> None:
         replay(workload(GOLDEN), Lru(), 0)
     from framework.replay.paths import build_paths
 
-    lengths = TraceRequest(arrival_s=0, input_tokens=3, output_tokens=1)
+    lengths = WorkloadRequest(arrival_s=0, input_tokens=3, output_tokens=1)
     with pytest.raises(WorkloadError, match="lengths only"):
         build_paths([lengths])
     with pytest.raises(WorkloadError, match="no request"):

@@ -12,7 +12,7 @@ from synthetic_workloads import drawn
 from framework.errors import ConfigError, WorkloadError
 from framework.workload import build
 from framework.workload.draws import Draws, Zipf
-from framework.workload.traces import TraceRequest, write_trace
+from framework.workload.traces import WorkloadRequest, write_trace
 
 
 def test_popularity_follows_zipf() -> None:
@@ -57,7 +57,7 @@ def test_gaps_have_the_mean_and_the_burstiness_asked_for(burstiness: float) -> N
 def test_arrivals_may_come_from_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     times = [5.0, 5.0, 6.5, 9.0]
-    write_trace(path, [TraceRequest(arrival_s=t, input_tokens=1, output_tokens=1) for t in times])
+    write_trace(path, [WorkloadRequest(arrival_s=t, input_tokens=1, output_tokens=1) for t in times])
     requests = drawn("rag", num_requests=4, arrivals=str(path))
     assert [r.arrival_s for r in requests] == [0.0, 0.0, 1.5, 4.0]
     with pytest.raises(WorkloadError, match="has 4 arrivals, fewer than"):

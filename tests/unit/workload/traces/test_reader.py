@@ -14,7 +14,7 @@ from synthetic_workloads import example
 
 from framework.errors import InvalidArgument, WorkloadError
 from framework.types import Namespace
-from framework.workload.traces import TraceRequest, detect_format, open_trace, write_trace
+from framework.workload.traces import WorkloadRequest, detect_format, open_trace, write_trace
 from framework.workload.traces.own_format import name_blocks
 
 MOONCAKE = {"timestamp": 27, "input_length": 1000, "output_length": 5, "hash_ids": [0, 7]}
@@ -26,7 +26,7 @@ def put(path: Path, *records: object) -> Path:
     return path
 
 
-def ids(request: TraceRequest) -> list[int]:
+def ids(request: WorkloadRequest) -> list[int]:
     assert request.block_ids is not None
     assert request.block_ids.dtype == np.int64
     return list(request.block_ids.tolist())
@@ -74,9 +74,11 @@ def test_our_own_format_gives_back_what_was_written(tmp_path: Path, suffix: str)
         pytest.importorskip("zstandard")
     tokens, output = np.arange(40, dtype=np.int32), np.array([3, 4], dtype=np.int32)
     requests = [
-        TraceRequest(arrival_s=0.5, prompt=tokens, output=output, session="s"),
-        TraceRequest(arrival_s=0.5, input_tokens=33, output_tokens=7, block_ids=np.array([5, 6, 9]), block_tokens=16),
-        TraceRequest(arrival_s=1.25, input_tokens=9, output_tokens=0, namespace=Namespace(salt="x"), tenant="t"),
+        WorkloadRequest(arrival_s=0.5, prompt=tokens, output=output, session="s"),
+        WorkloadRequest(
+            arrival_s=0.5, input_tokens=33, output_tokens=7, block_ids=np.array([5, 6, 9]), block_tokens=16
+        ),
+        WorkloadRequest(arrival_s=1.25, input_tokens=9, output_tokens=0, namespace=Namespace(salt="x"), tenant="t"),
     ]
     path = tmp_path / f"own.jsonl{suffix}"
     assert write_trace(path, requests, block_tokens=16, source="test") == 3
@@ -263,17 +265,17 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     assert large < small + 50_000, (small, large)
 
 
-def _many(count: int) -> Iterator[TraceRequest]:
+def _many(count: int) -> Iterator[WorkloadRequest]:
     for i in range(count):
         block_ids = np.arange(20 * i, 20 * i + 20)
-        yield TraceRequest(arrival_s=i, input_tokens=320, output_tokens=1, block_ids=block_ids, block_tokens=16)
+        yield WorkloadRequest(arrival_s=i, input_tokens=320, output_tokens=1, block_ids=block_ids, block_tokens=16)
 
 
 def test_the_writer_refuses_what_no_reader_would_take(tmp_path: Path) -> None:
-    late = [TraceRequest(arrival_s=t, input_tokens=1, output_tokens=1) for t in (2.0, 1.0)]
+    late = [WorkloadRequest(arrival_s=t, input_tokens=1, output_tokens=1) for t in (2.0, 1.0)]
     with pytest.raises(InvalidArgument, match=r"request 1 arrives at 1.0 s, after one at 2.0 s"):
         write_trace(tmp_path / "t.jsonl", late)
-    blocks = TraceRequest(arrival_s=0, input_tokens=8, output_tokens=1, block_ids=np.array([1]), block_tokens=8)
+    blocks = WorkloadRequest(arrival_s=0, input_tokens=8, output_tokens=1, block_ids=np.array([1]), block_tokens=8)
     with pytest.raises(InvalidArgument, match="blocks of 8 tokens, the file 16"):
         write_trace(tmp_path / "t.jsonl", [blocks], block_tokens=16)
 
