@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,33 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.setattr(api, "run", record)
     return seen
+
+
+Failing = Callable[..., AbstractContextManager[None]]
+
+
+@pytest.fixture
+def failing() -> Failing:
+    """`with failing(error, where, begun)`: a run whose configuration is such raises this error instead."""
+
+    @contextmanager
+    def patched(
+        error: BaseException, where: Callable[[Config], bool] = lambda config: True, *, begun: bool = False
+    ) -> Iterator[None]:
+        real = api.run
+
+        def run(config: Config, **begin: Any) -> dict[str, Any]:
+            if not where(config):
+                return real(config, **begin)
+            if begun:  # its directory is its own already
+                begin["on_begin"](Path(config.run.dir))
+            raise error
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(api, "run", run)
+            yield
+
+    return patched
 
 
 @pytest.fixture

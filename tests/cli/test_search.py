@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from framework.config.config import Config
 from framework.errors import ConfigError, RunDirectoryError
 from framework.report.trials import read_trials
 from framework.search import Axis, Search, axes_of, main, maximises, search
@@ -85,16 +84,10 @@ def test_a_foreign_folder_is_not_searched_in(place: Path) -> None:
     assert [path.name for path in (place / "mine").iterdir()] == ["notes.txt"]
 
 
-def test_a_full_disk_ends_a_search_and_its_trial_is_tried_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from framework import api
-
-    def full(config: Config, **begin: Any) -> dict[str, Any]:
-        raise RunDirectoryError(errno.ENOSPC, "no space left")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(api, "run", full)
-        with pytest.raises(RunDirectoryError, match="no space left"):
-            search(plan(3))
+def test_a_full_disk_ends_a_search_and_its_trial_is_tried_again(place: Path, failing: Any) -> None:
+    error = RunDirectoryError(errno.ENOSPC, "no space left")
+    with failing(error), pytest.raises(RunDirectoryError, match="no space left"):
+        search(plan(3))
     assert [trial.reason for trial in search(plan(3)).trials] == ["", "", ""]
 
 
@@ -181,20 +174,11 @@ def test_a_search_whose_trials_all_fail_alike_stops_and_a_mended_one_goes_on(
 
 
 def test_the_report_of_a_search_shows_the_best_trial_first_what_it_was_and_the_history(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path, failing: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from framework import api
-
-    real = api.run
-
-    def flaky(config: Config, **begin: Any) -> dict[str, Any]:
-        if config.eviction.name == "fifo":
-            raise KeyError("lost")
-        return real(config, **begin)
-
-    monkeypatch.setattr(api, "run", flaky)
     words = ["y", *FIXED, *VARIED, "--trials", "10", "--metric", "num_evictions", "--minimize"]
-    assert main(words) == 0
+    with failing(KeyError("lost"), lambda config: config.eviction.name == "fifo"):
+        assert main(words) == 0
     assert main(words) == 0, "a search that is done is reported again"
     out = capsys.readouterr().out
     found = read_trials(Path("sweeps/y"))

@@ -18,11 +18,9 @@ import numpy as np
 import pytest
 
 from framework import registry
-from framework.config.config import Config
 from framework.errors import BackendUnavailable, RunDirectoryError
 from framework.results.catalogue import is_wall_time
 from framework.results.reading import read_result
-from framework.run import call
 from framework.tracking import RunDirectory
 from framework.workload.traces import WorkloadRequest, write_trace
 
@@ -186,21 +184,9 @@ def test_jobs_whose_policy_or_trace_changed_run_again_and_the_sweep_says_why(tra
     assert provenance["package"]["content_sha256"] == made_of["framework"]
 
 
-def test_a_failing_job_is_a_failed_row_and_runs_again_next_time(
-    trace: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from framework import api
-
-    real = api.run
-
-    def flaky(config: Config, **begin: Any) -> dict[str, Any]:
-        if config.eviction.name == "fifo":
-            raise KeyError("lost its head")
-        return real(config, **begin)
-
+def test_a_failing_job_is_a_failed_row_and_runs_again_next_time(trace: Path, command: Command, failing: Any) -> None:
     words = ("-m", *COMMON, "run.sweep=s", "eviction=lru,fifo,lfu")
-    with monkeypatch.context() as patch:
-        patch.setattr(api, "run", flaky)
+    with failing(KeyError("lost its head"), lambda config: config.eviction.name == "fifo"):
         status, out, err = command(*words)
     assert status == 1
     assert "1 of 3 jobs failed" in err
@@ -219,37 +205,19 @@ def test_a_failing_job_is_a_failed_row_and_runs_again_next_time(
 
 
 def test_a_backend_that_cannot_run_here_is_a_row_of_its_own_and_no_failure(
-    trace: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    trace: Path, command: Command, failing: Any
 ) -> None:
-    from framework import api
-
-    real = api.run
-
-    def picky(config: Config, **begin: Any) -> dict[str, Any]:
-        if config.seed == 1:
-            raise BackendUnavailable("needs a GPU")
-        return real(config, **begin)
-
-    monkeypatch.setattr(api, "run", picky)
-    status, out, _ = command("-m", *COMMON, "run.sweep=s", "eviction=random", "seed=0,1")
-    assert (status, "2 runs (1 ok, 1 unavailable)" in out) == (0, True), out
-    assert command("-m", *COMMON, "run.sweep=t", "run.report=false", "seed=1")[0] == 2, "nothing could run"
+    with failing(BackendUnavailable("needs a GPU"), lambda config: config.seed == 1):
+        status, out, _ = command("-m", *COMMON, "run.sweep=s", "eviction=random", "seed=0,1")
+        assert (status, "2 runs (1 ok, 1 unavailable)" in out) == (0, True), out
+        assert command("-m", *COMMON, "run.sweep=t", "run.report=false", "seed=1")[0] == 2, "nothing could run"
 
 
-def test_a_sweep_stops_when_jobs_in_a_row_cannot_write(
-    trace: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from framework import api
-
+def test_a_sweep_stops_when_jobs_in_a_row_cannot_write(trace: Path, command: Command, failing: Any) -> None:
     ran: list[int] = []
-
-    def full(config: Config, **begin: Any) -> dict[str, Any]:
-        ran.append(config.seed)
-        raise RunDirectoryError(28, "no space left on device")
-
-    monkeypatch.setattr(api, "run", full)
     words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=random", "seed=0,1,2,3,4,5")
-    status, _, err = command(*words)
+    with failing(RunDirectoryError(28, "no space left on device"), lambda config: ran.append(config.seed) is None):
+        status, _, err = command(*words)
     assert (status, ran) == (1, [0, 1, 2]), err
     assert "3 jobs were not run" in err, err
 
@@ -363,22 +331,10 @@ def test_a_replay_with_the_default_backend_loads_no_torch(trace: Path, elsewhere
     assert done.returncode == 0, done
 
 
-def test_an_interrupted_sweep_reports_what_it_has(
-    trace: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from framework import api
-
-    real = api.run
-
-    def interrupted(config: Config, **begin: Any) -> dict[str, Any]:
-        if config.seed == 2:
-            begin["on_begin"](Path(config.run.dir))
-            raise KeyboardInterrupt
-        return real(config, **begin)
-
-    monkeypatch.setattr(api, "run", interrupted)
-    assert call(["-m", *COMMON, "run.sweep=s", "eviction=random", "seed=0,1,2,3"]) == 130
-    assert "(2 ok, 1 unfinished)" in capsys.readouterr().out
+def test_an_interrupted_sweep_reports_what_it_has(trace: Path, command: Command, failing: Any) -> None:
+    with failing(KeyboardInterrupt(), lambda config: config.seed == 2, begun=True):
+        status, out, _ = command("-m", *COMMON, "run.sweep=s", "eviction=random", "seed=0,1,2,3")
+    assert (status, "(2 ok, 1 unfinished)" in out) == (130, True), out
 
 
 def test_a_directory_for_one_run_is_refused_for_a_sweep(command: Command, elsewhere: Path) -> None:
