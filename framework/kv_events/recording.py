@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -62,34 +63,18 @@ class Veil:
         return [self.name(value) for value in hashes]
 
 
-class PrivateFile:
+def private_file(path: Path, error: type[FrameworkError]) -> FileIO:
     """A new file that its owner alone may read; each write is on its way to the disk when it returns.
 
     Raises:
         error: the file is there already, or cannot be written.
     """
-
-    def __init__(self, path: Path, error: type[FrameworkError]) -> None:
-        try:
-            self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError as fault:
-            raise error(f"{path} is there already; nothing was written: choose another name") from fault
-        except OSError as fault:
-            raise error(f"{path}: cannot be written: {fault.strerror or fault}") from fault
-
-    def write(self, data: bytes) -> None:
-        """All of it.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        left = memoryview(data)
-        while left:
-            left = left[os.write(self._handle, left) :]
-
-    def close(self) -> None:
-        """Nothing follows."""
-        os.close(self._handle)
+    try:
+        return FileIO(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))
+    except FileExistsError as fault:
+        raise error(f"{path} is there already; nothing was written: choose another name") from fault
+    except OSError as fault:
+        raise error(f"{path}: cannot be written: {fault.strerror or fault}") from fault
 
 
 def record(
@@ -155,7 +140,7 @@ class _Writer:
         self._epoch: float | None = None
         self._lines: JsonLines | None = None
         self._waiting: list[tuple[int, float, list[Event]]] = []
-        self._file = PrivateFile(path, WorkloadError)
+        self._file = private_file(path, WorkloadError)
 
     def batch(self, number: int, batch: EventBatch) -> None:
         """Write one batch; times count from the first's."""

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import heapq
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from framework.interfaces.workload import WorkloadRequest
 from framework.workload.draws import Draws, SeededWorkload, Zipf, at_least
-
-_Session = Callable[[int, float], Iterator[WorkloadRequest]]
-"""(number, start) -> the session's requests in order of arrival."""
 
 
 class Sessions(SeededWorkload):
@@ -36,9 +32,25 @@ class Sessions(SeededWorkload):
         """The requests of session `number`, which begins now, in order of arrival."""
 
     def requests(self) -> Iterator[WorkloadRequest]:
+        """All sessions' requests in order of arrival; ties by turn, then by session."""
         draws, times = self.opening()
         popularity = Zipf(self.num_kinds, self.zipf_alpha)
-        return _merged(self.num_sessions, times, partial(self._session, draws, popularity))
+        active: list[tuple[float, int, int, WorkloadRequest, Iterator[WorkloadRequest]]] = []
+        started, start_s = 0, next(times)
+        while started < self.num_sessions or active:
+            while started < self.num_sessions and (not active or start_s <= active[0][0]):
+                requests = self._session(draws, popularity, started, start_s)
+                heapq.heappush(active, (start_s, 0, started, next(requests), requests))
+                started += 1
+                if started < self.num_sessions:
+                    start_s = next(times)
+            _, turn, number, request, requests = active[0]
+            following = next(requests, None)
+            if following is None:
+                heapq.heappop(active)
+            else:
+                heapq.heapreplace(active, (following.arrival_s, turn + 1, number, following, requests))
+            yield request
 
 
 @dataclass(kw_only=True)
@@ -163,23 +175,3 @@ class Agents(Sessions):
             )
             prompt = np.concatenate([prompt, output, mine.text(self.tool_tokens)])
             now_s += mine.pause(self.tool_s)
-
-
-def _merged(num_sessions: int, times: Iterator[float], session: _Session) -> Iterator[WorkloadRequest]:
-    """All sessions' requests in order of arrival; ties by turn, then by session."""
-    active: list[tuple[float, int, int, WorkloadRequest, Iterator[WorkloadRequest]]] = []
-    started, start_s = 0, next(times)
-    while started < num_sessions or active:
-        while started < num_sessions and (not active or start_s <= active[0][0]):
-            requests = session(started, start_s)
-            heapq.heappush(active, (start_s, 0, started, next(requests), requests))
-            started += 1
-            if started < num_sessions:
-                start_s = next(times)
-        _, turn, number, request, requests = active[0]
-        following = next(requests, None)
-        if following is None:
-            heapq.heappop(active)
-        else:
-            heapq.heapreplace(active, (following.arrival_s, turn + 1, number, following, requests))
-        yield request
