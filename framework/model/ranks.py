@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import parent_process, resource_tracker
+from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.util import _run_finalizers  # type: ignore[attr-defined]
 from pathlib import Path
@@ -166,7 +166,6 @@ class Failed:
 def work(shard: Shard, device: str, num_threads: int, pipe: Connection) -> None:
     """The whole life of one rank, in a process of its own: messages (calls, whether an answer is wanted), then None."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; rank 0 decides what it means
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while this process began
     threading.Thread(target=_end_with_rank_0, name="rank 0's end", daemon=True).start()
     try:
         if device == "cpu":
@@ -297,8 +296,7 @@ class Ranks:
             given = (Shard(rank, self.size), rank_device(self.device, rank), num_threads, theirs)
             process = context.Process(target=work, args=given, name=f"rank {rank}", daemon=True)
             try:
-                with _interrupts_kept_away():
-                    process.start()
+                process.start()
             except AssertionError as error:  # multiprocessing's own, in a daemonic process
                 raise ConfigError(
                     f"tensor_parallel_size={self.size} starts processes, which this one may not: {error}"
@@ -453,17 +451,6 @@ class Ranks:
             member.process.join()
             member.pipe.close()
         torch.set_num_threads(self._num_threads)
-
-
-@contextmanager
-def _interrupts_kept_away() -> Iterator[None]:
-    """A process begun here is born deaf to Ctrl-C, which it would answer with a traceback until `work` ignores it."""
-    resource_tracker.ensure_running()  # starting it lets interrupts in again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def rank_device(device: str, rank: int) -> str:

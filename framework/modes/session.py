@@ -26,7 +26,7 @@ from framework.results.layout import EVENTS, JOB, KV_EVENTS, REGRET
 from framework.results.reading import read_json, what_went_wrong
 from framework.sweep import identity
 from framework.sweep.job import fail
-from framework.tracking import RunDirectory, RunLabel, Trackers
+from framework.tracking import RunDirectory, RunLabel, TrackedRun
 from framework.tracking.provenance import headline
 
 KINDS = ("allocator", "eviction", "hash", "backend")
@@ -58,9 +58,9 @@ class Session:
         self.config, self.settings = config, config.run
         self.facts: dict[str, Any] = {"mode": config.mode, "seed": config.seed}
         self._secrets = secrets_of(config.plain())
-        followers = tracking.build(config.tracker.name, config.tracker.options)
+        tracker = tracking.build(config.tracker.name, config.tracker.options)
         self.run = RunDirectory(config.run.dir, overwrite=config.run.overwrite, on_begin=on_begin)
-        self._trackers = Trackers(self.run, followers)
+        self._tracked = TrackedRun(self.run, tracker)
         self._watchdog = Watchdog(
             stall_s=config.run.stall_timeout_s if stalls else None,
             timeout_s=config.run.timeout_s,
@@ -145,7 +145,7 @@ class Session:
         components = components or "-".join(names_of(self.config, KINDS).values())
         group = self.run.path.parent.name if self.in_sweep else ""
         label = RunLabel(name=self.settings.name or components, group=group, job_type=components)
-        self._trackers.start(hidden(masked(self.config.plain()), self._secrets), label)
+        self._tracked.start(hidden(masked(self.config.plain()), self._secrets), label)
         return origin
 
     def say_length(self, asked: int | None, needed: int | None, found: int, advice: str) -> None:
@@ -167,7 +167,7 @@ class Session:
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """A line of `metrics.jsonl`, and live numbers for the trackers."""
-        self._trackers.log(step, metrics)
+        self._tracked.log(step, metrics)
 
     def log_step(self, engine: Engine, named: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row) -> None:
         """The engine's last step, its times as `named`; of a long run every 100th from the 10,000th on."""
@@ -214,7 +214,7 @@ class Session:
         status = {"status": result["status"]}
         whole: dict[str, Any] = hidden({**status, **self.facts, **result}, self._secrets)
         self._recorded = True
-        self._trackers.finish(whole, failed=bool(what_went_wrong(whole)))
+        self._tracked.finish(whole, failed=bool(what_went_wrong(whole)))
         return whole
 
     def _failure(self, error: BaseException) -> dict[str, Any]:

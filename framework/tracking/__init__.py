@@ -10,25 +10,26 @@ from framework.interfaces.tracker import RunLabel, Tracker
 from framework.tracking.provenance import checkout_state
 from framework.tracking.provenance import collect as collect_provenance
 from framework.tracking.run_directory import RunDirectory
-from framework.tracking.tracker import Trackers, TrackerWarning
+from framework.tracking.tracker import TrackedRun, TrackerWarning
 
 __all__ = [
     "RunDirectory",
     "RunLabel",
+    "TrackedRun",
     "Tracker",
     "TrackerWarning",
-    "Trackers",
     "build",
     "checkout_state",
     "collect_provenance",
 ]
 
 
-def build(name: str, options: Mapping[str, Any] | None = None) -> list[Tracker]:
-    """The trackers of `tracker=name`, besides the run directory's JSON lines, which are always written.
+def build(name: str, options: Mapping[str, Any] | None = None) -> Tracker:
+    """The tracker that `tracker=name` means, besides the run directory's JSON lines, which are always written.
 
     Raises:
         ConfigError: an option it does not have or allow.
         UnknownPlugin: no such tracker.
     """
-    return [registry.build("tracker", name, options)]
+    made: Tracker = registry.build("tracker", name, options)
+    return made

@@ -15,7 +15,7 @@ from framework import tracking
 from framework.config.hydra.compose import compose
 from framework.errors import ConfigError
 from framework.run import call
-from framework.tracking import RunDirectory, RunLabel, Trackers
+from framework.tracking import RunDirectory, RunLabel, TrackedRun
 from framework.wandb import main, sweep_config
 
 SERVE = ("workload.num_requests=3", "workload.output_tokens=4", "run.check_requests=0", "tracker=wandb")
@@ -50,13 +50,13 @@ def test_the_offline_record_of_a_sweep_holds_every_number_of_every_result(
 def test_a_killed_run_continues_under_its_id_and_a_finished_one_does_not(tmp_path: Path) -> None:
     def begin(finish: bool) -> str:
         with RunDirectory(tmp_path / "run", overwrite=True) as run:
-            trackers = Trackers(run, tracking.build("wandb", {"mode": "offline"}))
-            trackers.start({"seed": 0}, RunLabel(name="r"))
+            tracked = TrackedRun(run, tracking.build("wandb", {"mode": "offline"}))
+            tracked.start({"seed": 0}, RunLabel(name="r"))
             found = (run.path / "wandb-id").read_text()
             if finish:
-                trackers.finish({"status": "ok"})
+                tracked.finish({"status": "ok"})
             else:
-                trackers._trackers[0]._run.finish(exit_code=1)  # type: ignore[attr-defined]
+                tracked._tracker._run.finish(exit_code=1)  # type: ignore[union-attr]
         return found
 
     killed, continued = begin(finish=False), begin(finish=True)
@@ -112,6 +112,6 @@ def test_under_an_agent_the_agent_s_id_holds(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(wandb, "init", init)
     monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
     with RunDirectory(tmp_path / "run") as run, pytest.raises(Started):
-        tracking.build("wandb", {"mode": "offline"})[0].start({}, run, RunLabel())
+        tracking.build("wandb", {"mode": "offline"}).start({}, run, RunLabel())
     assert "id" not in seen
     assert sys.modules["wandb"] is wandb

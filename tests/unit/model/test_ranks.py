@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -237,29 +235,6 @@ def test_a_dense_pass_that_rank_0_leaves_ends_the_others() -> None:
     assert gone(ranks.pids) == []
     with pytest.raises(RankError, match="the 2 ranks of this model were ended by KeyboardInterrupt"):
         dense_logits(model.decoder, [1, 2, 3])
-
-
-@pytest.mark.slow
-def test_ctrl_c_while_the_ranks_begin_is_rank_0_s_affair(tmp_path: Path) -> None:
-    script = tmp_path / "load.py"
-    script.write_text(
-        "from framework.model.loading import load_model\n"
-        "if __name__ == '__main__':\n"
-        "    print('go', flush=True)\n"
-        "    load_model('tiny', tensor_parallel_size=2).close()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        while not (children := Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[1:]):
-            time.sleep(0.01)
-        while "libtorch" not in Path(f"/proc/{children[0]}/maps").read_text():
-            time.sleep(0.01)  # then it imports torch, for a second or two
-        os.kill(int(children[0]), signal.SIGINT)
-        _, answers_of = process.communicate(timeout=60)
-    assert (process.returncode, answers_of) == (0, "")
 
 
 @pytest.mark.slow

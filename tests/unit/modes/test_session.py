@@ -45,7 +45,7 @@ class Followed(Tracker):
 @pytest.fixture
 def followed(monkeypatch: pytest.MonkeyPatch) -> Followed:
     tracker = Followed()
-    monkeypatch.setattr(sessions.tracking, "build", lambda name, options=None: [tracker])
+    monkeypatch.setattr(sessions.tracking, "build", lambda name, options=None: tracker)
     return tracker
 
 
