@@ -136,7 +136,7 @@ class Foresight:
         self._size = allocator.block_size
         prompts: list[int] = []
         self._paths: RequestPaths = build_paths(_admissible(requests, max_len, prompts))
-        self._following = _following(self._paths, np.array(prompts, dtype=np.int64))
+        self._following = _following(self._paths, prompts)
         self._known = np.zeros(self._paths.num_nodes)
 
     def attach(self, engine: Engine) -> None:
@@ -181,19 +181,16 @@ def _admissible(requests: Iterable[WorkloadRequest], max_len: int, prompts: list
             yield request
 
 
-def _following(paths: RequestPaths, prompts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def _following(paths: RequestPaths, prompts: list[int]) -> npt.NDArray[np.float64]:
     """(E,) the next request, from 1, that has each reference's node among the first `prompts` (R,) of its blocks."""
-    counts, never = np.diff(paths.starts), paths.num_requests
-    places = np.arange(paths.num_references) - np.repeat(paths.starts[:-1], counts)
-    order = np.argsort(paths.nodes, kind="stable")
-    # One ascending key for all nodes, so that one running minimum from the end stays within each node's references.
-    first_key = paths.nodes[order].astype(np.int64) * (never + 1)
-    asks = first_key + np.where(places < np.repeat(prompts, counts), paths.requests, never)[order]
-    later = np.minimum.accumulate(np.append(asks[1:], np.iinfo(np.int64).max)[::-1])[::-1]
-    found = np.minimum(later - first_key, never)
-    result = np.empty(paths.num_references)
-    result[order] = np.where(found < never, found + 1, inf)
-    return result
+    coming, following = np.full(paths.num_nodes, inf), np.empty(paths.num_references)
+    bounds = paths.starts.tolist()
+    for request in range(paths.num_requests - 1, -1, -1):
+        start, end = bounds[request], bounds[request + 1]
+        path = paths.nodes[start:end]
+        following[start:end] = coming[path]
+        coming[path[: prompts[request]]] = request + 1
+    return following
 
 
 def write_recording(
