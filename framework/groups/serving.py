@@ -301,23 +301,19 @@ def groups_of_model(config: ModelConfig, spec: AttentionSpec) -> tuple[KVGroup, 
 
     States are counted in the model's dtype, that of `spec`.
     """
-    count = len(config.attention_layers)
-    if (states := config.recurrent) is not None:
-        bytes_of_states = sum(states.layers) * states.state_bytes(getattr(torch, spec.dtype).itemsize)
-        return (
-            KVGroup(name="full", kind="full", block_tokens=spec.block_size,
-                    block_bytes=block_bytes(spec, count)),
-            KVGroup(name="state", kind="state", block_tokens=spec.block_size, block_bytes=bytes_of_states),
-        )  # fmt: skip
-    slides, window = sum(map(config.slides, range(config.num_layers))), config.sliding_window
-    if window is None or window < 2 or slides in (0, config.num_layers):
-        return ()
 
-    def group(kind: Kind, num_layers: int, length: int) -> KVGroup:
+    def attention(kind: Kind, num_layers: int, length: int = 0) -> KVGroup:
         size = block_bytes(spec, num_layers)
         return KVGroup(name=kind, kind=kind, block_tokens=spec.block_size, block_bytes=size, length=length)
 
-    return group("full", config.num_layers - slides, 0), group("window", slides, window)
+    if (states := config.recurrent) is not None:
+        size = sum(states.layers) * states.state_bytes(getattr(torch, spec.dtype).itemsize)
+        state = KVGroup(name="state", kind="state", block_tokens=spec.block_size, block_bytes=size)
+        return attention("full", len(config.attention_layers)), state
+    slides, window = sum(map(config.slides, range(config.num_layers))), config.sliding_window
+    if window is None or window < 2 or slides in (0, config.num_layers):
+        return ()
+    return attention("full", config.num_layers - slides), attention("window", slides, window)
 
 
 def why_no_group(allocator: Allocator) -> str:
