@@ -53,9 +53,6 @@ class Exits(SlowLru):
     def victim(self, now):
         raise SystemExit(0)
 
-class Slow(SlowLru):
-    """Counts to n on each choice."""
-
 class Refuses(SlowLru):
     """Cannot be built."""
     def __init__(self):
@@ -120,12 +117,6 @@ def test_the_shortest_history_is_shown(bad: str, capsys: Any) -> None:
     out = check(capsys, f"{bad}:Pinned", "--no-cost", "--only", "random")[1]
     calls = [line for line in out.splitlines() if line.strip()[:2].rstrip(".").isdigit()]
     assert 2 <= len(calls) <= 9, out
-
-
-def test_work_that_grows_with_the_pool_is_counted(bad: str, capsys: Any) -> None:
-    status, out, _ = check(capsys, f"{bad}:Slow", "--no-cost", "--only", "grow")
-    assert status == 1
-    assert "Slow does not scale" in out, out
 
 
 def test_costs_are_shown_though_the_kit_failed_and_the_subject_raises(bad: str, capsys: Any) -> None:

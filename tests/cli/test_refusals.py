@@ -181,14 +181,6 @@ def test_a_run_that_went_wrong_says_so_in_its_status(
     assert (status, err.count("\n")) == (1, 1), err
 
 
-def test_the_traceback_is_there_for_who_asks(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    from framework.errors import FrameworkError
-
-    with pytest.raises(FrameworkError, match="prefx"):
-        command("allocator=prefx", "backend=gather")
-
-
 @pytest.mark.parametrize("utf8", ["0", "1"])
 def test_a_locale_that_cannot_read_a_name_is_said_and_with_utf8_it_is_read(utf8: str, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "framework.run", "--cfg", "job", "run.name=é", "run.dir=out/名前"]

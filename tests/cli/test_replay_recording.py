@@ -23,16 +23,13 @@ CASES = {
     "all of it": ("+allocator=prefix_cow", "+eviction=sieve", *TIGHT),
     "preempted": ("faults.preempt_every=3", "engine.chunk_size=5", *TIGHT),
     "samples": ("+allocator=cow", *SAMPLES),
-    "samples in a small pool": (*SAMPLES, *TIGHT),
-    "beams": ("+allocator=cow", *BEAMS),
     "beams in a small pool": ("+eviction=random", *BEAMS, *TIGHT),
     "contiguous": ("+allocator=contiguous", "cache.num_blocks=120"),
-    "arriving": ("+allocator=naive", "workload.rate_per_s=40"),
     "arriving in a small pool": ("+eviction=w_tinylfu", "workload.rate_per_s=40", *TIGHT),
 }
 MUST_HAVE = {
-    "prefix": "evict", "all of it": "fork", "preempted": "preempt", "samples": "fork", "beams": "fork",
-    "samples in a small pool": "evict", "beams in a small pool": "evict", "arriving in a small pool": "evict",
+    "prefix": "evict", "all of it": "fork", "preempted": "preempt", "samples": "fork",
+    "beams in a small pool": "evict", "arriving in a small pool": "evict",
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from framework import trace
-from framework.workload.traces import open_trace, public
+from framework.workload.traces import public
 
 LINES = [
     {"timestamp": 0, "input_length": 1024, "output_length": 3, "hash_ids": [1, 2]},
@@ -60,26 +60,6 @@ def test_describe_of_lengths_only(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert found["requests_per_s"] == pytest.approx(1.0)
     assert trace.main(["describe", str(path), "--plot", str(tmp_path / "x.png")]) == 2
     assert "lengths only" in capsys.readouterr().err
-
-
-def test_convert_writes_our_format_with_the_same_requests(
-    mooncake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "own.jsonl.gz"
-    assert trace.main(["convert", str(mooncake), str(out)]) == 0
-    assert "3 requests, 0 lines skipped" in capsys.readouterr().out
-    before, after = list(open_trace(mooncake)), list(open_trace(out))
-    for old, new in zip(before, after, strict=True):
-        assert (old.arrival_s, old.input_tokens, old.output_tokens) == (
-            new.arrival_s,
-            new.input_tokens,
-            new.output_tokens,
-        )
-        assert old.block_ids is not None
-        assert new.block_ids is not None
-        assert old.block_ids.tolist() == new.block_ids.tolist()
-    assert trace.main(["convert", str(mooncake), str(out), "--limit", "1", "--force"]) == 0
-    assert len(list(open_trace(out))) == 1
 
 
 def test_fetch_lists_names_and_says_where_to_put_the_file_offline(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import inspect
 import os
 import signal
@@ -14,8 +13,6 @@ import pytest
 from framework import errors
 from framework.cli.exit import FAILED, INVALID, command, describe, exit_status, interrupts, sentence, status_of
 from framework.errors import ConfigError, FrameworkError, Interrupted, PluginError, RunDirectoryError, WorkloadError
-
-COMMANDS = ["run", "trace", "curve", "plugins", "search", "wandb", "check.__main__", "new.__main__", "report.__main__"]
 
 
 def ended(error: BaseException) -> int:
@@ -76,12 +73,6 @@ def test_an_error_of_several_lines_is_one_sentence() -> None:
     assert status_of(ConfigError("a")) == INVALID
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_ends_through_the_one_rule(name: str) -> None:
-    module = importlib.import_module(f"framework.{name}")
-    assert hasattr(module._called if name == "run" else module.main, "__wrapped__"), "decorated with cli.exit.command"
-
-
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_interrupts_once_and_the_handlers_are_put_back(number: signal.Signals, status: int) -> None:
     before = signal.signal(number, signal.SIG_DFL)
@@ -99,10 +90,6 @@ def _killed_twice(number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
     finally:
         os.kill(os.getpid(), number)  # must not disturb the writing of what there is
-
-
-def test_ctrl_c_ends_with_130() -> None:
-    assert (exit_status(KeyboardInterrupt()), describe(KeyboardInterrupt())) == (130, "Ctrl-C")
 
 
 def test_a_signal_that_is_ignored_stays_ignored_as_under_nohup() -> None:

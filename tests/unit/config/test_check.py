@@ -184,11 +184,6 @@ def test_a_tier_has_a_store_a_size_and_a_policy_and_parses_again_as_itself() -> 
     assert parse(config.plain()) == config
 
 
-def test_without_tiers_the_rule_is_never() -> None:
-    config = parse(CACHE_ONLY)
-    assert (config.tiers, config.tiering.name) == ((), "never")
-
-
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
