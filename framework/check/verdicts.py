@@ -45,13 +45,6 @@ class _TimedOut(Interruption):
     """Ends a check that takes too long: no failure of the plugin, so neither a kit nor a guard contains it."""
 
 
-def checks_of(subject: Subject, *, device: str = "cpu", cases: str = "full") -> list[tuple[str, Callable[[], None]]]:
-    """The kit of the subject's kind, ready to call: (name, check)."""
-    kit = getattr(testing, f"{subject.kind}_checks")
-    extra = {"device": device, "cases": cases} if subject.kind == "backend" else {}
-    return [(check.__name__, partial(check, subject.make, **extra)) for check in kit]
-
-
 def verdicts(
     subject: Subject, *, only: str = "", device: str = "cpu", cases: str = "full", timeout_s: float = 120.0
 ) -> Iterator[Verdict]:
@@ -62,9 +55,10 @@ def verdicts(
         timeout_s: of one check; a plugin that never returns fails it. Needs the main thread of a POSIX system, and
             Python code: a call that hangs in native code is not interrupted. 0 waits for ever.
     """
-    for name, check in checks_of(subject, device=device, cases=cases):
-        if only in name:
-            yield _verdict(subject, name, check, timeout_s)
+    extra = {"device": device, "cases": cases} if subject.kind == "backend" else {}
+    for check in getattr(testing, f"{subject.kind}_checks"):
+        if only in check.__name__:
+            yield _verdict(subject, check.__name__, partial(check, subject.make, **extra), timeout_s)
 
 
 def _verdict(subject: Subject, name: str, check: Callable[[], None], timeout_s: float) -> Verdict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from functools import cache
 from pathlib import PurePath
@@ -77,8 +77,12 @@ class Section:
     """Its name on the command line; empty for the top level."""
 
     def __post_init__(self) -> None:
+        annotations = _annotations(cast(Any, type(self)))
         for field_ in fields(self):
-            value = checked(type(self), field_, getattr(self, field_.name))
+            key = key_of(type(self), field_.name)
+            value = convert(getattr(self, field_.name), annotations[field_.name], key)
+            if (bounds := field_.metadata.get("bounds")) is not None:
+                bounds.check(key, value)
             object.__setattr__(self, field_.name, value)
 
     @classmethod
@@ -92,30 +96,16 @@ class Section:
             raise ConfigError(
                 f"{cls.section} must be a mapping, found {shown(values)}; set its keys, as in {cls.section}.KEY=VALUE"
             )
+        known = {field_.name for field_ in fields(cls)}
         for key in values:
-            cls._field(key)
+            if key not in known:
+                near = did_you_mean(str(key), known)
+                names = listing(field_.name for field_ in fields(cls))
+                raise ConfigError(f"unknown key {key_of(cls, str(key))!r}; keys: {names}{near}")
         for field_ in fields(cls):
             if field_.default is MISSING and field_.default_factory is MISSING and field_.name not in values:
                 raise ConfigError(f"{key_of(cls, field_.name)} has no value; set {key_of(cls, field_.name)}=...")
         return cls(**values)
-
-    @classmethod
-    def check(cls, key: str, value: Any) -> None:
-        """Refuse a key that the section does not have, or a value that its setting may not be.
-
-        Raises:
-            ConfigError: see `parse`.
-        """
-        checked(cls, cls._field(key), value)
-
-    @classmethod
-    def _field(cls, key: str) -> Field[Any]:
-        known = {field_.name: field_ for field_ in fields(cls)}
-        if key not in known:
-            raise ConfigError(
-                f"unknown key {key_of(cls, str(key))!r}; keys: {listing(known)}{did_you_mean(str(key), known)}"
-            )
-        return known[key]
 
     def plain(self) -> dict[str, Any]:
         """Key -> value, as YAML and JSON hold them."""
@@ -138,20 +128,6 @@ def settings_of(section: type[Section]) -> Iterator[tuple[str, Any, str]]:
     for field_ in fields(section):
         if field_.default is not MISSING:
             yield key_of(section, field_.name), field_.default, str(field_.metadata["doc"])
-
-
-def checked(section: type[Section], field_: Field[Any], value: Any) -> Any:
-    """One value of a section, converted to its type and within its bounds.
-
-    Raises:
-        ConfigError: it does not fit.
-    """
-    key = key_of(section, field_.name)
-    converted = convert(value, _annotations(cast(Any, section))[field_.name], key)
-    bounds = field_.metadata.get("bounds")
-    if bounds is not None:
-        bounds.check(key, converted)
-    return converted
 
 
 def key_of(section: type[Section], name: str) -> str:

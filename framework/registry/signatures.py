@@ -53,34 +53,30 @@ def signature(cls: type) -> Signature:
     """
     found: list[Parameter] = []
     is_open = False
-    hints = _Hints(cls)
+    module = sys.modules.get(cls.__module__)
+    names = getattr(inspect.unwrap(inspect.getattr_static(cls, "__init__")), "__globals__", None)
+    if names is None:
+        names = vars(module) if module else {}
     for name, parameter in inspect.signature(cls).parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             is_open = True
         elif parameter.kind is inspect.Parameter.POSITIONAL_ONLY and parameter.default is MISSING:
             raise InvalidPlugin(f"{cls.__module__}.{cls.__qualname__}: parameter {name!r} cannot be given by keyword")
         elif parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
-            found.append(Parameter(name, hints.resolve(parameter.annotation), parameter.default))
+            found.append(Parameter(name, _resolved(parameter.annotation, names), parameter.default))
     return Signature(tuple(found), is_open)
 
 
-class _Hints:
-    """Resolves one annotation at a time, so that a name known only to type checkers spoils no other."""
-
-    def __init__(self, cls: type) -> None:
-        module = sys.modules.get(cls.__module__)
-        names = getattr(inspect.unwrap(inspect.getattr_static(cls, "__init__")), "__globals__", None)
-        self._names: dict[str, Any] = dict(vars(module) if names is None and module else names or {})
-
-    def resolve(self, annotation: Any) -> Any:
-        if annotation is MISSING:
-            return Any
-        if not isinstance(annotation, str):
-            return annotation
-        try:
-            return eval(annotation, self._names)
-        except Exception:  # whatever an annotation raises, the value then goes unchecked
-            return Any
+def _resolved(annotation: Any, names: Mapping[str, Any]) -> Any:
+    """One annotation alone, so that a name known only to type checkers spoils no other."""
+    if annotation is MISSING:
+        return Any
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, dict(names))
+    except Exception:  # whatever an annotation raises, the value then goes unchecked
+        return Any
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from framework.registry.signatures import did_you_mean
 
 _COMMAND = re.compile(r"^\s*(?:\S*python[\d.]*\s+-m\s+framework\.run|\S+)(?:\s+|$)")
 _FLAGS = ("--cfg", "--config-dir", "--help", "--hydra-help", "--info", "--multirun", "--resolve", "--version")
-_SCRIPT = r"""_kvcache_framework() {
+_INSTALL = r"""_kvcache_framework() {
     local line="${COMP_LINE:0:$COMP_POINT}" helper
     case "$line" in
         *python*" -m framework.run "*) helper="${COMP_WORDS[0]} -m framework.run" ;;
@@ -31,16 +31,8 @@ _SCRIPT = r"""_kvcache_framework() {
 }
 complete -o nospace -o default -F _kvcache_framework kvcache-framework python python3
 """
-
-
-def script() -> str:
-    """The shell function that `eval "$(kvcache-framework -sc install=bash)"` installs."""
-    return _SCRIPT
-
-
-def removal() -> str:
-    """What undoes `script`."""
-    return "complete -r kvcache-framework python python3 2>/dev/null; unset -f _kvcache_framework\n"
+"""What `eval "$(kvcache-framework -sc install=bash)"` installs."""
+_UNINSTALL = "complete -r kvcache-framework python python3 2>/dev/null; unset -f _kvcache_framework\n"
 
 
 def complete(request: str, path: ConfigSearchPath) -> str:
@@ -49,9 +41,9 @@ def complete(request: str, path: ConfigSearchPath) -> str:
     Raises:
         ConfigError: another request.
     """
-    answers = {"install=bash": script, "uninstall=bash": removal}
+    answers = {"install=bash": _INSTALL, "uninstall=bash": _UNINSTALL}
     if request in answers:
-        return answers[request]()
+        return answers[request]
     if request == "query=bash":
         return "\n".join(choices(os.environ.get("COMP_LINE", ""), path))
     allowed = [*answers, "query=bash"]
