@@ -9,17 +9,18 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from framework import registry
 from framework.cli.exit import command, exit_with
 from framework.errors import FrameworkError
 from framework.guard.backend import GuardedBackend
 from framework.guard.boundary import construct
+from framework.interfaces.backend import AttentionSpec
 from framework.registry.contract import DISTRIBUTION
 
-if TYPE_CHECKING:
-    from framework.interfaces.backend import AttentionSpec
+SPEC = AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=128, dtype="float32", block_size=16)
+"""The attention that a backend is asked about: Llama-3-8B's heads in float32, blocks of 16 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,38 +67,23 @@ def installed(kind: str | None = None, *, device: str | None = None) -> list[Ent
     return [_entry(plugin, device) for kind in kinds for plugin in registry.entries(kind)]
 
 
-def default_spec() -> AttentionSpec:
-    """The attention that a backend is asked about: Llama-3-8B's heads in float32, blocks of 16 tokens."""
-    from framework.interfaces.backend import AttentionSpec
-
-    return AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=128, dtype="float32", block_size=16)
-
-
 def _entry(plugin: registry.Plugin, device: str | None) -> Entry:
     name = registry.choice(plugin)
-    facts: dict[str, Any] = {**asdict(plugin), "name": name, "summary": registry.summary(plugin)}
+    facts: dict[str, Any] = {**asdict(plugin), "name": name, "summary": registry.read_source(plugin).summary or "-"}
     try:
         cls = registry.load(plugin.kind, name)
     except FrameworkError as error:
         return Entry(**facts, error=f"{type(error).__name__}: {error}")
     if plugin.kind != "backend":
         return Entry(**facts)
-    where = device or _device()
-    return Entry(**facts, device=where, reasons=_reasons(plugin, cls, where))
-
-
-def _device() -> str:
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _reasons(plugin: registry.Plugin, cls: type, device: str) -> tuple[str, ...]:
-    """What `check` says; whatever it raises is a reason too."""
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return tuple(GuardedBackend(construct(plugin.kind, plugin.name, cls, {})).check(default_spec(), device))
-    except FrameworkError as error:
-        return (str(error),)
+        reasons = tuple(GuardedBackend(construct(plugin.kind, plugin.name, cls, {})).check(SPEC, where))
+    except FrameworkError as error:  # of a check that raises: a reason too
+        reasons = (str(error),)
+    return Entry(**facts, device=where, reasons=reasons)
 
 
 @command

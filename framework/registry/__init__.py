@@ -4,7 +4,7 @@ from framework.registry.components import build, check_options, checked_options,
 from framework.registry.content import content_of, framework_content
 from framework.registry.kinds import KINDS, SHARED, Kind, groups, interface_of, kinds
 from framework.registry.lookup import Plugin, choice, clashes, entries, find, load, names, points, title
-from framework.registry.sources import Source, read_source, source_path, summary
+from framework.registry.sources import Source, read_source, source_path
 
 __all__ = [
     "KINDS",
@@ -30,6 +30,5 @@ __all__ = [
     "points",
     "read_source",
     "source_path",
-    "summary",
     "title",
 ]

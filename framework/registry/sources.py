@@ -48,11 +48,6 @@ def read_source(plugin: Plugin) -> Source:
     return Source(first_sentence(text), tuple(_options(found)))
 
 
-def summary(plugin: Plugin) -> str:
-    """The first sentence of the docstring of the plugin's class; `-` where there is none."""
-    return read_source(plugin).summary or "-"
-
-
 def first_sentence(text: str) -> str:
     """The first sentence of a docstring, on one line, or its whole first paragraph where no sentence ends in it."""
     paragraph = " ".join(text.strip().split("\n\n")[0].split())

@@ -44,7 +44,9 @@ def test_help_lists_every_plugin_with_its_sentence_and_options_and_every_setting
             owner = "" if plugin.is_built_in else f" ({plugin.distribution} {plugin.version})"
             found = registry.read_source(plugin).options
             options = f" options: {', '.join(found)}" if found else ""
-            assert " ".join(f"{plugin.name} {registry.summary(plugin)}{owner}{options}".split()) in words, plugin
+            assert " ".join(f"{plugin.name} {registry.read_source(plugin).summary}{owner}{options}".split()) in words, (
+                plugin
+            )
     for group in ("model", "workload", "tracker", "experiment"):
         assert f"{group}=" in out, out
     for section in SECTIONS.values():

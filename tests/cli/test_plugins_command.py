@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from framework import registry
-from framework.plugins import default_spec, installed, main
+from framework.plugins import SPEC, installed, main
 
 BACKEND = '''
 from framework.interfaces.backend import AttentionBackend, Capabilities
@@ -39,7 +39,7 @@ def test_a_backend_says_why_it_cannot_run_here(distribution: Any) -> None:
     found = {entry.name: entry for entry in installed("backend", device="cpu")}
     assert found["moon"].verdict == (
         "not on cpu: device cpu is not supported; supported: moon; "
-        f"dtype {default_spec().dtype} is not supported; supported: float16"
+        f"dtype {SPEC.dtype} is not supported; supported: float16"
     )
     assert found["shy"].reasons == (
         "moon 1.5: backend Shy.check: raised OSError('libmoon.so.1: cannot open shared object file')",
@@ -69,7 +69,7 @@ def test_the_table_fits_80_columns_and_says_what_each_is_and_whose(
     words = " ".join(out.split())
     for plugin in registry.entries("backend"):
         owner = f" [{plugin.distribution} {plugin.version}]" if not plugin.is_built_in else ""
-        assert f"{plugin.name} {registry.summary(plugin)}{owner}" in words, out
+        assert f"{plugin.name} {registry.read_source(plugin).summary}{owner}" in words, out
     assert "varlen One call" in words
     assert "not on cpu: device cpu is not supported" in words
     assert "eviction" not in out

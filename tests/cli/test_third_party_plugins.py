@@ -87,7 +87,7 @@ def test_listing_reads_no_module(distribution: Any) -> None:
         "bomb", "[framework.hash]\nbomb = bomb:Bomb\n", bomb="raise SystemExit('imported')\nclass Bomb:\n '''B.'''\n"
     )
     bomb = next(plugin for plugin in registry.entries("hash") if plugin.name == "bomb")
-    assert (registry.summary(bomb), bomb.distribution, bomb.version) == ("B.", "bomb", "1.5")
+    assert (registry.read_source(bomb).summary, bomb.distribution, bomb.version) == ("B.", "bomb", "1.5")
     assert "bomb" not in sys.modules
 
 

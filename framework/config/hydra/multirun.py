@@ -70,16 +70,8 @@ class _Sweep:
             config.hydra.job.id = config.hydra.job.num = number
         return config
 
-    def plan(self, jobs: Sequence[Sequence[str]]) -> list[_Job]:
-        """The jobs but for those that would repeat another."""
-        planned = []
-        for number, words in enumerate(jobs):
-            job = _Job(self, number, words)
-            if not self._repeats(job):
-                planned.append(job)
-        return planned
-
-    def _repeats(self, job: _Job) -> bool:
+    def would_repeat(self, job: _Job) -> bool:
+        """Whether a job would give what an earlier one of this sweep gives."""
         try:
             return self.repeats.repeats(job.words, lambda: job.plain)
         except FrameworkError:
@@ -184,7 +176,8 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
     require_sweep_folder(sweep.folder)
     sweep.folder.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(masked(OmegaConf.to_container(sweep.config, enum_to_str=True)), sweep.folder / SWEEP)
-    planned = sweep.plan(jobs)
+    every = [_Job(sweep, number, words) for number, words in enumerate(jobs)]
+    planned = [job for job in every if not sweep.would_repeat(job)]
     sweep.say_repeats()
     done = {job.number: outcome for job in planned if (outcome := job.done()) is not None}
     sweep.say_changed()
