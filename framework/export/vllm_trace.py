@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,9 @@ class TraceMethods(MovesNothing):
         try:
             write()
         except OSError as error:
+            with suppress(OSError):
+                if self.trace is not None:
+                    self.trace.close()
             self.trace = self.steps = None
             _LOGGER.error("%s cannot be written (%s): the recording ends here, vLLM goes on", self.path, error)
 
