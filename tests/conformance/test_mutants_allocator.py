@@ -104,11 +104,11 @@ class EvictsWhatItHit(Sound):
             self.evict()
         super().allocate(request, tokens, hit)
 
-    def share(self, blocks, request, *, hits):
+    def share(self, blocks, *, hits):
         for block in blocks:
             if block in self.free_blocks:
                 self.free_blocks.remove(block)
-        super().share(blocks, request, hits=hits)
+        super().share(blocks, hits=hits)
 
 
 class KeepsBlocksOnRefusal(Sound):
@@ -153,7 +153,7 @@ class HandsOutOnePastTheEnd(Sound):
     def __init__(self, **options):
         super().__init__(**options)
         self.free_blocks = [block + 1 for block in self.free_blocks]
-        for column in (*self.columns.values(), self.view.key):
+        for column in self.columns.values():
             column.append(0)
 
 

@@ -27,7 +27,6 @@ from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent
 from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.types import (
-    UNKNOWN_REQUEST,
     BlockCopy,
     BlockHash,
     BlockId,
@@ -57,7 +56,10 @@ class Row:
 
 
 class SlowPool:
-    """Blocks, their contents and hashes; the policy is called at every move. Every step O(n)."""
+    """Blocks, their contents and hashes; the policy is called at every move. Every step O(n).
+
+    Of the facts of blocks it keeps those that the slow policies read: depth, admitted, last_access.
+    """
 
     def __init__(self, num_blocks: int, block_size: int, hash: HashScheme, eviction: EvictionPolicy) -> None:
         if num_blocks < 1 or block_size < 1:
@@ -73,21 +75,8 @@ class SlowPool:
         self.totals: Counter[str] = Counter()
         self.version, self.accesses, self.now = 0, 0, 0.0
         self.listener: Callable[[CacheEvent], Any] | None = None
-        columns: dict[str, list[Any]] = {
-            column: [0] * (num_blocks + 1)
-            for column in BlockView.__dataclass_fields__
-            if column not in ("key", "next_use", "partial", "last_request")
-        }
-        self.last_request = [UNKNOWN_REQUEST] * (num_blocks + 1)
-        self.view = BlockView(
-            **columns,
-            next_use=[float("inf")] * (num_blocks + 1),
-            key=[None] * (num_blocks + 1),
-            partial=[False] * (num_blocks + 1),
-            last_request=self.last_request,
-        )
-        self.columns = columns
-        eviction.attach(self.view)
+        self.columns: dict[str, Any] = {name: [0] * (num_blocks + 1) for name in BlockView.__dataclass_fields__}
+        eviction.attach(BlockView(**self.columns))
 
     def cached(self) -> list[int]:
         """Published blocks that no table names."""
@@ -136,14 +125,12 @@ class SlowPool:
         for block in blocks:
             self.columns["last_access"][block] = self.accesses
 
-    def share(self, blocks: tuple[BlockId, ...], request: RequestInfo, *, hits: bool) -> None:
+    def share(self, blocks: tuple[BlockId, ...], *, hits: bool) -> None:
         """One more table names these blocks."""
         candidates = [block for block in blocks[::-1] if not self.references[block]]
         self.touch(blocks)
         for block in blocks:
             self.references[block] += 1
-            self.columns["hits"][block] += hits
-            self.columns["priority"][block] = max(self.columns["priority"][block], request.priority)
         if candidates:
             self.policy.pin(candidates, self.now)
         if hits and blocks:
@@ -198,18 +185,14 @@ class SlowPool:
         """The block's content can be found from here on."""
         block = row.table[index]
         self.content[block], self.hash_of[block], self.holder_of[block_hash] = content, block_hash, block
-        facts = {"depth": index, "num_tokens": len(content[1]), "admitted": self.accesses, "hits": 0, "children": 0}
-        for column, value in facts.items():
-            self.columns[column][block] = value
-        self.columns["priority"][block] = row.info.priority
+        self.columns["depth"][block], self.columns["admitted"][block] = index, self.accesses
         self.touch((BlockId(block),))
-        self.view.key[block] = block_hash  # type: ignore[index]
         self.send("admit", block)
 
     def swap(self, row: Row, index: int, twin: int) -> None:
         """Use the published block of equal content; give the own copy back."""
         own, row.table[index] = row.table[index], twin
-        self.share((BlockId(twin),), row.info, hits=False)
+        self.share((BlockId(twin),), hits=False)
         self.drop([own])
 
     def send(self, kind: str, block: int) -> None:
@@ -257,7 +240,7 @@ class SlowAllocator(SlowPool, Allocator):
             raise StaleHit(f"hit of version {hit.version}, the pool is at {self.version}; look it up again")
         if not self.fits(request, tokens, hit):
             raise OutOfBlocks(f"need {self.room(len(tokens)) - len(hit.blocks)} blocks, have {self.reclaimable()}")
-        self.share(hit.blocks, request, hits=True)
+        self.share(hit.blocks, hits=True)
         try:
             new = self.take(self.room(len(tokens)) - len(hit.blocks))
         except PluginError:
@@ -339,7 +322,7 @@ class SlowAllocator(SlowPool, Allocator):
             raise InvalidArgument(f"fork at {num_tokens} tokens: the parent has room for fewer")
         self.require_kept(row, num_tokens)
         blocks = tuple(BlockId(block) for block in row.table[: self.room(num_tokens)])
-        self.share(blocks[row.num_null :], child, hits=False)
+        self.share(blocks[row.num_null :], hits=False)
         self.rows[child.id] = Row(child, list(blocks), num_tokens, row.tokens[:num_tokens], row.stale, row.num_null)
         self.changed()
         return TableChange(0)

@@ -104,20 +104,6 @@ def test_a_fork_is_copied_into_a_run_of_its_own() -> None:
     allocator.check()
 
 
-@pytest.mark.parametrize("reserve", ["max", "pow2", "oracle"])
-def test_a_run_holds_what_the_published_rule_reserves(reserve: Literal["max", "pow2", "oracle"]) -> None:
-    longest = 64
-    allocator = make(num_blocks=longest, block_size=1, reserve=reserve, longest=longest)
-    for prompt in (1, 5, 20):
-        for output in (1, 3, 8, 17):
-            power = 1
-            while power < output:
-                power *= 2
-            rule = {"max": longest, "pow2": min(longest, prompt + power), "oracle": prompt + output}[reserve]
-            assert len(admit(allocator, 1, prompt, prompt + output)) == rule
-            allocator.free(RequestId(1))
-
-
 def test_another_rule_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="reserve"):
         make(reserve="half")  # type: ignore[arg-type]

@@ -110,20 +110,6 @@ def test_without_a_block_for_the_copy_the_hit_ends_at_a_full_block() -> None:
     assert admit(allocator, 2, [1, 2, 3, 4, 5, 9, 9, 9, 9, 9]) == 4
 
 
-def test_a_request_that_ends_before_it_copied_leaves_no_trace() -> None:
-    allocator = make()
-    admit(allocator, 1, [1, 2, 3, 4])
-    allocator.free(RequestId(1))
-    prompt = as_tokens([1, 2, 9])
-    allocator.allocate(
-        RequestInfo(id=RequestId(2), max_total_tokens=3), prompt, allocator.lookup(prompt, ROOT_NAMESPACE)
-    )
-    assert allocator.stats().used_blocks == 1
-    allocator.free(RequestId(2))
-    allocator.check()
-    assert (allocator.stats().used_blocks, allocator.stats().copied_blocks) == (0, 0)
-
-
 @pytest.mark.parametrize("page_size", [0, 3, 8])
 def test_a_page_that_does_not_divide_a_block_is_refused(page_size: int) -> None:
     with pytest.raises(InvalidArgument, match="page_size"):
