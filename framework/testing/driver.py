@@ -194,8 +194,6 @@ class Judge:
         self.tolerates: type[FrameworkError] | None = None
         allocator.listen(self._heard)
 
-    # Reporting
-
     def fail(self, rule: str, seen: object = "") -> Violation:
         """The error to raise: the rule, what was seen, every call so far."""
         calls = "\n".join(f"  {number}. {call}" for number, call in enumerate(self.history, 1))
@@ -217,8 +215,6 @@ class Judge:
                 self.findable[block] = key
             else:
                 self.need(self.findable.pop(block, None) == key, "evict of what was never admitted", event)
-
-    # Calling
 
     def snapshot(self) -> tuple[Any, ...]:
         """All that the interface shows: tables, counts, and what a few prompts would hit."""
@@ -268,11 +264,7 @@ class Judge:
         """Read a changed table, do the copies, and poison what was handed out."""
         old, new = self.tables.get(request, []), self._table(request)
         if change is not None:
-            pairs = zip(old, new, strict=False)
-            first = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(old), len(new)))
-            self.need(change.start == first, "TableChange.start is not the first entry that differs",
-                      f"{change}, was {old}, is {new}")  # fmt: skip
-            self._judge_copies(change, old, new)
+            self._judge_change(change, old, new)
             self.truth.copy(change.copies)
             self.totals["copied_blocks"] += len(change.copies)
         written = {pair.destination for pair in change.copies} if change else set()
@@ -285,7 +277,12 @@ class Judge:
         self.truth.poison(fresh - written)
         self.tables[request] = new
 
-    def _judge_copies(self, change: TableChange, old: list[int], new: list[int]) -> None:
+    def _judge_change(self, change: TableChange, old: list[int], new: list[int]) -> None:
+        """The change names the first entry that differs, and copies into fresh blocks of this table alone."""
+        differs = (at for at, (before, after) in enumerate(zip(old, new, strict=False)) if before != after)
+        start = next(differs, min(len(old), len(new)))
+        rule = "TableChange.start is not the first entry that differs"
+        self.need(change.start == start, rule, f"{change}, was {old}, is {new}")
         seen: set[int] = set()
         for pair in change.copies:
             fresh = pair.destination in new and pair.destination not in old and pair.destination not in seen
@@ -296,8 +293,6 @@ class Judge:
 
     def _blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.size)
-
-    # After every call
 
     def after(self) -> None:
         """All rules that hold between calls."""
@@ -506,9 +501,7 @@ class Driver(Judge):
         first, last = row.committed // self.size, row.written // self.size
         old, new = self.tables[request], self._table(request)
         self.need(not change.copies, "commit asks for copies", change)
-        starts = [i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
-        self.need(change.start == min([*starts, len(new)]), "TableChange.start is not the first entry that differs",
-                  f"{change}, was {old}, is {new}")  # fmt: skip
+        self._judge_change(change, old, new)
         self.tables[request], row.committed = new, row.written
         self._keep(new[: row.written // self.size])
         self._tables_are_true()
@@ -700,9 +693,11 @@ class Driver(Judge):
         }
         if request is not None:
             row, many = self.live[request], (len(self.tables[request]) + 1) * self.size
+            few = as_tokens([0, 1])
+            hit = self.allocator.lookup(few, Namespace())
             far = (row.tokens + [0] * many)[:many]
             calls |= {
-                "duplicate": (lambda: self.allocator.allocate(self._info(request), as_tokens([0, 1]), self.hit()),
+                "duplicate": (lambda: self.allocator.allocate(self._info(request), few, hit),
                               DuplicateRequest),
                 "fork onto itself": (lambda: self.allocator.fork(RequestId(request), self._info(request), 0),
                                      DuplicateRequest),
@@ -728,14 +723,9 @@ class Driver(Judge):
                     )
         if kind in calls:
             method, right = calls[kind]
-            error = self.call(f"wrong call: {kind} (request {gone if kind in calls and 'gone' in kind else request})",
-                              method, right)  # fmt: skip
+            error = self.call(f"wrong call: {kind} (request {request}; {gone} is gone)", method, right)
             self.need(isinstance(error, right), f"{kind}: {right.__name__} expected, but it returned", repr(error))
             self.after()
-
-    def hit(self) -> Hit:
-        """A fresh hit for the prompt of `do_wrong`."""
-        return self.allocator.lookup(as_tokens([0, 1]), Namespace())
 
     def _info(self, number: int) -> RequestInfo:
         return RequestInfo(id=RequestId(number), max_total_tokens=8)
