@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -38,21 +38,20 @@ class LossLog:
 
     def __init__(self) -> None:
         self._nodes = array("q")
-        self._calls: list[int] = []  # request, number of nodes and cause of each call
+        self._calls: list[tuple[int, int, int]] = []  # request, number of nodes and cause of each call
         self.out_of_reach: list[tuple[int, Sequence[int]]] = []
 
     def add(self, request: int, nodes: list[int], cause: int = EVICTED) -> None:
         """`request` made the cache give these up: evicted, declined, or held by a tier below afterwards."""
         self._nodes.fromlist(nodes)
-        self._calls += (request, len(nodes), cause)
+        self._calls.append((request, len(nodes), cause))
 
-    def events(self, asked: npt.NDArray[np.bool_]) -> tuple[Ints, Ints, Ints]:
-        """(request, node, cause) of each time that a node which is `asked` for (N,) was given up, each a column."""
-        nodes = np.frombuffer(self._nodes, dtype=np.int64)
-        again = np.flatnonzero(asked[nodes])
-        requests, counts, causes = np.array(self._calls, dtype=np.int64).reshape(-1, 3).T
-        calls = np.searchsorted(np.cumsum(counts), again, side="right")
-        return requests[calls], nodes[again], causes[calls]
+    def __iter__(self) -> Iterator[tuple[int, Sequence[int], int]]:
+        """(request, nodes, cause) of each call, in order."""
+        end = 0
+        for request, count, cause in self._calls:
+            start, end = end, end + count
+            yield request, self._nodes[start:end], cause
 
 
 def explain(
@@ -73,42 +72,49 @@ def explain(
     Args:
         request_hits: (R,) hit blocks. num_blocks: of the pool, all tiers included, for the comparison.
 
-    O(E log E) array work; with several namespaces, O(E) Python steps too.
+    O(E) Python steps.
     """
     requests, starts = paths.requests.astype(np.int64), paths.starts
     depths = np.arange(paths.num_references) - starts[requests]
-    outcome = np.full(paths.num_references, UNREACHABLE, dtype=np.int64)
-    is_first = paths.is_first
-    missed = np.flatnonzero((depths >= request_hits[requests]) & ~is_first)
-    scale = paths.num_requests + 1
-    asked = np.zeros(paths.num_nodes, dtype=bool)
-    asked[paths.nodes[missed]] = True
-    by, nodes, causes = log.events(asked)  # most contents are never asked for again
-    order = np.argsort(nodes * scale + by, kind="stable")
-    keys = (nodes * scale + by)[order]
-    last = np.searchsorted(keys, paths.nodes[missed].astype(np.int64) * scale + requests[missed]) - 1
-    event = np.where(last >= 0, order[last] if len(order) else 0, -1)
-    previous = _previous(paths, missed)
-    lost = np.zeros(len(missed), dtype=bool)
-    found = last >= 0
-    lost[found] = (nodes[event[found]] == paths.nodes[missed[found]]) & (by[event[found]] >= previous[found])
-    outcome[missed[lost]] = causes[event[lost]]
-    if log.out_of_reach:
-        held = np.array([node * scale + request for request, some in log.out_of_reach for node in some], dtype=np.int64)
-        outcome[missed[np.isin(paths.nodes[missed] * np.int64(scale) + requests[missed], held)]] = UNREACHABLE
-    outcome[is_first] = NEW
+    outcome, evicted_for = _outcomes(paths, request_hits.tolist(), log)
     if paths.ids is not None:
-        outcome[is_first & _elsewhere(paths, paths.ids.tolist(), log)] = ELSEWHERE
-    outcome[depths < request_hits[requests]] = HIT
+        outcome[(outcome == NEW) & _elsewhere(paths, paths.ids.tolist(), log)] = ELSEWHERE
     own = np.minimum(paths.block_tokens, paths.input_tokens[requests] - depths * paths.block_tokens)
     shape, cell = (paths.num_requests, len(OUTCOMES)), requests * len(OUTCOMES) + outcome
     blocks = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)
     tokens = np.bincount(cell, weights=own, minlength=shape[0] * shape[1]).astype(np.int64).reshape(shape)
     tokens[:, END] += paths.input_tokens - tokens.sum(axis=1)
-    chosen = outcome[missed] == EVICTED
-    evictions = _evictions(paths, missed[chosen], by[event[chosen]], depths, own)
+    evicted = np.flatnonzero(outcome == EVICTED)
+    evictions = _evictions(paths, evicted, evicted_for[evicted], depths, own)
     account = Account(blocks=blocks.astype(np.int64), tokens=tokens, evictions=evictions, policy=policy)
     return _compared(account, paths, num_blocks)
+
+
+def _outcomes(paths: RequestPaths, hits: Sequence[int], log: LossLog) -> tuple[Ints, Ints]:
+    """(E,) what became of each reference, and (E,) the request that made its node go, where it was given up."""
+    fates: dict[int, tuple[int, int]] = {}  # of each node that was given up, the last time: cause and request
+    last_use = [-1] * paths.num_nodes
+    behind = {request: set(nodes) for request, nodes in log.out_of_reach}
+    outcomes, given_up_for = array("q"), array("q")
+    calls = iter(log)
+    call = next(calls, None)
+    for request, (path, num_hits) in enumerate(zip(paths.walk(), hits, strict=True)):
+        while call is not None and call[0] < request:
+            fates.update(dict.fromkeys(call[1], (call[2], call[0])))
+            call = next(calls, None)
+        unreachable = behind.get(request, ())
+        for depth, node in enumerate(path):
+            cause, by = fates.get(node, (UNREACHABLE, -1))
+            if depth < num_hits:
+                cause = HIT
+            elif last_use[node] < 0:
+                cause = NEW
+            elif by < last_use[node] or node in unreachable:
+                cause = UNREACHABLE
+            outcomes.append(cause)
+            given_up_for.append(by)
+            last_use[node] = request
+    return np.array(outcomes, dtype=np.int64), np.array(given_up_for, dtype=np.int64)
 
 
 def against_models(account: Account, keys: Sequence[Ints] | None, block_tokens: int, num_blocks: int) -> Account:
@@ -150,8 +156,8 @@ def _elsewhere(paths: RequestPaths, ids: list[int], log: LossLog) -> npt.NDArray
         content = -1 if parent < 0 else twins[parent], block
         twins.append(contents.setdefault(content, len(contents)))  # equal where but the namespace differs
         children[parent, twins[node]] = node
-    by, lost, _ = log.events(np.ones(paths.num_nodes, dtype=bool))
-    ends, begin, num_seen = np.searchsorted(by, np.arange(paths.num_requests), side="right").tolist(), 0, 0
+    calls, num_seen = iter(log), 0
+    call = next(calls, None)
     held, spaces = set[int](), dict[int, tuple[int, ...]]()
     found = np.zeros(paths.num_references, dtype=bool)
     for request, path in enumerate(paths.walk()):
@@ -167,17 +173,9 @@ def _elsewhere(paths: RequestPaths, ids: list[int], log: LossLog) -> npt.NDArray
         if path and path[0] not in known:
             spaces[twins[path[0]]] = (*known, path[0])[-MOST_NAMESPACES:]
         held.update(path)
-        held.difference_update(lost[begin : ends[request]].tolist())
-        begin = ends[request]
-    return found
-
-
-def _previous(paths: RequestPaths, missed: Ints) -> Ints:
-    """The last request before that referenced the same node, of each of the references `missed`, none its first."""
-    order = np.argsort(paths.nodes, kind="stable")
-    earlier = np.empty(paths.num_references, dtype=np.int64)
-    earlier[order[1:]] = order[:-1]
-    found: Ints = paths.requests[earlier[missed]].astype(np.int64)
+        while call is not None and call[0] <= request:
+            held.difference_update(call[1])
+            call = next(calls, None)
     return found
 
 

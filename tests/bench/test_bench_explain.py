@@ -16,7 +16,7 @@ from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.misses.ledger import Ledger
 from framework.registry.components import build_allocator
 from framework.replay.items import feed, trace_items
-from framework.replay.misses import LossLog, explain
+from framework.replay.misses import LossLog
 from framework.replay.paths import build_paths
 from framework.replay.reference import replay
 from framework.workload.trace_file import TraceFile
@@ -46,16 +46,10 @@ def interleaved(benchmark, plain, explained):
 
 
 @pytest.mark.benchmark(group="explain")
-def test_cache_only(benchmark, traces, monkeypatch):
-    monkeypatch.setattr("framework.replay.misses._compared", lambda account, *models: account)  # timed apart
+def test_cache_only(benchmark, traces):
     paths = build_paths(open_trace(traces / "mooncake_conversation_trace.jsonl.gz"))
 
-    def explained():
-        log = LossLog()
-        hits = replay(paths, Lru(), 10_000, losses=log).request_hits
-        explain(paths, hits, log, num_blocks=10_000, policy="lru")
-
-    interleaved(benchmark, lambda: replay(paths, Lru(), 10_000), explained)
+    interleaved(benchmark, lambda: replay(paths, Lru(), 10_000), lambda: replay(paths, Lru(), 10_000, losses=LossLog()))
 
 
 @pytest.mark.benchmark(group="explain")
