@@ -54,6 +54,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("--config-dir", "/no/such/folder"), "no folder '/no/such/folder'"),
     (("-m", "+allocator=naive,nope"), "no allocator named 'nope'"),
     (("-m", "+allocator=naive", "cache.blocksize=1,2"), "did you mean 'block_size'"),
+    (("-m", "seed=1,2", "cache.num_blocks=many"), "cache.num_blocks must be int"),
     (("-m", "+allocator=glob(zzz*)"), "the sweep has no job"),
     (("seed=${nowhere}",), "nowhere"),
     (("-m", "seed=1,2", "hydra.launcher._target_=os.system"), "hydra/launcher=NAME"),

@@ -173,6 +173,7 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
         print(sentence, file=sys.stderr)  # noqa: T201
     if not jobs:
         return
+    _require_one_that_can_run(composed)
     require_sweep_folder(sweep.folder)
     sweep.folder.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(masked(OmegaConf.to_container(sweep.config, enum_to_str=True)), sweep.folder / SWEEP)
@@ -211,6 +212,19 @@ def num_values(override: Override) -> int:
         raise ConfigError(
             f"{override.input_line}: {error}; a sweep takes a list of values, choice(...), range(...) or glob(...)"
         ) from error
+
+
+def _require_one_that_can_run(configs: Sequence[DictConfig]) -> None:
+    """Raise what is wrong with the first of these configurations, where no other can be run either."""
+    refused: list[FrameworkError] = []
+    for config in configs:
+        try:
+            checked(without_hydra(config))
+        except FrameworkError as error:
+            refused.append(error)
+        else:
+            return
+    raise refused[0]
 
 
 def _representatives(jobs: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
