@@ -18,10 +18,7 @@ HIT, NEW, EVICTED, UNREACHABLE, DECLINED, IN_FLIGHT, END, ELSEWHERE, TIER = rang
 OUTCOMES = (
     "hit", "new", "evicted", "unreachable", "declined", "in flight", "end of prompt", "other namespace", "tier",
 )  # fmt: skip
-"""What becomes of a prompt token at its request's first admission, in the order of an account's columns.
-
-`group` and `other replica` are kept for pools with groups and engines with replicas, whose misses nothing explains yet.
-"""
+"""What becomes of a prompt token at its request's first admission, in the order of an account's columns."""
 AGES = (10, 100, 400, 1_000, 4_000)
 """Requests ago, between which ages are summed."""
 _TURNS = (1, 2, 3, 5, 10)

@@ -114,10 +114,9 @@ def troubles(study: Study) -> Table:
 
 def number(value: Any) -> str:
     """A setting's value: four significant digits, thousands apart; a dash for none."""
-    if value is None or not is_number(value):
+    if not is_number(value):
         return "-" if value is None else str(value)
-    whole = isinstance(value, int) or (float(value).is_integer() and abs(value) >= 1e4)
-    return f"{value:,.0f}" if whole or abs(value) >= 1e4 else f"{value:.4g}"
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1e4 else f"{value:.4g}"
 
 
 def runs_csv(study: Study) -> str:
