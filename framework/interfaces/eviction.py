@@ -6,6 +6,7 @@ import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from framework.errors import NoCandidate, PluginError
@@ -204,69 +205,34 @@ class EvictionPolicy(ABC):
         return {}
 
 
-class Block:
-    """The facts of one block, by name: what `ScoredPolicy.score` is given. Do not keep it.
+def _fact(name: str) -> Any:
+    """A property of Block: its entry in the view's column of that name."""
+    column = attrgetter(f"_view.{name}")
+    return property(lambda block: column(block)[block.id])
 
-    Properties rather than `__getattr__`: six times faster, and a policy reads several facts a score.
-    """
+
+class Block:
+    """The facts of one block, by name, as BlockView has them: what `ScoredPolicy.score` is given. Do not keep it."""
 
     __slots__ = ("_view", "id")
+
+    depth: int = _fact("depth")
+    num_tokens: int = _fact("num_tokens")
+    admitted: int = _fact("admitted")
+    last_access: int = _fact("last_access")
+    hits: int = _fact("hits")
+    priority: int = _fact("priority")
+    tenant: int = _fact("tenant")
+    children: int = _fact("children")
+    next_use: float = _fact("next_use")
+    key: BlockHash | None = _fact("key")
+    parent: int | None = _fact("parent")
+    partial: bool | None = _fact("partial")
+    last_request: RequestFacts = _fact("last_request")
 
     def __init__(self, view: BlockView) -> None:
         self._view = view
         self.id = BlockId(0)
-
-    @property
-    def depth(self) -> int:
-        return self._view.depth[self.id]
-
-    @property
-    def num_tokens(self) -> int:
-        return self._view.num_tokens[self.id]
-
-    @property
-    def admitted(self) -> int:
-        return self._view.admitted[self.id]
-
-    @property
-    def last_access(self) -> int:
-        return self._view.last_access[self.id]
-
-    @property
-    def hits(self) -> int:
-        return self._view.hits[self.id]
-
-    @property
-    def priority(self) -> int:
-        return self._view.priority[self.id]
-
-    @property
-    def tenant(self) -> int:
-        return self._view.tenant[self.id]
-
-    @property
-    def children(self) -> int:
-        return self._view.children[self.id]
-
-    @property
-    def next_use(self) -> float:
-        return self._view.next_use[self.id]
-
-    @property
-    def key(self) -> BlockHash | None:
-        return self._view.key[self.id]
-
-    @property
-    def parent(self) -> int | None:
-        return self._view.parent[self.id]
-
-    @property
-    def partial(self) -> bool | None:
-        return self._view.partial[self.id]
-
-    @property
-    def last_request(self) -> RequestFacts:
-        return self._view.last_request[self.id]
 
 
 class ScoredPolicy(EvictionPolicy):
