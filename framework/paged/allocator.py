@@ -108,8 +108,6 @@ class PagedAllocator(Allocator):
         self._tables: dict[RequestId, Table] = {}
         self.promises = Promises(self.cache, self._tables, self._requests)
         self._tenants: dict[str, int] = {}
-        self._checked: TokenArray | None = None  # the tokens of the last lookup: `allocate` follows
-        self._priced: tuple[Sequence[int], int, int] = ((), -1, 0)
         self._version = self._hit_tokens = self._prompt_tokens = self._copied_blocks = 0
 
     def _index(self, hash: HashScheme, duplicates: str, *, leaf_only: bool) -> PrefixIndex:
@@ -150,7 +148,7 @@ class PagedAllocator(Allocator):
     def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
         if not self.share_prefix:
             return Hit(version=self._version)
-        self._checked = tokens = _as_tokens(tokens)
+        tokens = _as_tokens(tokens)
         anchor, hashes = self.hasher.of(tokens, namespace, previous)
         limit = (len(tokens) - 1) // self.block_size
         data = tokens.tobytes() if self.cache.index.compares_tokens else b""
@@ -175,9 +173,7 @@ class PagedAllocator(Allocator):
         """Blocks an admission needs, blocks it may have, and the watermark that applies."""
         hits = hit.blocks[hit.num_null :] if hit.num_null else hit.blocks
         need = -(-num_tokens // self.block_size) - len(hit.blocks)
-        if self._priced[0] is not hits or self._priced[1] != self._version:  # `allocate` follows `fits`
-            self._priced = hits, self._version, self.cache.available(hits)
-        return need, self._priced[2], self._reserve if self.pool.used else 0
+        return need, self.cache.available(hits), self._reserve if self.pool.used else 0
 
     def fits(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> bool:
         if request.id in self._tables or not len(tokens):
@@ -196,7 +192,7 @@ class PagedAllocator(Allocator):
             )
         self._check_new(request)
         self._check_hit(request, tokens, hit)
-        tokens = tokens if tokens is self._checked else _as_tokens(tokens)
+        tokens = _as_tokens(tokens)
         if not len(tokens):
             raise InvalidArgument(f"request {request.id} has an empty prompt; it needs at least one token")
         need, have, reserve = self._shortage(num_tokens, hit)

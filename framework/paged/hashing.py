@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from framework.errors import InvalidArgument
 from framework.guard.hash import GuardedHash
@@ -37,23 +36,11 @@ class BlockHasher:
         self._scheme = GuardedHash(scheme, block_size)
         self._block_size = block_size
         self._roots: dict[Namespace, tuple[BlockHash, int]] = {}
-        nothing: tuple[Any, Any] = (None, None)
-        self._recent: tuple[tuple[Namespace, tuple[BlockHash, int]], ...] = (nothing, nothing)
         self._last_anchor = 0
         self.blocks = self._scheme.blocks
 
     def root(self, namespace: Namespace) -> tuple[BlockHash, int]:
         """What the namespace's first blocks hang below: hash and anchor."""
-        # A namespace is hashed and compared in Python, so the two objects of late are known by identity: the one a
-        # lookup was given, and its request's.
-        for known, root in self._recent:
-            if known is namespace:
-                return root
-        found = self._root(namespace)
-        self._recent = ((namespace, found), self._recent[0])
-        return found
-
-    def _root(self, namespace: Namespace) -> tuple[BlockHash, int]:
         found = self._roots.get(namespace)
         if found is None:
             root = self._scheme.root(namespace)
@@ -82,13 +69,5 @@ class BlockHasher:
         Raises:
             InvalidArgument.
         """
-        if not isinstance(hashes, BlockHashes) or hashes.namespace is namespace:
-            return
-        made_for = hashes.namespace
-        (one, root), (other, other_root) = self._recent
-        if (one is made_for and other is namespace) or (one is namespace and other is made_for):
-            same = root is other_root
-        else:
-            same = made_for == namespace
-        if not same:
-            raise InvalidArgument(f"a hit looked up in {made_for} was used in {namespace}; look it up again")
+        if isinstance(hashes, BlockHashes) and hashes.namespace != namespace:
+            raise InvalidArgument(f"a hit looked up in {hashes.namespace} was used in {namespace}; look it up again")

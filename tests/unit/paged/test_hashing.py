@@ -12,11 +12,7 @@ SPACES = (Namespace(), Namespace(salt="x"))
 
 def test_hashes_of_another_namespace_are_refused_by_value():
     hasher = BlockHasher(Sha256(), 4)
-    for known in (False, True):
-        if known:
-            hasher.root(SPACES[0])
-            hasher.root(SPACES[1])
-        hasher.check(BlockHashes.of(SPACES[0], [b"x"]), Namespace())
-        for made_for, used_in in (SPACES, SPACES[::-1]):
-            with pytest.raises(InvalidArgument, match="was used in"):
-                hasher.check(BlockHashes.of(made_for, [b"x"]), used_in)
+    hasher.check(BlockHashes.of(SPACES[0], [b"x"]), Namespace())
+    for made_for, used_in in (SPACES, SPACES[::-1]):
+        with pytest.raises(InvalidArgument, match="was used in"):
+            hasher.check(BlockHashes.of(made_for, [b"x"]), used_in)
