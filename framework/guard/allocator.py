@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -178,7 +178,9 @@ class GuardedAllocator(Allocator):
             self._boundary.wrong("table", "must return (m,) int32 block ids", table)
         count = len(table)
         if count > self._max_blocks or count < start or count * self.block_size < num_tokens:
-            self._refuse_length(request, count, num_tokens, start)
+            least = max(start, -(-num_tokens // self.block_size))
+            rule = f"must give sequence {request} {least} to {self._max_blocks} blocks of {self.block_size} tokens"
+            raise self._boundary.fault("table", f"{rule}, gave {count}")
         if self._num_null:
             start = self._past_null(request, table, start)
         if count - start == 1:  # a decoding row gets one block: min() and max() would cost more than all else
@@ -197,14 +199,6 @@ class GuardedAllocator(Allocator):
         if table[start:null].any():
             self._boundary.wrong("table", f"must begin with {null} null blocks, as unref_leading said", table.tolist())
         return max(start, null)
-
-    def _refuse_length(self, request: RequestId, count: int, num_tokens: int, start: int) -> NoReturn:
-        least = max(start, -(-num_tokens // self.block_size))
-        raise self._boundary.fault(
-            "table",
-            f"must give sequence {request} {least} to {self._max_blocks} blocks of {self.block_size} tokens, "
-            f"gave {count}",
-        )
 
     def reset(self, request: RequestId | None = None) -> None:
         self._boundary.call("reset", self.plugin.reset, request)
