@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from framework.errors import InvalidArgument
 from framework.model.config import ModelConfig, RopeScaling
 from framework.model.delta import GatedDelta
-from framework.model.experts import RoutedExperts
+from framework.model.experts import NewWeight, RoutedExperts
 from framework.model.shard import WHOLE, Group, Shard
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -71,14 +71,17 @@ class Decoder(nn.Module):
         self.during_dense: Callable[[Tensor], AbstractContextManager[None]] = lambda _: nullcontext()
         own, self.vocabulary = shard.config(config), shard.split(config.vocab_size)
         dtype = getattr(torch, config.dtype) if dtype is None else dtype
-        factory = {"dtype": dtype, "device": torch.device(device)}
-        self.embedding = _parameter(len(self.vocabulary), config.hidden_size, factory)
-        self.layers = nn.ModuleList(DecoderLayer(own, index, factory) for index in range(config.num_layers))
-        self.norm = _parameter(config.hidden_size, None, factory)
+
+        def weight(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+
+        self.embedding = weight(len(self.vocabulary), config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(own, index, weight) for index in range(config.num_layers))
+        self.norm = weight(config.hidden_size)
         self._embedding_scale = float(torch.tensor(config.hidden_size**0.5).to(dtype))  # rounded, as it was trained
         self.lm_head = self.embedding
         if not config.tie_word_embeddings:
-            self.lm_head = _parameter(len(self.vocabulary), config.hidden_size, factory)
+            self.lm_head = weight(len(self.vocabulary), config.hidden_size)
         frequencies = rotary_frequencies(config.rotary_dim or config.head_dim, config.rope_theta, config.rope_scaling)
         self.register_buffer("frequencies", frequencies.to(device), persistent=False)
         local = None
@@ -214,43 +217,43 @@ class Decoder(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention and MLP, each behind an RMS norm and added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, index: int, factory: dict[str, object]):
+    def __init__(self, config: ModelConfig, index: int, weight: NewWeight):
         super().__init__()
         self.group: Group | None = None
         self.index, self.eps, self.plus_one = index, config.rms_norm_eps, config.norms_plus_one
         self.slides, self.activation = config.slides(index), config.activation
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         hidden = config.hidden_size
-        self.input_norm = _parameter(hidden, None, factory)
+        self.input_norm = weight(hidden)
         self.delta: GatedDelta | None = None
         self.sinks: nn.Parameter | None = None
         if config.recurrent is not None and config.recurrent.layers[index]:
-            self.delta = GatedDelta(config.recurrent, hidden, config.rms_norm_eps, factory)
+            self.delta = GatedDelta(config.recurrent, hidden, config.rms_norm_eps, weight)
         else:
-            self._make_attention(config, factory)
-        self.attention_end_norm = _parameter(hidden, None, factory) if config.sandwich_norms else None
-        self.post_norm = _parameter(hidden, None, factory)
-        self.mlp_end_norm = _parameter(hidden, None, factory) if config.sandwich_norms else None
-        self.experts = None if config.experts is None else RoutedExperts(config.experts, hidden, factory)
+            self._make_attention(config, weight)
+        self.attention_end_norm = weight(hidden) if config.sandwich_norms else None
+        self.post_norm = weight(hidden)
+        self.mlp_end_norm = weight(hidden) if config.sandwich_norms else None
+        self.experts = None if config.experts is None else RoutedExperts(config.experts, hidden, weight)
         if self.experts is not None:
             return
-        self.gate_up = _parameter(2 * config.intermediate_size, hidden, factory)
-        self.gate_up_bias = _parameter(2 * config.intermediate_size, None, factory) if config.mlp_bias else None
-        self.down = _parameter(hidden, config.intermediate_size, factory)
-        self.down_bias = _parameter(hidden, None, factory) if config.mlp_bias else None
+        self.gate_up = weight(2 * config.intermediate_size, hidden)
+        self.gate_up_bias = weight(2 * config.intermediate_size) if config.mlp_bias else None
+        self.down = weight(hidden, config.intermediate_size)
+        self.down_bias = weight(hidden) if config.mlp_bias else None
 
-    def _make_attention(self, config: ModelConfig, factory: dict[str, object]) -> None:
+    def _make_attention(self, config: ModelConfig, weight: NewWeight) -> None:
         """With an output gate each query head has two in `qkv`: itself, and its gate."""
         hidden, width, self.output_gate = config.hidden_size, config.head_dim, config.output_gate
         rotated = config.num_heads + config.num_kv_heads
         rows = rotated + config.num_kv_heads + config.num_heads * config.output_gate
-        self.qkv = _parameter(rows * width, hidden, factory)
-        self.qkv_bias = _parameter(rows * width, None, factory) if config.attention_bias else None
+        self.qkv = weight(rows * width, hidden)
+        self.qkv_bias = weight(rows * width) if config.attention_bias else None
         # One weight row a head, so that queries and keys are normalised by one call.
-        self.qk_norm = _parameter(rotated, width, factory) if config.qk_norm else None
-        self.output = _parameter(hidden, config.num_heads * width, factory)
-        self.output_bias = _parameter(hidden, None, factory) if config.output_bias else None
-        self.sinks = _parameter(config.num_heads, None, factory) if config.sinks else None
+        self.qk_norm = weight(rotated, width) if config.qk_norm else None
+        self.output = weight(hidden, config.num_heads * width)
+        self.output_bias = weight(hidden) if config.output_bias else None
+        self.sinks = weight(config.num_heads) if config.sinks else None
 
     def forward(
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attention: Attention, rows: Tensor | None = None
@@ -351,11 +354,6 @@ def _yarn(frequencies: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
     ramp = (torch.arange(dim // 2).float() - low) / (high - low if high != low else 0.001)
     stretched = ramp.clamp(0, 1)
     return frequencies / scaling.factor * stretched + frequencies * (1 - stretched)
-
-
-def _parameter(rows: int, columns: int | None, factory: dict[str, object]) -> nn.Parameter:
-    shape = (rows,) if columns is None else (rows, columns)
-    return nn.Parameter(torch.empty(shape, **factory), requires_grad=False)  # type: ignore[call-overload]
 
 
 def _linear(x: Tensor, weight: nn.Parameter, bias: Tensor | None) -> Tensor:

@@ -32,20 +32,17 @@ class GatedDelta(nn.Module):
     Source: Yang et al. 2024, arXiv:2412.06464; transformers' Qwen3_5GatedDeltaNet, for the same numbers.
     """
 
-    def __init__(self, config: RecurrentConfig, hidden: int, eps: float, factory: dict[str, object]):
+    def __init__(self, config: RecurrentConfig, hidden: int, eps: float, weight: Callable[..., nn.Parameter]):
         super().__init__()
         self.config, self._eps = config, eps
 
-        def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape, **factory), requires_grad=False)  # type: ignore[call-overload]
-
         values = config.num_value_heads * config.value_dim
         self.widths = [config.num_channels, values, config.num_value_heads, config.num_value_heads]
-        self.inputs = parameter(sum(self.widths), hidden)  # what is convolved, the gate, write strength, decay
-        self.convolution = parameter(config.num_channels, 1, config.kernel)
-        self.decay_bias, self.decay_log = parameter(config.num_value_heads), parameter(config.num_value_heads)
-        self.scale = parameter(config.value_dim)
-        self.output = parameter(hidden, values)
+        self.inputs = weight(sum(self.widths), hidden)  # what is convolved, the gate, write strength, decay
+        self.convolution = weight(config.num_channels, 1, config.kernel)
+        self.decay_bias, self.decay_log = weight(config.num_value_heads), weight(config.num_value_heads)
+        self.scale = weight(config.value_dim)
+        self.output = weight(hidden, values)
 
     def forward(self, x: Tensor, recur: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         """(T, E) to (T, E). `recur`: (T, C) inputs, (T, N) log decay, (T, N) write strength -> (T, N, V)."""

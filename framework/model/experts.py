@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
@@ -14,6 +16,10 @@ _SWIGLU_ALPHA, _SWIGLU_LIMIT = 1.702, 7.0
 """Of gpt-oss. Source: its model card; transformers' GptOssConfig."""
 
 
+NewWeight = Callable[..., nn.Parameter]
+"""(*shape) -> an empty weight of that shape, in the model's dtype on its device."""
+
+
 class RoutedExperts(nn.Module):
     """A router and X gated MLPs. Source: Mixtral, arXiv:2401.04088 section 2.1; transformers' modeling code.
 
@@ -22,20 +28,17 @@ class RoutedExperts(nn.Module):
     steps can be captured.
     """
 
-    def __init__(self, config: ExpertsConfig, hidden: int, factory: dict[str, object]):
+    def __init__(self, config: ExpertsConfig, hidden: int, weight: NewWeight):
         super().__init__()
         self._config = config
         count, width = config.count, config.intermediate_size
 
-        def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape, **factory), requires_grad=False)  # type: ignore[call-overload]
-
-        self.router = parameter(count, hidden)
-        self.router_bias = parameter(count) if config.bias else None
-        self.gate_up = parameter(count, 2 * width, hidden)
-        self.gate_up_bias = parameter(count, 2 * width) if config.bias else None
-        self.down = parameter(count, hidden, width)
-        self.down_bias = parameter(count, hidden) if config.bias else None
+        self.router = weight(count, hidden)
+        self.router_bias = weight(count) if config.bias else None
+        self.gate_up = weight(count, 2 * width, hidden)
+        self.gate_up_bias = weight(count, 2 * width) if config.bias else None
+        self.down = weight(count, hidden, width)
+        self.down_bias = weight(count, hidden) if config.bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(T, E) to (T, E)."""

@@ -18,11 +18,12 @@ CONFIG = RecurrentConfig(
 
 @pytest.fixture
 def delta() -> GatedDelta:
-    made = GatedDelta(CONFIG, 8, 1e-6, {"dtype": torch.float64})
     generator = torch.Generator().manual_seed(0)
-    for parameter in made.parameters():
-        parameter.normal_(generator=generator)
-    return made
+
+    def weight(*shape: int) -> torch.nn.Parameter:
+        return torch.nn.Parameter(torch.randn(shape, dtype=torch.float64, generator=generator), requires_grad=False)
+
+    return GatedDelta(CONFIG, 8, 1e-6, weight)
 
 
 def drawn(count: int) -> tuple[Tensor, Tensor, Tensor]:

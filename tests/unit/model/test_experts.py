@@ -17,10 +17,12 @@ ROUTED = ExpertsConfig(count=5, per_token=2, intermediate_size=8, bias=True, cla
 
 
 def test_routed_experts_give_the_same_with_and_without_sorting_by_expert(monkeypatch: pytest.MonkeyPatch) -> None:
-    experts = RoutedExperts(ROUTED, 16, {"dtype": torch.float64, "device": "cpu"})
     generator = torch.Generator().manual_seed(0)
-    for parameter in experts.parameters():
-        parameter.normal_(generator=generator)
+
+    def weight(*shape: int) -> torch.nn.Parameter:
+        return torch.nn.Parameter(torch.randn(shape, dtype=torch.float64, generator=generator), requires_grad=False)
+
+    experts = RoutedExperts(ROUTED, 16, weight)
     x = torch.randn(7, 16, dtype=torch.float64, generator=generator)
     own = experts(x)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
