@@ -84,11 +84,6 @@ class _Place:
     depth: int
     num_tokens: int
 
-    @property
-    def turn(self) -> tuple[float, int, int]:
-        """In order of last use; of one request's nodes the deepest first."""
-        return (self.node.last_access_time, -self.depth, self.node.id)
-
 
 class OrderStrategy:
     """The rank at which the policy would evict a node, taken anew in each round of evictions.
@@ -184,7 +179,7 @@ def _describe(host: HostBlocks, block: int, place: _Place) -> None:
 
 
 def _places(node: Any) -> list[_Place]:
-    """The whole tree that `node` is in, without its root, in order of last use."""
+    """The whole tree that `node` is in, without its root, in order of last use; of one request the deepest first."""
     while node.parent is not None:
         node = node.parent
     found: list[_Place] = []
@@ -194,7 +189,7 @@ def _places(node: Any) -> list[_Place]:
         for child in above.node.children.values():
             stack.append(_Place(child, above.depth + 1, above.num_tokens + len(child.key)))
             found.append(stack[-1])
-    return sorted(found, key=lambda place: place.turn)
+    return sorted(found, key=lambda place: (place.node.last_access_time, -place.depth, place.node.id))
 
 
 def _key(node: Any) -> BlockHash:
