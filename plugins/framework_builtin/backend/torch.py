@@ -26,7 +26,7 @@ class TorchBackend(AttentionBackend):
 
     Args:
         compile: "auto": once a step's decode reads 16 MiB of KV a layer, if there is a C++ compiler; True: always, and
-            already in `setup`; False: never. fp8 pools and pools with gaps are read by the eager path in any case.
+            already in `setup`; False: never. fp8 pools are read by the eager path in any case.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(

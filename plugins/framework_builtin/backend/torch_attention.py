@@ -66,12 +66,8 @@ class TorchAttention:
             found["compile_s"] = round(self._decode.compile_s, 2)
         return found | ({"not_compiled": "; ".join(self._not_compiled)} if self._not_compiled else {})
 
-    def plan(self, batch: Batch, strided: bool = False) -> None:
-        """Cut the batch into tiles, and into chunks for the compiled decode; may compile, once.
-
-        Args:
-            strided: the pool has gaps, which only the eager path reads.
-        """
+    def plan(self, batch: Batch) -> None:
+        """Cut the batch into tiles, and into chunks for the compiled decode; may compile, once."""
         contexts = batch.host_context_lens.astype(np.int64)
         starts = batch.host_query_starts.astype(np.int64)
         if len(contexts) != len(batch.context_lens):
@@ -82,7 +78,7 @@ class TorchAttention:
         decodes, prefills = live[counts[live] == 1], live[counts[live] > 1]
         self._chunks: list[torch_compiled.Chunks] = []
         self._tiles: list[Tile] = []
-        if len(decodes) and not strided and self._compiles(contexts[decodes]):
+        if len(decodes) and self._compiles(contexts[decodes]):
             self._chunks += torch_compiled.cut(self.spec, batch, decodes, contexts, starts)
         else:
             self._tiles += self._tiler.decode_tiles(batch, decodes, contexts, starts)
@@ -98,8 +94,8 @@ class TorchAttention:
         """As `AttentionBackend.attend`, its arguments checked before."""
         if self._planned is not batch:
             self.plan(batch)
-        if self._chunks and not (pool.k.is_contiguous() and pool.v.is_contiguous()):
-            self.plan(batch, strided=True)
+        if not (pool.k.is_contiguous() and pool.v.is_contiguous()):
+            raise Unsupported(f"the torch backend reads contiguous pools, found K of strides {pool.k.stride()}")
         with torch.no_grad():
             if self._decode is not None:
                 for chunks in self._chunks:
@@ -154,20 +150,10 @@ class TorchAttention:
             target = buffer[:need].view(-1, width)
             if stored.dtype.itemsize == 1:  # index_select knows no fp8; int8 goes the same way
                 stored, target = stored.view(torch.uint8), target.view(torch.uint8)
-            if stored.is_contiguous():
-                torch.index_select(stored.view(-1, width), 0, where.reshape(-1), out=target)
-            else:
-                target.copy_(self._strided(stored, where, nhd).reshape(-1, width))
+            torch.index_select(stored.view(-1, width), 0, where.reshape(-1), out=target)
             tokens = buffer[:need].view(*where.shape, *((heads, dim) if nhd else (dim,)))
             pair.append(tokens.transpose(1, 2) if nhd else tokens)
         return pair[0], pair[1]
-
-    def _strided(self, stored: Tensor, where: Tensor, nhd: bool) -> Tensor:
-        """The tokens at `where` of a pool of any strides, such as K and V interleaved."""
-        size, heads = self.spec.block_size, self.spec.num_kv_heads
-        if nhd:
-            return stored[where // size, where % size]
-        return stored[where // (size * heads), where // size % heads, where % size]
 
     def _scale(self, scale: Tensor | None, where: Tensor) -> Tensor | None:
         """What the tokens at `where` are multiplied by, to be broadcast over (R, K, C, D); None: nothing."""

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import importlib.util
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from framework.errors import InvalidArgument
@@ -22,7 +21,6 @@ from framework.interfaces.backend import (
 from framework_builtin.backend.triton_kernels.configs import ARCHS, ArchConfig, arch_of
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from framework_builtin.backend.triton_kernels.launch import Launcher, StepPlan
@@ -59,7 +57,6 @@ class TritonBackend(AttentionBackend):
         self._arch = arch
         self._launcher: Launcher | None = None
         self._step: StepPlan | None = None
-        self._copies: _Copies | None = None
 
     def check(self, spec: AttentionSpec, device: str) -> list[str]:
         """Why not: also a missing triton, and a GPU older than the table."""
@@ -91,7 +88,7 @@ class TritonBackend(AttentionBackend):
             arch, num_sms = (ARCHS[self._arch] if self._arch else None), 0
         else:
             arch, num_sms = _device_config(device, self._arch)
-        self._step = self._copies = None
+        self._step = None
         self._launcher = Launcher(
             spec,
             device,
@@ -125,45 +122,23 @@ class TritonBackend(AttentionBackend):
     def copy_blocks(self, pool: LayerKV, copies: Tensor) -> None:
         """Copy blocks (source, destination) as if in order: one launch, and one for the scales of an int8 pool.
 
-        Looking at several waits for the device if they lie there; what was found, and the copy on the device, serve all
-        layers that get the same tensor.
+        Looking at them waits for the device if they lie there.
 
         Raises:
             InvalidArgument: a destination is named twice. Nothing was copied.
         """
         if len(copies) == 0:
             return
-        if self._copies is None or not self._copies.are(copies):
-            self._copies = _Copies.of(copies, pool.k.device)
-        self._kernels().copy_blocks(pool, self._copies.on_device, ordered=self._copies.ordered)
+        sources, destinations = copies.t().tolist()
+        if len(set(destinations)) != len(destinations):
+            raise InvalidArgument("copy_blocks: a destination block is named twice")
+        ordered = not set(sources).isdisjoint(destinations)
+        self._kernels().copy_blocks(pool, copies.to(pool.k.device, non_blocking=True), ordered=ordered)
 
     def _kernels(self) -> Launcher:
         if self._launcher is None:
             raise InvalidArgument("the triton backend was not set up; call setup(spec, device) first")
         return self._launcher
-
-
-@dataclass(frozen=True, slots=True)
-class _Copies:
-    """Block copies as given, where the kernel reads them, and whether some source is another copy's destination."""
-
-    given: Tensor
-    version: int
-    on_device: Tensor
-    ordered: bool
-
-    def are(self, copies: Tensor) -> bool:
-        """Whether `copies` is the very tensor these were read from, unchanged since."""
-        return self.given is copies and self.version == copies._version
-
-    @classmethod
-    def of(cls, copies: Tensor, device: torch.device) -> _Copies:
-        if len(copies) == 1:  # neither a chain nor named twice: nothing to look at, no wait
-            return cls(copies, copies._version, copies.to(device, non_blocking=True), True)
-        sources, destinations = set(copies[:, 0].tolist()), copies[:, 1].tolist()
-        if len(set(destinations)) != len(destinations):
-            raise InvalidArgument("copy_blocks: a destination block is named twice")
-        return cls(copies, copies._version, copies.to(device, non_blocking=True), not sources.isdisjoint(destinations))
 
 
 @functools.cache

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from framework.errors import InvalidArgument
-from framework.interfaces.backend import AttentionSpec, LayerKV
-from framework.testing.attention_cases import Case, Problem, build_problem
+from framework.interfaces.backend import AttentionSpec
+from framework.testing.attention_cases import Case, build_problem
 from framework.testing.attention_runs import judge, run_attention
 from framework.testing.backend import (
     check_extreme_logits_stay_finite,
@@ -88,19 +88,6 @@ def test_only_the_window_of_a_decode_row_is_gathered():
     problem = build_problem(Case(spec, (500,), (1,)))
     backend.plan(problem.batch)
     assert [tuple(tile.where.shape) for tile in backend._attention._tiles] == [(1, 10)]
-
-
-@pytest.mark.parametrize("layout", ["NHD", "HND"])
-@pytest.mark.parametrize("make", [TorchBackend, TINY])
-def test_a_pool_with_k_and_v_interleaved_is_read_in_place(layout, make):
-    spec = spec_of(layout=layout)
-    problem = build_problem(Case(spec, (17, 3, 40), (1, 1, 12)))
-    both = torch.stack([problem.pool.k, problem.pool.v], dim=1)
-    pool = LayerKV(both[:, 0], both[:, 1], layout)
-    assert not pool.k.is_contiguous()
-    want, _ = run_attention(ready(make, spec), problem)
-    got, _ = run_attention(ready(make, spec), Problem(problem.case, problem.q, pool, problem.batch))
-    assert torch.equal(got, want), (got - want).abs().max()
 
 
 def test_attend_plans_a_batch_it_was_not_given():

@@ -254,27 +254,6 @@ def test_block_copies_run_side_by_side_unless_one_reads_what_another_writes(monk
         assert torch.equal(torch.nan_to_num(pool.k), torch.nan_to_num(expected)), pairs
 
 
-def test_the_copies_of_a_step_are_read_and_uploaded_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from framework_builtin.backend import triton
-
-    uploads: list[Any] = []
-    upload = triton._Copies.of
-    monkeypatch.setattr(triton._Copies, "of", lambda *arguments: uploads.append(arguments) or upload(*arguments))
-    spec = make_spec()
-    backend = ready(spec)
-    layers = [build_problem(Case(spec, (100,), (1,))).pool for _ in range(3)]
-    copies = torch.tensor([(1, 2), (3, 4)])
-    for pool in layers:
-        backend.copy_blocks(pool, copies)
-    assert len(uploads) == 1, uploads
-    copies[0] = torch.tensor([4, 1])  # the same tensor for the next step, with other blocks: a chain
-    expected = layers[0].k.clone()
-    expected[1], expected[4] = expected[4], expected[3]
-    backend.copy_blocks(layers[0], copies)
-    assert len(uploads) == 2, uploads
-    assert torch.equal(torch.nan_to_num(layers[0].k), torch.nan_to_num(expected))
-
-
 def test_one_split_a_row_needs_neither_plan_nor_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = _record_launches(monkeypatch)
     spec = make_spec()
