@@ -102,35 +102,11 @@ inline Vec load(const E4m3 *at) {
 inline Vec load(const I8 *at) { return __builtin_convertvector(sign_extended(&at->value), Vec); }
 inline void store(float *at, Vec value) { std::memcpy(at, &value, sizeof value); }
 inline float one(const float *at) { return *at; }
-inline float one(const Bf16 *at) {
-    const uint32_t word = static_cast<uint32_t>(at->bits) << 16;
-    float out;
-    std::memcpy(&out, &word, sizeof out);
-    return out;
+template <class T> inline float one(const T *at) {
+    T lanes[LANES];
+    for (T &lane : lanes) lane = *at;
+    return load(lanes)[0];
 }
-inline float one(const F16 *at) {
-    const uint32_t magnitude = (at->bits & 0x7FFFu) << 13;
-    float out;
-    std::memcpy(&out, &magnitude, sizeof out);
-    out *= 0x1p112f;
-    uint32_t word;
-    std::memcpy(&word, &out, sizeof word);
-    word |= (magnitude >= 0x0F800000u ? 0x7F800000u : 0u) | (at->bits & 0x8000u) << 16;
-    std::memcpy(&out, &word, sizeof out);
-    return out;
-}
-inline float one(const E4m3 *at) {
-    const uint32_t magnitude = (at->bits & 0x7Fu) << 20;
-    float out;
-    std::memcpy(&out, &magnitude, sizeof out);
-    out *= 0x1p120f;
-    uint32_t word;
-    std::memcpy(&word, &out, sizeof word);
-    word |= (magnitude == 0x07F00000u ? 0x7FC00000u : 0u) | (at->bits & 0x80u) << 24;
-    std::memcpy(&out, &word, sizeof out);
-    return out;
-}
-inline float one(const I8 *at) { return at->value; }
 inline void put(float *at, float value) { *at = value; }
 inline void put(Bf16 *at, float value) { // round to nearest even
     uint32_t word;
@@ -445,7 +421,9 @@ template <class T> void load_queries_as(const Shape &shape, const Call &call, co
     for (int r = 0; r < tile.rows; ++r) {
         const T *from = static_cast<const T *>(call.q) + tile.queries[r / tile.group].token * call.q_strides.token +
                         (tile.head + r % tile.group) * call.q_strides.head;
-        for (int d = 0; d < shape.head_dim; ++d) q[r * shape.head_dim + d] = one(from + d) * shape.scale;
+        int d = 0;
+        for (; d + LANES <= shape.head_dim; d += LANES) store(q + r * shape.head_dim + d, load(from + d) * shape.scale);
+        for (; d < shape.head_dim; ++d) q[r * shape.head_dim + d] = one(from + d) * shape.scale;
     }
 }
 

@@ -156,12 +156,7 @@ inline nb::list list_of(const Blocks &blocks) {
     return nb::steal<nb::list>(list);
 }
 
-inline nb::tuple tuple_of(const Blocks &blocks) {
-    PyObject *tuple = PyTuple_New(static_cast<Py_ssize_t>(blocks.size()));
-    if (tuple == nullptr) throw nb::python_error();
-    for (size_t at = 0; at < blocks.size(); ++at) PyTuple_SET_ITEM(tuple, at, PyLong_FromLong(blocks[at]));
-    return nb::steal<nb::tuple>(tuple);
-}
+inline nb::tuple tuple_of(const Blocks &blocks) { return nb::tuple(list_of(blocks)); }
 
 /// A framework.paged.guard.GuardedPolicy: every failure is a PluginError that names the policy.
 class PythonPolicy final : public Policy {

@@ -38,11 +38,6 @@ struct Framework {
 
     /// An integer of at least `least`, or the framework's own refusal.
     int64_t count(const char *name, nb::handle value, int64_t least) const {
-        if (PyLong_CheckExact(value.ptr())) {
-            int overflow = 0;
-            const int64_t found = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
-            if (overflow == 0 && found >= least) return found;
-        }
         return nb::cast<int64_t>(count_of(name, value, least));
     }
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from framework.errors import InvalidArgument
 from framework.replay.paths import RequestPaths, build_paths
@@ -45,22 +43,12 @@ def test_it_passes_its_kit(check):
     check(NativeReplay)
 
 
-TREES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=60)
-
-
 def both(paths: RequestPaths, make, size: int, **switches: bool) -> tuple[tuple[list[int], int, int], ...]:
     """What the core and the reference count."""
     counts = NativeReplay().count(paths, make(), size, **switches)
     meant = replay(paths, make(), size, **switches)
     assert counts is not None, make
     return tuple((list(map(int, c.request_hits)), c.admitted, c.evictions) for c in (counts, meant))
-
-
-@pytest.mark.parametrize("name", POLICIES)
-@given(requests=TREES, size=st.integers(1, 24), leaf_first=st.booleans(), bypass=st.booleans())
-def test_the_core_counts_as_the_reference(name, requests, size, leaf_first, bypass):
-    found, meant = both(paths_of(requests), POLICIES[name], size, leaf_first=leaf_first, bypass=bypass)
-    assert found == meant
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -166,9 +154,3 @@ def test_fifo_leaf_first_on_the_conversation_trace(trace):
     for size, wanted in {100_000: 104_922, 50_000: 102_250, 30_000: 93_985, 10_000: 60_852, 1_000: 12_842}.items():
         counts = NativeReplay().count(paths, Fifo(), size, leaf_first=True)
         assert int(counts.request_hits.sum()) == wanted, size
-
-
-@pytest.mark.parametrize("name", ["lru", "fifo"])
-def test_the_real_traces_count_as_the_reference(trace, name):
-    found, meant = both(trace[1], POLICIES[name], 3_000)
-    assert found == meant

@@ -76,13 +76,9 @@ class Hazard(GroupedPolicy):
             raise InvalidArgument(f"window must be at least 64, found {window}")
         self.tolerance, self.window = tolerance, window
 
-    def estimate(self) -> Returns:
-        """A fresh estimate of returns, as this policy makes one."""
-        return Returns(4, self.window)
-
     def attach(self, blocks: BlockView) -> None:
         super().attach(blocks)
-        self._returns = self.estimate()
+        self._returns = Returns(4, self.window)
         self._categories: dict[str, int] = {}
         self._shadow = Shadow()
         self._behind = 0.0  # hits that LRU would have had more of late
@@ -180,10 +176,6 @@ class Hazard(GroupedPolicy):
     def foretold(self, facts: RequestFacts) -> int:
         """What a client says of a return, as a level from 0, never, to 4, certainly; -1 for nothing."""
         return -1
-
-    def foretold_time(self, facts: RequestFacts) -> float | None:
-        """Seconds to a return, as a client says; None for nothing."""
-        return None
 
     def shared_features(self, gap: float | None) -> tuple[int, ...]:
         """The same for shared blocks: only the gap says something of them."""

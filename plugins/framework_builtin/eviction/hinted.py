@@ -28,7 +28,7 @@ class Hinted(Hazard):
 
     def features(self, facts: RequestFacts, num_blocks: int, gap: float | None) -> tuple[int, ...]:
         gap_bin, *others = super().features(facts, num_blocks, gap)
-        time = self.foretold_time(facts)
+        time = None if facts.hint is None else facts.hint.returns_s  # seconds to a return, as a client says
         return (gap_bin if time is None else _TIMES + self._octave(time), *others)
 
     def foretold(self, facts: RequestFacts) -> int:
@@ -36,9 +36,6 @@ class Hinted(Hazard):
         if hint is None or hint.continues is None:
             return -1
         return min(_LEVELS - 1, int(hint.continues * _LEVELS))
-
-    def foretold_time(self, facts: RequestFacts) -> float | None:
-        return None if facts.hint is None else facts.hint.returns_s
 
     def _octave(self, time: float) -> int:
         units = min(time / FIRST_AGE_S, 2.0 ** (_MOST_OCTAVES + 1))

@@ -68,7 +68,7 @@ def decode_shape(spec: AttentionSpec, arch: ArchConfig | None, num_rows: int, ma
             head_blocks=-(-group // rows),
             num_warps=config.num_warps,
             num_stages=config.num_stages,
-            max_registers=config.max_registers if arch.target[0] == "cuda" else 0,
+            max_registers=config.max_registers,
         )
     dim = next_power(spec.head_dim)
     tokens = min(max(next_power(max_context), 16), 512, max(_INTERPRETED_ELEMENTS // dim, 16))
@@ -91,7 +91,7 @@ def prefill_shape(spec: AttentionSpec, arch: ArchConfig | None, max_queries: int
             head_blocks=-(-group // config.block_m),
             num_warps=config.num_warps,
             num_stages=config.num_stages,
-            max_registers=config.max_registers if arch.target[0] == "cuda" else 0,
+            max_registers=config.max_registers,
         )
     dim = next_power(spec.head_dim)
     tokens = min(max(next_power(max_context), 16), 512)
