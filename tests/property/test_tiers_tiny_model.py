@@ -54,30 +54,10 @@ def test_blocks_of_every_kind_of_pool_come_back_bit_for_bit(kv_dtype: str | None
     pool = {**SHORT, "kv_dtype": kv_dtype, "layout": layout}
     with make_llm("tiny", **pool) as llm:
         alone = tokens(llm)
-    with make_llm("tiny", tiering="on_eviction", tiers=[{"store": "host", "num_blocks": 64}], **pool) as llm:
-        assert tokens(llm) == alone
+    tiers = [{"store": "host", "num_blocks": 64}]
+    with make_llm("tiny", tiering="on_eviction", tiers=tiers, poison=True, **pool) as llm:
+        assert tokens(llm) == alone, "or a block was poisoned before it was read"
         assert llm.stats()["loaded_blocks"] > 0
-
-
-def test_poisoned_blocks_are_read_before_they_are_poisoned() -> None:
-    with make_llm(
-        "tiny",
-        tiering="on_eviction",
-        tiers=[{"store": "host", "num_blocks": 64}],
-        poison=True,
-        **SHORT,
-    ) as llm:
-        done = llm.generate(prompts(), GREEDY)
-        assert {request.status.value for request in done} == {"finished"}
-        assert llm.stats()["loaded_blocks"] > 0
-
-
-def test_a_reset_opens_the_stores_anew() -> None:
-    with make_llm("tiny", tiering="on_eviction", tiers=[{"store": "host", "num_blocks": 64}], **SHORT) as llm:
-        first = tokens(llm)
-        llm.reset()
-        assert llm.stats()["tier1_hit_blocks"] == 0
-        assert tokens(llm) == first
 
 
 @pytest.mark.parametrize(
@@ -106,9 +86,12 @@ def test_a_model_over_several_ranks_takes_no_tiers() -> None:
         make_llm("tiny", tiers=[{"store": "host", "num_blocks": 4}], tensor_parallel_size=2, **SHORT)
 
 
-def test_closing_ends_the_thread_and_resets_leave_one() -> None:
+def test_a_reset_opens_the_stores_anew_and_leaves_one_thread_which_closing_ends() -> None:
     before = {*threading.enumerate()}
-    with make_llm("tiny", tiering="on_eviction", tiers=[{"store": "host", "num_blocks": 8}], **SHORT) as llm:
+    with make_llm("tiny", tiering="on_eviction", tiers=[{"store": "host", "num_blocks": 64}], **SHORT) as llm:
+        first = tokens(llm)
         llm.reset()
         assert [thread.name for thread in threading.enumerate() if thread not in before] == ["tiers"]
+        assert llm.stats()["tier1_hit_blocks"] == 0
+        assert tokens(llm) == first
     assert not {*threading.enumerate()} - before

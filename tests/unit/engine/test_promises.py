@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,22 +30,16 @@ def assert_right(requests: list[Request]) -> None:
         assert tokens_of(request) == expected(MODEL, request), f"request {request.number}"
 
 
+@pytest.mark.parametrize(("share", "cached"), [(True, [0, 20, 20, 20]), (False, [0] * 4)])
 @pytest.mark.parametrize("allocator", SHARING)
-def test_requests_admitted_together_share_their_common_prefix(allocator: str) -> None:
-    engine = fake_engine(allocator=allocator, num_blocks=64, block_size=4)
+def test_requests_admitted_together_share_their_common_prefix_unless_that_is_off(
+    allocator: str, share: bool, cached: list[int]
+) -> None:
+    engine = fake_engine(allocator=allocator, num_blocks=64, block_size=4, share_within_step=share)
     requests = submit(engine)
     engine.step()
-    assert [request.num_cached_tokens for request in requests] == [0, 20, 20, 20]
+    assert [request.num_cached_tokens for request in requests] == cached
     drive(engine)
-    assert_right(requests)
-
-
-@pytest.mark.parametrize("allocator", SHARING)
-def test_the_option_keeps_sharing_to_later_steps(allocator: str) -> None:
-    engine = fake_engine(allocator=allocator, num_blocks=64, block_size=4, share_within_step=False)
-    requests = submit(engine)
-    drive(engine)
-    assert [request.num_cached_tokens for request in requests] == [0] * 4
     assert_right(requests)
 
 
@@ -87,20 +82,25 @@ def test_who_relied_on_a_step_that_the_backend_failed_is_computed_again(allocato
     assert_right(requests[1:])
 
 
+def before_room_is_made(engine: Engine, act: Callable[[], None]) -> None:
+    """`act` once the first step is planned, before its rows get room."""
+    made = engine.scheduler._make_room
+
+    def first(num_new: Any) -> Any:
+        if engine.state.step_number == 1:
+            act()
+            num_new[[row for row, seq in enumerate(engine.state.rows.sequences) if seq is None]] = 0
+        return made(num_new)
+
+    engine.scheduler._make_room = first  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize("allocator", SHARING)
 @pytest.mark.parametrize("failed", range(4))
 def test_a_request_that_fails_before_the_forward_pass_harms_nobody_else(allocator: str, failed: int) -> None:
     engine = fake_engine(allocator=allocator, num_blocks=64, block_size=4)
     requests = submit(engine)
-    scheduler, made = engine.scheduler, engine.scheduler._make_room
-
-    def fail_one(num_new: Any) -> Any:
-        if engine.state.step_number == 1:
-            engine.life.fail(requests[failed].sequences[0], PluginError("no room"))
-            num_new[[row for row, seq in enumerate(engine.state.rows.sequences) if seq is None]] = 0
-        return made(num_new)
-
-    scheduler._make_room = fail_one
+    before_room_is_made(engine, lambda: engine.life.fail(requests[failed].sequences[0], PluginError("no room")))
     engine.step()
     engine.allocator.check()
     drive(engine)
@@ -111,15 +111,7 @@ def test_a_request_that_fails_before_the_forward_pass_harms_nobody_else(allocato
 def test_who_relies_on_a_row_that_is_preempted_in_the_same_step_is_preempted_too() -> None:
     engine = fake_engine(num_blocks=64, block_size=4)
     requests = submit(engine)
-    scheduler, made = engine.scheduler, engine.scheduler._make_room
-
-    def preempt_the_first(num_new: Any) -> Any:
-        if engine.state.step_number == 1:
-            engine.life.preempt(requests[0].sequences[0])
-            num_new[[row for row, seq in enumerate(engine.state.rows.sequences) if seq is None]] = 0
-        return made(num_new)
-
-    scheduler._make_room = preempt_the_first
+    before_room_is_made(engine, lambda: engine.life.preempt(requests[0].sequences[0]))
     engine.step()
     assert [request.num_preemptions for request in requests] == [1, 1, 1, 1]
     engine.allocator.check()
