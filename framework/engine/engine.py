@@ -29,7 +29,7 @@ from framework.engine.request import (
 )
 from framework.engine.rows import Rows
 from framework.engine.scheduler import Scheduler
-from framework.engine.state import EngineState, Log, listen, write_log_header
+from framework.engine.state import LOG_VERSION, EngineState, Log, listen
 from framework.errors import (
     EngineInterrupted,
     FrameworkError,
@@ -148,7 +148,8 @@ class Engine:
         self.candidates: dict[int, list[Candidates]] | None = {} if trial.record else None
         self._num_submitted = 0
         self._torn = self._changing = False
-        write_log_header(trial.log)
+        if trial.log is not None:
+            trial.log("log", version=LOG_VERSION)
         self._begin_anew(allocator)
 
     def _begin_anew(self, allocator: Allocator) -> None:

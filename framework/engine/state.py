@@ -29,12 +29,6 @@ LOG_VERSION = 2
 """Of the event log. 1 had no line that says so, and called a `publish` "admit", as it does a request's admission."""
 
 
-def write_log_header(log: Log | None) -> None:
-    """The first line of an event log: its version."""
-    if log is not None:
-        log("log", version=LOG_VERSION)
-
-
 class WaitingQueue:
     """Sequences without a row: higher priority first, then preempted ones, then oldest."""
 

@@ -112,11 +112,6 @@ class ModelExecutor(Executor):
             "eager_steps": self.num_eager_steps,
         }
 
-    @property
-    def logits(self) -> Tensor:
-        """(S, V) of the last step's `sampled` rows, on the device; overwritten by the next."""
-        return self._logits
-
     def now(self) -> float:
         """Seconds since construction."""
         return time.perf_counter() - self._start

@@ -73,9 +73,8 @@ def tier_policies(tiers: Sequence[TierEntry], shared: Mapping[str, Any]) -> list
     """
     found = []
     for number, entry in enumerate(tiers, start=1):
-        count = int(entry["num_blocks"])
-        chosen = entry.get("eviction") or "lru"
-        policy: EvictionPolicy = build_component("eviction", chosen, {**shared, "num_blocks": count})
+        count = entry["num_blocks"]
+        policy: EvictionPolicy = build_component("eviction", entry["eviction"], {**shared, "num_blocks": count})
         if policy.needs_future:
             raise ConfigError(
                 f"tier {number}: {type(policy).__name__} needs the next use of blocks, which only executor=cache_only "
@@ -93,7 +92,7 @@ def open_store(entry: TierEntry, format: BlockFormat, pool: PoolBytes) -> Guarde
     """
     store = GuardedStore(build_component("store", entry["store"], {}))
     store.use_memory(pool.allocate)
-    store.open(format, int(entry["num_blocks"]))
+    store.open(format, entry["num_blocks"])
     return store
 
 
