@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,39 +15,34 @@ from synthetic_workloads import drawn
 
 from framework.replay.paths import build_paths
 from framework.replay.reference import replay_infinite
-from framework.workload import build, stream
+from framework.testing import workload_checks
+from framework.workload import Workload, WorkloadRequest, build, make, stream
 from framework.workload.traces.own_format import SYNTHETIC, as_trace
 
 SEEDED = ("chat", "no_sharing", "shared_prefix", *SYNTHETIC)
-FINGERPRINT = f"""
-import hashlib
-from framework.workload import build
-for name in {SEEDED}:
-    requests = build(name, {{"rate_per_s": 3.0}}, seed=7)
-    prompts = [r.prompt if isinstance(r.prompt, str) else r.prompt.tolist() for r in requests]
-    outputs = [None if r.output is None else r.output.tolist() for r in requests]
-    text = repr((prompts, outputs, [(r.sampling, r.arrival_s, r.key) for r in requests]))
-    print(hashlib.sha256(text.encode()).hexdigest())
-"""
+
+
+class Everything(Workload):
+    """All drawn workloads, one after the other."""
+
+    def requests(self) -> Iterator[WorkloadRequest]:
+        for name in SEEDED:
+            yield from islice(stream(name, seed=7), 12)
+
+
+@pytest.mark.parametrize("check", workload_checks[:-1], ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", SEEDED)
+def test_every_drawn_workload_passes_the_kit(name: str, check: Any) -> None:
+    check(partial(make, name))
+
+
+def test_drawn_workloads_are_the_same_in_any_process() -> None:
+    workload_checks[-1](Everything)
 
 
 @pytest.mark.parametrize("name", SEEDED)
-def test_the_seed_alone_decides_a_synthetic_workload(name: str) -> None:
-    assert build(name, seed=3) == build(name, seed=3)
+def test_another_seed_draws_another_workload(name: str) -> None:
     assert build(name, seed=3) != build(name, seed=4)
-
-
-def test_a_synthetic_workload_is_the_same_in_any_process() -> None:
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", FINGERPRINT],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for seed in ("0", "1")
-    }
-    assert len(outputs) == 1, outputs
 
 
 def test_the_streams_themselves_have_not_changed() -> None:
