@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from framework.errors import FrameworkError, InvalidArgument, RunDirectoryError
+from framework.files.lines import raw_lines
 
 JsonObject = dict[str, Any]
 
@@ -79,14 +79,12 @@ def json_text(value: Any, **style: Any) -> str:
 
 
 def iter_lines(path: Path, error: type[FrameworkError]) -> Iterator[tuple[int, str]]:
-    """(line number from 1, text without its line end) of a UTF-8 file, `.gz` read as it is, a BOM dropped.
-
-    Memory holds one line. Line ends are LF or CR LF.
+    """(line number from 1, text without its line end) of a UTF-8 file; see `raw_lines`.
 
     Raises:
         error: missing or unreadable file, or bytes that are no UTF-8, naming file and line.
     """
-    for number, raw in _raw_lines(path, error):
+    for number, raw in raw_lines(path, error):
         yield number, _decoded(path, number, raw, error).rstrip("\r\n")
 
 
@@ -96,7 +94,7 @@ def iter_objects(
     """(line number from 1, object) of a JSON-lines file. Blank lines are skipped.
 
     Args:
-        path: plain or `.gz`.
+        path: plain, gzip or zstandard.
         error: the type to raise.
         file: read from this instead, such as an archive's member; then `path` only names it in errors.
         drop_partial_last: a last line without a line end that does not parse is left out with a PartialLineWarning,
@@ -105,7 +103,7 @@ def iter_objects(
     Raises:
         error: any other line that is no JSON object, holds NaN or infinity, or repeats a key; names file and line.
     """
-    for number, raw in _raw_lines(path, error, file):
+    for number, raw in raw_lines(path, error, file):
         cut = not raw.endswith(b"\n")
         try:
             text = _decoded(path, number, raw, error).strip()
@@ -124,25 +122,6 @@ def read_jsonl(path: str | Path) -> list[JsonObject]:
         RunDirectoryError: the file cannot be read, or another line is damaged; names file and line.
     """
     return [record for _, record in iter_objects(Path(path), RunDirectoryError, drop_partial_last=True)]
-
-
-def _raw_lines(path: Path, error: type[FrameworkError], file: IO[bytes] | None = None) -> Iterator[tuple[int, bytes]]:
-    number = 0
-    try:
-        with _opened(path) if file is None else file as lines:
-            for number, raw in enumerate(lines, start=1):
-                yield number, raw[3:] if number == 1 and raw.startswith(b"\xef\xbb\xbf") else raw
-    except (OSError, EOFError) as fault:
-        if isinstance(fault, error):
-            raise
-        where = f"{path}:{number + 1}" if number else str(path)
-        raise error(f"{where}: cannot be read: {fault}") from fault
-
-
-def _opened(path: Path) -> IO[bytes]:
-    if path.suffix == ".gz":
-        return cast(IO[bytes], gzip.open(path, "rb"))
-    return path.open("rb")
 
 
 def _decoded(path: Path, number: int, raw: bytes, error: type[FrameworkError]) -> str:

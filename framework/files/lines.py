@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast
 
-from framework.errors import WorkloadError
+from framework.errors import FrameworkError, WorkloadError
 
 MAX_LINE_BYTES = 64 * 2**20
 """A longer line is taken for damage, so that memory stays bounded whatever the file holds."""
@@ -20,11 +20,11 @@ _CHUNK = 2**16
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
-def open_bytes(path: str | Path) -> IO[bytes]:
+def open_bytes(path: str | Path, error: type[FrameworkError] = WorkloadError) -> IO[bytes]:
     """The file's content, decompressed. The first bytes decide, not the name.
 
     Raises:
-        WorkloadError: no such file, unreadable, or zstandard content without the `zstandard` package.
+        error: no such file, unreadable, or zstandard content without the `zstandard` package.
     """
     try:
         with Path(path).open("rb") as file:
@@ -33,12 +33,12 @@ def open_bytes(path: str | Path) -> IO[bytes]:
             return cast(IO[bytes], gzip.open(path, "rb"))
         if magic != _ZSTD:
             return Path(path).open("rb")
-    except OSError as error:
-        raise WorkloadError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except OSError as fault:
+        raise error(f"{path}: cannot be read: {fault.strerror or fault}") from fault
     try:
         import zstandard
     except ImportError:
-        raise WorkloadError(f"{path}: zstandard content; `pip install zstandard` to read it") from None
+        raise error(f"{path}: zstandard content; `pip install zstandard` to read it") from None
     return io.BufferedReader(_Zstandard(Path(path), zstandard.ZstdDecompressor().decompressobj))
 
 
@@ -81,31 +81,40 @@ def first_lines(path: str | Path, count: int) -> list[tuple[int, bytes]]:
 
 
 def read_lines(path: str | Path) -> Generator[tuple[int, bytes], None, None]:
-    """(line number from 1, line without its end) of every line that is not blank. A byte-order mark is dropped.
+    """(line number from 1, line without its end) of every line that is not blank; see `raw_lines`."""
+    for number, line in raw_lines(path):
+        line = line.strip(b" \t\r\n")
+        if line:
+            yield number, line
+
+
+def raw_lines(
+    path: str | Path, error: type[FrameworkError] = WorkloadError, file: IO[bytes] | None = None
+) -> Generator[tuple[int, bytes], None, None]:
+    """(line number from 1, line with its end) of every line. A byte-order mark is dropped; memory holds one line.
+
+    Args:
+        error: the type to raise.
+        file: read from this instead, such as an archive's member; then `path` only names it in errors.
 
     Raises:
-        WorkloadError: unreadable, cut short inside its compression, or a line above MAX_LINE_BYTES.
+        error: unreadable, cut short inside its compression, or a line above MAX_LINE_BYTES; names file and line.
     """
     number = 0
-    with open_bytes(path) as file:
+    with open_bytes(path, error) if file is None else file as lines:
         while True:
             try:
-                line = file.readline(MAX_LINE_BYTES + 1)
-            except Exception as error:
-                if not _is_damage(error):
+                line = lines.readline(MAX_LINE_BYTES + 1)
+            except Exception as fault:
+                if not _is_damage(fault):
                     raise
-                where = f"{path}:{number + 1}"
-                raise WorkloadError(f"{where}: compressed content is damaged or cut short: {error}") from error
+                raise error(f"{path}:{number + 1}: cannot be read: damaged or cut short: {fault}") from fault
             if not line:
                 return
             number += 1
             if len(line) > MAX_LINE_BYTES:
-                raise WorkloadError(f"{path}:{number}: a line of more than {MAX_LINE_BYTES} bytes is no trace record")
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            line = line.strip(b" \t\r\n")
-            if line:
-                yield number, line
+                raise error(f"{path}:{number}: a line of more than {MAX_LINE_BYTES} bytes")
+            yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
 
 
 def _is_damage(error: Exception) -> bool:
