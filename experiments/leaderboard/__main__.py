@@ -11,7 +11,6 @@ import json
 import math
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -70,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.traces:
         print("no trace at hand; put them into a folder and set KVLAB_TRACES to it", file=sys.stderr)
         return 2
-    revision = _revision()  # before the first result
+    state = options.checkout  # before the first result; "+" where files differ from the revision
+    revision = (state["git_revision"] or "")[:12] + "+" * bool(state["git_dirty"])
     rows = _all_rows(entries, options)
     reasons = _reasons(options, revision)
     for row in rows:
@@ -193,18 +193,6 @@ def _reasons(options: argparse.Namespace, revision: str) -> list[str]:
     """Why no row of this run is valid."""
     unnamed = revision.endswith("+") or not revision
     return ["--quick: two capacities"] * options.quick + ["the checkout has changes that no revision names"] * unnamed
-
-
-def _revision() -> str:
-    """Of the checkout; "+" at the end when files differ from it, "" when there is none."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    revision = git("rev-parse", "--short=12", "HEAD")
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", "framework", "plugins", "experiments/gap")
-    return revision + "+" * bool(changed)
 
 
 def _machine() -> str:

@@ -6,7 +6,6 @@ import random
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -162,15 +161,11 @@ class _Model:
         self._table = np.arange(1, _CLASSES + 1)[:, None] / np.arange(1, _AGES + 1)[None, :]
         self.hit_at: list[int] = []
         self.evicted_at: list[int] = []
-        self.densities = self._table.ravel().data
 
-    def __getstate__(self) -> dict[str, Any]:
-        """All but `densities`, which is no copy of the table: SGLang's adapter copies policies."""
-        return {name: value for name, value in vars(self).items() if name != "densities"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self.densities = self._table.ravel().data
+    @property
+    def densities(self) -> memoryview:
+        """Of a class and an age, by class * ages + age."""
+        return self._table.ravel().data
 
     def learn(self) -> None:
         for counts, where in ((self._hits, self.hit_at), (self._evictions, self.evicted_at)):
