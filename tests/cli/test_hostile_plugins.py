@@ -45,11 +45,9 @@ def bad(distribution: Any) -> Path:
     return folder
 
 
-def _cases() -> list[tuple[str, str]]:
-    return [(kind, name) for kind in ("eviction", "allocator", "backend") for name in villain.classes(kind)]
-
-
-@pytest.mark.parametrize(("kind", "name"), _cases(), ids=lambda value: value)
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, names in villain.SPOILS_A_RUN.items() for name in names]
+)
 def test_a_run_names_the_plugin_that_spoils_it(kind: str, name: str, bad: Path, command: Any, elsewhere: Path) -> None:
     status, _, err = command(f"{kind}={name}", *SMALL)
     assert status == 1, "the run failed; nothing was asked wrongly: " + err
