@@ -63,24 +63,6 @@ def test_our_schema_has_the_fields_of_vllms_structs_in_their_order() -> None:
     assert fields(vllm_events.EventBatch) == ["ts", "events", "data_parallel_rank"]
 
 
-def test_the_stand_ins_of_the_default_run_are_vllms_structs() -> None:
-    path = Path(__file__).parents[1] / "unit" / "kv_events"
-    sys.path.insert(0, str(path))
-    try:
-        import test_zeromq as stand_ins
-    finally:
-        sys.path.remove(str(path))
-    pairs = {"VllmBatch": "KVEventBatch", "VllmStored": "BlockStored", "VllmRemoved": "BlockRemoved",
-             "VllmCleared": "AllBlocksCleared"}  # fmt: skip
-    for mine, theirs in pairs.items():
-        here, there = getattr(stand_ins, mine), getattr(vllm_events, theirs)
-        assert fields(here) == fields(there)
-        assert here.__struct_defaults__ == there.__struct_defaults__
-        assert here.__struct_config__.tag == there.__struct_config__.tag
-        assert here.__struct_config__.array_like == there.__struct_config__.array_like
-        assert here.__struct_config__.omit_defaults == there.__struct_config__.omit_defaults
-
-
 def test_vllms_structs_decode_our_messages_and_what_they_encode_is_read_here() -> None:
     found = msgspec.msgpack.Decoder(vllm_events.KVEventBatch).decode(zeromq.encode(BATCH))
     stored, removed, cleared = found.events

@@ -32,11 +32,7 @@ def test_any_value_of_any_field_is_taken_or_refused(field, value):
     ("given", "message"),
     [
         ({"top_k": 2**63}, r"top_k must be an integer, at least 0 \(0 keeps all\) and below 2\*\*31, found 9223372036"),
-        ({"beam_width": 2, "length_penalty": 1e308}, "length_penalty must be a number, -16 to 16, found 1e\\+308"),
-        ({"beam_width": 2, "length_penalty": -600}, "length_penalty must be a number, -16 to 16, found -600"),
-        ({"temperature": 10**400}, r"temperature must be a number, at least 0 and at most 1e\+06, found 1000000"),
         ({"temperature": 10**5000}, "found an integer of thousands of digits"),
-        ({"temperature": float("nan")}, "temperature must be a number"),
         ({"stop": ("",)}, "stop must be at most 64 texts of 1 to 4096 characters"),
         ({"beam_width": 2, "n": 2}, "n must be 1 with beam search, found 2"),
         ({"beam_width": 2, "stop": "x"}, "stop cannot be with beam search"),
