@@ -57,6 +57,13 @@ class Remembers(Weak):
         return self.seen
 
 
+class ProcessHash(Weak):
+    """Python's own hash of bytes, which is seeded per process."""
+
+    def digest(self, data):
+        return hash(data).to_bytes(8, "little", signed=True)
+
+
 LENGTH, FIELDS, ORDER = (
     kit.check_names_are_bytes_of_one_length,
     kit.check_namespace_and_block_size_matter,
@@ -70,9 +77,8 @@ MUTANTS = {
     bad.Fickle: kit.check_naming_is_pure,
     bad.MutatesTokens: kit.check_tokens_are_left_alone,
     Remembers: kit.check_naming_is_pure,
+    ProcessHash: kit.check_processes_agree,
 } | dict([
-    wrong("ProcessHash", kit.check_processes_agree, Weak,  # Python's own hash of bytes is seeded per process
-          digest=lambda self, data: hash(data).to_bytes(8, "little", signed=True)),
     wrong("IgnoresTheNamespace", FIELDS,
           root=lambda self, namespace, block_size: self.digest(block_size.to_bytes(8, "little"))),
     wrong("IgnoresTheAdapter", FIELDS, root=lambda self, namespace, block_size: bad.ReferenceHash.root(
