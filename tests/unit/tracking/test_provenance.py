@@ -82,8 +82,7 @@ def test_an_experiment_does_not_see_its_own_tables(
     if edited:
         (checkout / "code.py").write_text("1\n")
     options = shared.parse(None, "precision", ["--quick", "--out", str(checkout / "results")])
-    shared.write_rows(options.out / "rows.csv", [{"a": 1}])
     (checkout / "README.md").write_text("the experiment's page, with its tables\n")
-    shared.write_provenance(options, [])
+    shared.finish(options, {"rows": [{"a": 1}]}, {})
     found = json.loads((checkout / "results" / "provenance.json").read_text())
     assert found["package"]["git_dirty"] is edited
