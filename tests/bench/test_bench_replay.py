@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import resource
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,18 +22,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "property"))
-from fake_engines import make_engine
 from plain_caches import plain_lru
 
 from framework import registry
-from framework.engine.executors.replay import ReplayExecutor, constant_step
-from framework.registry.components import build_allocator
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import core_of, count, replay
-from framework.sampling import Sampling
 from framework.workload.traces import open_trace
 from framework_builtin.eviction.lru import Lru
 
@@ -148,30 +140,3 @@ def test_cache_only_replay(benchmark, traces: Path, file: str, block_tokens: int
         )
     for name in ("read", "paths"):
         print(f"\n{name:18} {million / min(seconds[name]):7.2f} M references/s of CPU", end="")
-
-
-@pytest.mark.timeout(0)
-@pytest.mark.parametrize("block_size", [16, 512])
-def test_decode_appends(benchmark, block_size: int) -> None:
-    """Simulated decode tokens a second of one core: 256 rows of 512 prompt tokens, 1,000 more each."""
-    tokens: list[float] = []
-
-    def one_round() -> None:
-        blocks = 256 * (-(-1600 // block_size) + 1)
-        allocator = build_allocator(
-            "prefix", "lru", "sha256", num_blocks=blocks, block_size=block_size, max_model_len=1600
-        )
-        engine = make_engine(
-            allocator, ReplayExecutor(constant_step(0.025)), max_model_len=1600, max_batch_requests=256,
-            max_batch_tokens=1 << 20,
-        )  # fmt: skip
-        for i in range(256):
-            engine.submit(np.full(512, i, dtype=np.int32), Sampling(max_tokens=1000, ignore_eos=True))
-        engine.step()
-        before, start = engine.metrics.num_decode_tokens, time.process_time()
-        engine.run()
-        tokens.append((engine.metrics.num_decode_tokens - before) / (time.process_time() - start))
-
-    benchmark.pedantic(one_round, rounds=ROUNDS, iterations=1)
-    benchmark.extra_info["M decode tokens/s"] = round(max(tokens) / 1e6, 3)
-    print(f"\nblocks of {block_size}: {max(tokens) / 1e6:.2f} M decode tokens/s of CPU", end="")
