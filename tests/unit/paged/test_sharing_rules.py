@@ -71,15 +71,9 @@ def test_blocks_that_are_hit_are_not_free_for_the_watermark(kind: Any) -> None:
     assert allocator.fits(info(3), short, allocator.lookup(short, NS))
 
 
-# A block in use below a cached parent
-
-
-@pytest.mark.parametrize("hash", [Sha256, Xxh64, ConstantHash])
-@pytest.mark.parametrize("leaf_only", [False, True])
-def test_a_fork_that_keeps_its_own_block_above_is_not_in_the_way_of_the_published_one(
-    kind: Any, leaf_only: bool, hash: Any
-) -> None:
-    allocator = build(kind, 4, 1, leaf_only=leaf_only, hash=hash())
+def used_below_cached(kind: Any, **options: Any) -> Allocator:
+    """Request 2 has a published block below its own copy of a block whose published twin is cached."""
+    allocator = build(kind, 4, 1, **options)
     admit(allocator, 1, tokens(7))
     admit(allocator, 2, tokens(7, 8))
     allocator.commit(ONE, tokens(7))
@@ -87,6 +81,15 @@ def test_a_fork_that_keeps_its_own_block_above_is_not_in_the_way_of_the_publishe
     allocator.fork(TWO, info(3), 2)
     allocator.commit(THREE, tokens(7, 8))
     allocator.free(THREE)
+    return allocator
+
+
+@pytest.mark.parametrize("hash", [Sha256, Xxh64, ConstantHash])
+@pytest.mark.parametrize("leaf_only", [False, True])
+def test_a_fork_that_keeps_its_own_block_above_is_not_in_the_way_of_the_published_one(
+    kind: Any, leaf_only: bool, hash: Any
+) -> None:
+    allocator = used_below_cached(kind, leaf_only=leaf_only, hash=hash())
     allocator.check()
     prompt = tokens(1, 2)
     hit = allocator.lookup(prompt, NS)
@@ -100,14 +103,7 @@ def test_a_fork_that_keeps_its_own_block_above_is_not_in_the_way_of_the_publishe
 
 
 def test_a_block_that_is_cached_again_keeps_the_one_above(kind: Any) -> None:
-    allocator = build(kind, 4, 1, leaf_only=True)
-    admit(allocator, 1, tokens(7))
-    admit(allocator, 2, tokens(7, 8))
-    allocator.commit(ONE, tokens(7))
-    allocator.free(ONE)
-    allocator.fork(TWO, info(3), 2)
-    allocator.commit(THREE, tokens(7, 8))
-    allocator.free(THREE)
+    allocator = used_below_cached(kind, leaf_only=True)
     allocator.free(TWO)
     allocator.check()
     assert allocator.lookup(tokens(7, 8, 9), NS).num_tokens == 2
