@@ -54,12 +54,12 @@ def trace(tmp_path: Path) -> Path:
     return write_trace(tmp_path / "trace.jsonl", 6)
 
 
-def write_trace(path: Path, num_requests: int, last: str = "") -> Path:
+def write_trace(path: Path, num_requests: int) -> Path:
     rows = [
         {"timestamp": 1000 * i, "input_length": 1500, "output_length": 3, "hash_ids": [1, 2, 3 + i]}
         for i in range(num_requests)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + last)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
