@@ -196,14 +196,17 @@ def detect_format(path: str | Path) -> str:
 def _recognises(name: str, head: Sequence[Line], path: Path, failed: list[str]) -> bool:
     """Asks one reader. One that cannot be imported, raises or answers no bool goes to `failed`; others are asked."""
     try:
-        reader = _reader(name)
-        boundary = _boundary(reader)
-        answer: Any = boundary.call("recognises", reader.recognises, head, path)
-        if type(answer) is not bool:
-            boundary.wrong("recognises", "must return a bool", answer)
+        return _says(_reader(name), "recognises", head, path)
     except FrameworkError as error:
         failed.append(text_of(error))
         return False
+
+
+def _says(reader: type[TraceReader], hook: str, *arguments: Any) -> bool:
+    boundary = _boundary(reader)
+    answer: Any = boundary.call(hook, getattr(_made(reader), hook), *arguments)
+    if type(answer) is not bool:
+        boundary.wrong(hook, "must return a bool", answer)
     return bool(answer)
 
 
@@ -236,22 +239,21 @@ def open_trace(
         reader = _reader(name)
     except UnknownPlugin:
         raise InvalidArgument(f"no trace format {format!r}; known: auto, {', '.join(formats())}") from None
-    size = _block_size(reader, path, block_tokens)
+    head = _head(path)
+    size = _block_size(reader, path, head, block_tokens)
     if block_tokens is not None and size and block_tokens % size:
         raise InvalidArgument(
             f"{path} has blocks of {size} tokens, and {block_tokens} is no multiple of that; "
             f"give cache.block_size={size} to a run, or {size} as block_tokens"
         )
-    steps: Any = _boundary(reader).call("in_steps", _made(reader).in_steps, _head(path))
-    if type(steps) is not bool:
-        _boundary(reader).wrong("in_steps", "must return a bool", steps)
-    return Trace(path, name, reader, size, (block_tokens or size) if size else 0, on_error, in_steps=steps)
+    read_tokens = (block_tokens or size) if size else 0
+    return Trace(path, name, reader, size, read_tokens, on_error, in_steps=_says(reader, "in_steps", head))
 
 
-def _block_size(reader: type[TraceReader], path: Path, asked: int | None) -> int:
-    head, boundary, made = _head(path), _boundary(reader), _made(reader)
+def _block_size(reader: type[TraceReader], path: Path, head: Sequence[Line], asked: int | None) -> int:
+    boundary = _boundary(reader)
     try:
-        size: Any = made.block_size(head, asked)
+        size: Any = _made(reader).block_size(head, asked)
     except FieldError as error:
         raise WorkloadError(f"{path}:1: {text_of(error)}") from error
     except BaseException as error:
