@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,7 +115,7 @@ def _describe(options: argparse.Namespace) -> int:
         if distances is None:
             raise WorkloadError(f"{trace.path} has lengths only: no reuse to plot")
         _plot_reuse(distances, Path(options.plot), trace.path.name)
-    text = json.dumps(found.as_dict(), indent=2)
+    text = json.dumps(asdict(found), indent=2)
     if options.json == "-":
         print(text)  # noqa: T201
         return 0
@@ -140,7 +141,7 @@ def _print(found: TraceDescription, first_error: str) -> None:
     table = Table(title=found.path, show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
-    for name, value in _rows(found.as_dict()):
+    for name, value in _rows(asdict(found)):
         table.add_row(name, value)
     console = Console()
     console.print(table)

@@ -313,7 +313,7 @@ class _SmallBlocks(Pool):
 
     def busy(self, blocks: Sequence[int] = ()) -> set[int]:
         """Pages of this group with a block in use, these blocks among them."""
-        return {page for page, used in self._used.items() if used} | {(b - 1) // self._width + 1 for b in blocks}
+        return {page for page, used in self._used.items() if used} | {self._page_of(b) for b in blocks}
 
     def lacks(self, count: int, busy: set[int], held: Sequence[int], idle: int) -> tuple[int, int]:
         """How many of `count` blocks could not be had, with `held` in use in the pages `busy`; and what is left of
@@ -378,11 +378,14 @@ class _SmallBlocks(Pool):
         self._open.pop(page, None)
         del self._holes[page], self._used[page]
 
+    def _page_of(self, block: int) -> int:
+        return (block - 1) // self._width + 1
+
     def _of(self, page: int) -> range:
         return range((page - 1) * self._width + 1, page * self._width + 1)
 
     def _use(self, block: int, by: int) -> None:
-        page = (block - 1) // self._width + 1
+        page = self._page_of(block)
         before, self._used[page] = self._used[page], self._used[page] + by
         if before == 0:
             self._pages.pin((page,))
@@ -393,10 +396,10 @@ class _SmallBlocks(Pool):
         """Give blocks that became free to their pages, and pages that hold nothing back."""
         freed, self.free = self.free, []
         for block in freed:
-            page = (block - 1) // self._width + 1
+            page = self._page_of(block)
             self._holes[page].append(block)
             self._open[page] = None
-        for page in {(block - 1) // self._width + 1 for block in freed}:
+        for page in set(map(self._page_of, freed)):
             if len(self._holes[page]) == self._width and not self._used[page]:
                 self._pages.discard(page)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -75,9 +74,6 @@ class TraceDescription:
     output_tokens: Lengths | None
     unknown_outputs: int
     sharing: Sharing | None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class _Tally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from framework.interfaces.workload import WorkloadRequest
@@ -28,10 +29,12 @@ def test_an_unknown_answer_is_no_answer_of_no_tokens() -> None:
     found, _ = describe(Answers([None, 6, None, 0]))
     assert found.output_tokens is not None
     assert (found.unknown_outputs, found.output_tokens.mean, found.output_tokens.max) == (2, 3.0, 6)
-    assert dict(_rows(found))["requests of unknown output"] == "2"
+    assert dict(_rows(asdict(found)))["unknown outputs"] == "2"
 
 
 def test_where_no_answer_is_known_nothing_is_said_of_their_lengths() -> None:
     found, _ = describe(Answers([None, None]))
     assert (found.unknown_outputs, found.output_tokens) == (2, None)
-    assert not [name for name, _ in _rows(found) if name.startswith("output")]
+    assert {name: text for name, text in _rows(asdict(found)) if name.startswith("output")} == {
+        "output tokens": "unknown"
+    }
