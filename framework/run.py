@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from framework import __version__
 from framework.cli.exit import (
     DONE,
     FAILED,
@@ -72,9 +73,7 @@ def _called(arguments: Sequence[str], outcomes: list[Outcome]) -> int:
 
         print(help_text(), end="")  # noqa: T201
     elif "--version" in arguments:
-        from framework.config.hydra.help import version_text
-
-        print(version_text())  # noqa: T201
+        print(f"kvcache-framework {__version__}")  # noqa: T201
     else:
         _dispatch(list(arguments), outcomes)
     return DONE

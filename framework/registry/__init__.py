@@ -2,16 +2,14 @@
 
 from framework.registry.components import build, check_options, checked_options, own_options
 from framework.registry.content import content_of, framework_content
-from framework.registry.kinds import KINDS, SHARED, Kind, groups, interface_of, kinds
+from framework.registry.kinds import KINDS, SHARED, groups, interface_of, kinds
 from framework.registry.lookup import Plugin, choice, clashes, entries, find, load, names, points, title
-from framework.registry.sources import Source, read_source, source_path
+from framework.registry.sources import read_source, source_path
 
 __all__ = [
     "KINDS",
     "SHARED",
-    "Kind",
     "Plugin",
-    "Source",
     "build",
     "check_options",
     "checked_options",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import shutil
 import textwrap
 from typing import Any
@@ -104,8 +103,3 @@ def _row(head: str, text: str, width: int) -> str:
         return textwrap.fill(text, width, initial_indent=f"{head}  ", subsequent_indent=indent, break_on_hyphens=False)
     below = " " * 36
     return f"{head}\n" + textwrap.fill(text, width, initial_indent=below, subsequent_indent=below)
-
-
-def version_text() -> str:
-    """`kvcache-framework 0.1.0`."""
-    return f"kvcache-framework {importlib.metadata.version('kvcache-framework')}"
