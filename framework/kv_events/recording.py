@@ -63,18 +63,26 @@ class Veil:
         return [self.name(value) for value in hashes]
 
 
-def private_file(path: Path, error: type[FrameworkError]) -> FileIO:
-    """A new file that its owner alone may read; each write is on its way to the disk when it returns.
+class PrivateFile(FileIO):
+    """A new file that its owner alone may read; all of each write is on its way to the disk when it returns.
 
     Raises:
         error: the file is there already, or cannot be written.
     """
-    try:
-        return FileIO(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))
-    except FileExistsError as fault:
-        raise error(f"{path} is there already; nothing was written: choose another name") from fault
-    except OSError as fault:
-        raise error(f"{path}: cannot be written: {fault.strerror or fault}") from fault
+
+    def __init__(self, path: Path, error: type[FrameworkError]) -> None:
+        try:
+            super().__init__(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))
+        except FileExistsError as fault:
+            raise error(f"{path} is there already; nothing was written: choose another name") from fault
+        except OSError as fault:
+            raise error(f"{path}: cannot be written: {fault.strerror or fault}") from fault
+
+    def write(self, data: Any) -> int:
+        left = memoryview(data)
+        while left:
+            left = left[super().write(left) :]
+        return len(data)
 
 
 def record(
@@ -140,7 +148,7 @@ class _Writer:
         self._epoch: float | None = None
         self._lines: JsonLines | None = None
         self._waiting: list[tuple[int, float, list[Event]]] = []
-        self._file = private_file(path, WorkloadError)
+        self._file = PrivateFile(path, WorkloadError)
 
     def batch(self, number: int, batch: EventBatch) -> None:
         """Write one batch; times count from the first's."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError
-from framework.kv_events.recording import Veil, private_file
+from framework.kv_events.recording import PrivateFile, Veil
 from framework.kv_events.schema import Hash
 from framework.workload.traces.own_format import FORMAT, VERSION
 
@@ -57,7 +56,7 @@ class PrivateTrace:
         self._size, self._veil = hash_tokens or block_tokens, Veil()
         self._waiting: dict[LiveRequest, None] = {}
         self.num_requests = 0
-        self._file: FileIO | None = private_file(path, ConfigError)
+        self._file: PrivateFile | None = PrivateFile(path, ConfigError)
         self._put({"format": FORMAT, "version": VERSION, "block_tokens": block_tokens, "private": True, **notes})
 
     def arrived(self, request: LiveRequest) -> None:
