@@ -12,8 +12,8 @@ import numpy as np
 
 from experiments.shared import CONVERSATION, finish, parse, save, table, trace_path
 from framework.registry.components import build_component
-from framework.replay.paths import RequestPaths, build_paths
-from framework.replay.reference import CacheOnlyResult, replay, replay_infinite
+from framework.replay.paths import CacheOnlyResult, RequestPaths, build_paths, replay_infinite
+from framework.replay.reference import replay
 from framework.workload.traces import open_trace
 
 if TYPE_CHECKING:

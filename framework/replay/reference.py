@@ -21,10 +21,7 @@ from framework.misses.account import DECLINED, TIER
 from framework.paged.pool import LastRequests
 from framework.registry.components import build_component
 from framework.replay.misses import LossLog
-from framework.replay.paths import CacheOnlyResult as CacheOnlyResult
-from framework.replay.paths import RequestPaths
-from framework.replay.paths import replay_infinite as replay_infinite
-from framework.replay.paths import summarise as summarise
+from framework.replay.paths import CacheOnlyResult, RequestPaths, summarise
 from framework.replay.tiers import ReplayTiers
 from framework.types import UNKNOWN_REQUEST
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from framework.replay.paths import RequestPaths, build_paths
-from framework.replay.reference import CacheOnlyResult, replay
+from framework.replay.paths import CacheOnlyResult, RequestPaths, build_paths
+from framework.replay.reference import replay
 from framework.workload.traces import WorkloadRequest, open_trace
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.optimum import Optimum

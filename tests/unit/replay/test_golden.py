@@ -10,8 +10,8 @@ from replay_helpers import flat_paths
 
 from framework.interfaces.eviction import EvictionPolicy
 from framework.replay.optimum import optimum_hits
-from framework.replay.paths import RequestPaths, build_paths
-from framework.replay.reference import replay, replay_infinite
+from framework.replay.paths import RequestPaths, build_paths, replay_infinite
+from framework.replay.reference import replay
 from framework.replay.stack import lru_curve
 from framework.workload.traces import open_trace
 from framework_builtin.eviction.belady import Belady

@@ -13,8 +13,8 @@ from replay_helpers import flushed, random_requests, workload
 from framework.errors import InvalidArgument, PluginError
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.tiering import Event, LoadOffer, TierBlock, Tiering
-from framework.replay.paths import RequestPaths, build_paths
-from framework.replay.reference import CacheOnlyResult, replay
+from framework.replay.paths import CacheOnlyResult, RequestPaths, build_paths
+from framework.replay.reference import replay
 from framework.replay.tiers import ReplayTiers, TierSpec
 from framework.workload.traces import open_trace
 from framework_builtin.eviction.arc import Arc

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from synthetic_workloads import drawn
 
-from framework.replay.paths import build_paths
-from framework.replay.reference import replay_infinite
+from framework.replay.paths import build_paths, replay_infinite
 from framework.testing import workload_checks
 from framework.workload import Workload, WorkloadRequest, build, make, stream
 from framework.workload.traces.own_format import SYNTHETIC, as_trace
