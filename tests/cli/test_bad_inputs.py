@@ -196,8 +196,8 @@ SAYS: dict[tuple[str, ...], str] = {
     (*CACHE_ONLY, "workload=trace"): "workload.path has no value",
     (*CACHE_ONLY, *TRACE, f"workload.block_tokens={HUGE}"): "workload.block_tokens (trace) must be",
     ("kernel.heads=[7/2/64]",): "7 query heads",
-    (*CACHE_ONLY, "workload=trace", "workload.path="): ". is a folder",
-    (*CACHE_ONLY, "workload=trace", "workload.path=."): ". is a folder",
+    (*CACHE_ONLY, "workload=trace", "workload.path="): ".: a folder of no known trace format",
+    (*CACHE_ONLY, "workload=trace", "workload.path=."): ".: a folder of no known trace format",
     (*CACHE_ONLY, *TRACE, "workload.format=azure"): "good.jsonl:1: header: no column TIMESTAMP",
 }
 """What the sentence on a run must hold, where it is not the key, the value or the file of what was asked."""
