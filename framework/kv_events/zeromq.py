@@ -148,12 +148,12 @@ class Publisher:
                 self._guarded(self._answer)
             with suppress(queue.Empty):
                 item = self._queue.get(timeout=_POLL_S)
-                self._guarded(lambda item=item: self._send(*item))  # type: ignore[misc]
+                self._guarded(self._send, *item)
                 self._queue.task_done()
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
         try:
-            work()
+            work(*arguments)
         except Exception as error:  # whatever it is, the run goes on
             self.num_failed += 1
             self.first_error = self.first_error or f"{type(error).__name__}: {error}"
