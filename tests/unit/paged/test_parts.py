@@ -1,9 +1,10 @@
-"""Tables with room for a part of the prompt."""
+"""Tables with room for a part of the prompt, and tokens promised before they are committed."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from paged_helpers import NS, info, make, serve, table, tokens
 
@@ -49,4 +50,17 @@ def test_a_part_is_more_than_the_hit_and_at_most_the_prompt(num_tokens: int) -> 
     with pytest.raises(InvalidArgument, match=rf"room for {num_tokens} tokens"):
         part(allocator, 2, num_tokens)
     assert allocator.stats() == before
+    allocator.check()
+
+
+def test_a_generated_token_that_was_promised_is_known() -> None:
+    allocator = make(8, 2)
+    part(allocator, 1, 11)
+    allocator.commit(RequestId(1), PROMPT)
+    longer = np.append(PROMPT, np.int32(99)).astype(np.int32)
+    allocator.extend(RequestId(1), 12)
+    allocator.promise(RequestId(1), longer)
+    with pytest.raises(InvalidArgument, match="token 11 is 98"):
+        allocator.commit(RequestId(1), np.append(PROMPT, np.int32(98)).astype(np.int32))
+    allocator.commit(RequestId(1), longer)
     allocator.check()
