@@ -6,12 +6,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from paged_helpers import NS, admit, make, serve, table, tokens
+from paged_helpers import NS, ConstantHash, admit, make, serve, table, tokens
 
 from framework.interfaces.hash import HashScheme
 from framework.types import RequestId, TableChange
 from framework_builtin.hash.sha256 import Sha256
 from framework_builtin.hash.xxh64 import Xxh64
+
+
+def test_f2_a_collision_ends_what_a_request_publishes() -> None:
+    allocator = make(8, 2, hash=ConstantHash())
+    serve(allocator, 1, tokens(8, 8))
+    admit(allocator, 2, tokens(1, 2, 3, 4, 5))
+    for end in (2, 4):
+        allocator.commit(RequestId(2), tokens(1, 2, 3, 4)[:end])
+    assert allocator.stats().collisions == 1
+    allocator.check()
 
 
 @pytest.mark.parametrize("hash", [Sha256(), Xxh64()])
