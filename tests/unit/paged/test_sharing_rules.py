@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from paged_helpers import NS, ConstantHash, admit, info, serve, tokens
 
-from framework.errors import PluginError
+from framework.errors import PluginError, StaleHit
 from framework.interfaces.allocator import Allocator
 from framework.types import RequestId
 from framework_builtin.eviction.lru import Lru
@@ -30,6 +30,17 @@ def build(kind: Any, num_blocks: int = 8, block_size: int = 2, **options: Any) -
     options = {"hash": Sha256(), "eviction": Lru(), "watermark": 0.0, **options}
     made: Allocator = kind(num_blocks=num_blocks, block_size=block_size, **options)
     return made
+
+
+def test_a_hit_from_before_a_reset_is_refused(kind: Any) -> None:
+    allocator = build(kind)
+    serve(allocator, 1, tokens(1, 2, 3))
+    hit = allocator.lookup(tokens(1, 2, 3), NS)
+    assert hit.num_tokens == 2
+    allocator.reset()
+    with pytest.raises(StaleHit):
+        allocator.allocate(info(2), tokens(1, 2, 3), hit)
+    allocator.check()
 
 
 class FailsAtTheSecond(Lru):
