@@ -74,7 +74,7 @@ def load_weights(decoder: Decoder, folder: Path) -> None:
             f"'{folder}' has {len(unexpected)} weights that a {config.family} model of this "
             f"config has no use for: {_some(unexpected)}"
         )
-    own = dict(decoder.named_parameters())
+    parameters = dict(decoder.named_parameters())
     for prefix, module in (("", whole), *((f"layers.{index}.", layer) for index, layer in enumerate(whole.layers))):
         if whole is decoder:
             _fill(_targets_of(module, prefix, config), stored)
@@ -82,8 +82,8 @@ def load_weights(decoder: Decoder, folder: Path) -> None:
         module.to_empty(device="cpu", recurse=bool(prefix))
         _fill(_targets_of(module, prefix, config), stored)
         for name, weight in module.named_parameters(recurse=bool(prefix)):
-            if prefix + name in own:  # a tied head is the embedding
-                own[prefix + name].copy_(decoder.shard.cut(name, weight, config))
+            if prefix + name in parameters:  # a tied head is the embedding
+                parameters[prefix + name].copy_(decoder.shard.cut(name, weight, config))
         module.to("meta")
 
 

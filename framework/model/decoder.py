@@ -69,14 +69,14 @@ class Decoder(nn.Module):
         self.config, self.shard = config, shard
         self.group: Group | None = None
         self.during_dense: Callable[[Tensor], AbstractContextManager[None]] = lambda _: nullcontext()
-        own, self.vocabulary = shard.config(config), shard.split(config.vocab_size)
+        shard_config, self.vocabulary = shard.config(config), shard.split(config.vocab_size)
         dtype = getattr(torch, config.dtype) if dtype is None else dtype
 
         def weight(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
 
         self.embedding = weight(len(self.vocabulary), config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(own, index, weight) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(shard_config, index, weight) for index in range(config.num_layers))
         self.norm = weight(config.hidden_size)
         self._embedding_scale = float(torch.tensor(config.hidden_size**0.5).to(dtype))  # rounded, as it was trained
         self.lm_head = self.embedding
@@ -199,12 +199,12 @@ class Decoder(nn.Module):
 
         `local`: of the layers with a sliding window, where they have angles of their own.
         """
-        own = local and self.local_frequencies is not None
-        frequencies = self.local_frequencies if own else self.frequencies
+        uses_local = local and self.local_frequencies is not None
+        frequencies = self.local_frequencies if uses_local else self.frequencies
         assert frequencies is not None
         angles = positions.to(frequencies.dtype)[:, None] * frequencies
         cos, sin = angles.cos(), angles.sin()
-        if not own and self.config.rope_scaling is not None and self.config.rope_scaling.attention_factor != 1.0:
+        if not uses_local and self.config.rope_scaling is not None and self.config.rope_scaling.attention_factor != 1.0:
             cos, sin = (x * self.config.rope_scaling.attention_factor for x in (cos, sin))
         return cos.to(self.dtype), sin.to(self.dtype)
 

@@ -61,21 +61,23 @@ class GatedDelta(nn.Module):
 
     def zero_state(self, device: torch.device) -> State:
         """Before the first token."""
-        own = self.config
-        convolved = torch.zeros(own.num_channels, own.kernel - 1, dtype=self.convolution.dtype, device=device)
-        return convolved, torch.zeros(own.num_value_heads, own.key_dim, own.value_dim, dtype=self._wide, device=device)
+        config = self.config
+        convolved = torch.zeros(config.num_channels, config.kernel - 1, dtype=self.convolution.dtype, device=device)
+        return convolved, torch.zeros(
+            config.num_value_heads, config.key_dim, config.value_dim, dtype=self._wide, device=device
+        )
 
     def _heads(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of (T, C): queries and keys (T, N, K) of length 1, queries scaled; values (T, N, V)."""
-        own = self.config
-        width = own.num_key_heads * own.key_dim
-        widths = [width, width, own.num_value_heads * own.value_dim]
+        config = self.config
+        width = config.num_key_heads * config.key_dim
+        widths = [width, width, config.num_value_heads * config.value_dim]
         q, k, v = torch.split(F.silu(convolved).to(self._wide), widths, -1)
-        q, k = (x.reshape(len(x), -1, own.key_dim) for x in (q, k))
-        v = v.reshape(len(v), -1, own.value_dim)
-        shared = own.num_value_heads // own.num_key_heads
+        q, k = (x.reshape(len(x), -1, config.key_dim) for x in (q, k))
+        v = v.reshape(len(v), -1, config.value_dim)
+        shared = config.num_value_heads // config.num_key_heads
         q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k))
-        return (q * own.key_dim**-0.5).repeat_interleave(shared, 1), k.repeat_interleave(shared, 1), v
+        return (q * config.key_dim**-0.5).repeat_interleave(shared, 1), k.repeat_interleave(shared, 1), v
 
     def step(self, x: Tensor, decay: Tensor, strength: Tensor, state: State) -> tuple[Tensor, State]:
         """One token of each of B rows: (B, C), (B, N), (B, N) and states (B, ...) -> (B, N, V) and the states after."""
@@ -120,11 +122,11 @@ class GatedDelta(nn.Module):
         q = q * total.exp().unsqueeze(-1)
         k = k * (total[..., -1:] - total).exp().unsqueeze(-1)
         out = torch.empty_like(v)
-        for at in range(out.shape[1]):
-            new = fresh[:, at] - known[:, at] @ memory
-            out[:, at] = q[:, at] @ memory + inside[:, at] @ new
-            memory = memory * total[:, at, -1].exp()[:, None, None] + k[:, at].transpose(1, 2) @ new
-            end = min((at + 1) * chunk - lead, count)
+        for index in range(out.shape[1]):
+            new = fresh[:, index] - known[:, index] @ memory
+            out[:, index] = q[:, index] @ memory + inside[:, index] @ new
+            memory = memory * total[:, index, -1].exp()[:, None, None] + k[:, index].transpose(1, 2) @ new
+            end = min((index + 1) * chunk - lead, count)
             if end == count or not (start + end) % block:
                 save(start + end, (inputs[:, end : end + last], memory))
         return out.movedim(0, 2).flatten(0, 1)[lead : lead + count].to(x.dtype)

@@ -54,17 +54,17 @@ class _DenseCache:
 
 def delta_of(decoder: Decoder, layer: int) -> GatedDelta | None:
     """What that layer has in place of attention, if it has a recurrent state."""
-    own = decoder.layers[layer]
-    assert isinstance(own, DecoderLayer)
-    return own.delta
+    module = decoder.layers[layer]
+    assert isinstance(module, DecoderLayer)
+    return module.delta
 
 
 def layer_attention(decoder: Decoder, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """`dense_attention` as that layer of the model has it."""
-    config, own = decoder.config, decoder.layers[layer]
-    assert isinstance(own, DecoderLayer)
+    config, module = decoder.config, decoder.layers[layer]
+    assert isinstance(module, DecoderLayer)
     return dense_attention(
-        q, k, v, window=config.window(layer), scale=config.attention_scale, soft_cap=config.soft_cap, sinks=own.sinks
+        q, k, v, window=config.window(layer), scale=config.attention_scale, soft_cap=config.soft_cap, sinks=module.sinks
     )
 
 

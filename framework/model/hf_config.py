@@ -179,10 +179,10 @@ def _refuse_unknown_features(config: Mapping[str, Any]) -> None:
 
 def _rotary_dim(config: Mapping[str, Any]) -> int | None:
     """Qwen3.5 rotates a quarter of each head, unless it says otherwise; no other family a part."""
-    own = config["model_type"] == "qwen3_5_text"
-    share = _value(config, "partial_rotary_factor", float, 0.25 if own else 1.0)
+    is_qwen3_5 = config["model_type"] == "qwen3_5_text"
+    share = _value(config, "partial_rotary_factor", float, 0.25 if is_qwen3_5 else 1.0)
     share = _value(_rope_parameters(config), "partial_rotary_factor", float, share)
-    if own:
+    if is_qwen3_5:
         return int(share * _value(config, "head_dim", int))
     if share != 1:
         raise ModelError(f"partial_rotary_factor {share} is not supported; supported: 1.0")

@@ -202,15 +202,15 @@ class _Member:
     rank: int
     process: Any
     pipe: Connection
-    said: Done | Failed | None = None
+    answer: Done | Failed | None = None
 
     def listen(self) -> None:
         """Wait for what it says, or for its end."""
         try:
-            self.said = self.pipe.recv()
+            self.answer = self.pipe.recv()
         except (EOFError, OSError):
             self.process.join(_GRACE_S)
-            self.said = Failed(self._end())
+            self.answer = Failed(self._end())
 
     def _end(self) -> str:
         status = self.process.exitcode
@@ -261,16 +261,16 @@ class Ranks:
         Shard(0, size).require(config)
         require_devices(device, size)
         device = "cpu" if torch.device(device).type == "cpu" else device  # "cpu:0" is no other
-        ranks, own = cls(size, device), rank_device(device, 0)
+        ranks, own_device = cls(size, device), rank_device(device, 0)
         try:
             ranks._spawn()
             ranks.post(load, decoder)
-            ranks.decoder = decoder(own, Shard(0, size))
+            ranks.decoder = decoder(own_device, Shard(0, size))
             ranks.answers(timeout_s=None)
             with tempfile.TemporaryDirectory(prefix="kvlab-ranks-") as folder:
                 path = str(Path(folder) / "store")
                 ranks.post(join, path, TIMEOUT_S)
-                group = Group(Shard(0, size), path, own, TIMEOUT_S, ranks.failure)
+                group = Group(Shard(0, size), path, own_device, TIMEOUT_S, ranks.failure)
                 ranks.answers()
             ranks.decoder.join(group)
             ranks.decoder.during_dense = ranks.dense
@@ -327,13 +327,13 @@ class Ranks:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self._listen(deadline):
-            if any(isinstance(member.said, Failed) for member in self._members):
+            if any(isinstance(member.answer, Failed) for member in self._members):
                 raise self.failure(RuntimeError("a rank ended"))
-        values = [member.said.value for member in self._members if isinstance(member.said, Done)]
+        values = [member.answer.value for member in self._members if isinstance(member.answer, Done)]
         if len(values) < len(self._members):
             raise self.failure(TimeoutError())
         for member in self._members:
-            member.said = None
+            member.answer = None
         return values
 
     @contextmanager
@@ -387,7 +387,7 @@ class Ranks:
 
     def _listen(self, deadline: float | None) -> bool:
         """Hear one rank more; False when all have said something, or at the deadline."""
-        silent = {member.pipe: member for member in self._members if member.said is None}
+        silent = {member.pipe: member for member in self._members if member.answer is None}
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         heard = wait(list(silent), timeout=left) if silent else []
         for pipe in heard:
@@ -407,15 +407,15 @@ class Ranks:
         while not (guilty := self._guilty()) and self._listen(deadline):
             pass
         if guilty:
-            return f"rank {guilty[0].rank} of {self.size} {guilty[0].said.text}"  # type: ignore[union-attr]
-        silent = [str(member.rank) for member in self._members if not isinstance(member.said, Failed)]
+            return f"rank {guilty[0].rank} of {self.size} {guilty[0].answer.text}"  # type: ignore[union-attr]
+        silent = [str(member.rank) for member in self._members if not isinstance(member.answer, Failed)]
         if silent:
             return f"no answer from rank {', '.join(silent)} of {self.size} within {TIMEOUT_S:g} s"
         return f"the {self.size} ranks lost each other: {one_line(cause)}"
 
     def _guilty(self) -> list[_Member]:
         """Those that failed, but for those that failed because they were left alone."""
-        return [one for one in self._members if isinstance(one.said, Failed) and not one.said.consequence]
+        return [one for one in self._members if isinstance(one.answer, Failed) and not one.answer.consequence]
 
     def _watch(self, group: Group) -> None:
         """A rank that dies must not leave this one waiting for its device: see Group.abort."""

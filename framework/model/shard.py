@@ -106,20 +106,20 @@ class Shard:
         unit = 1 if kind == "qk_norm" else config.head_dim
         pieces, start = [], 0
         for part in parts:
-            own = self._own(part, config, unit)
-            pieces.append(whole.narrow(dim, start + own.start, own.stop - own.start))
+            share = self._own(part, config, unit)
+            pieces.append(whole.narrow(dim, start + share.start, share.stop - share.start))
             start += WHOLE._own(part, config, unit).stop
         return torch.cat(pieces, dim)
 
     def _own(self, part: str, config: ModelConfig, unit: int) -> slice:
         """Elements along a divided dimension; `unit` is what one head takes."""
         if part == "vocab":
-            own, unit = self.split(config.vocab_size), 1
+            share, unit = self.split(config.vocab_size), 1
         elif part == "mlp":
-            own, unit = self.split(config.intermediate_size), 1
+            share, unit = self.split(config.intermediate_size), 1
         else:
-            own = self.heads(config) if part == "heads" else self.kv_heads(config)
-        return slice(own.start * unit, own.stop * unit)
+            share = self.heads(config) if part == "heads" else self.kv_heads(config)
+        return slice(share.start * unit, share.stop * unit)
 
 
 WHOLE = Shard()

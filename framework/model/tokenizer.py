@@ -204,8 +204,8 @@ class CheckpointTokenizer:
         self._rust.no_padding()
         self._rust.no_truncation()
         self._template, self._special = template, dict(special or {})
-        own = self._rust.token_to_id(self._special.get("eos_token", ""))
-        ends = eos_token_ids if eos_token_ids or own is None else (own,)
+        eos_token_id = self._rust.token_to_id(self._special.get("eos_token", ""))
+        ends = eos_token_ids if eos_token_ids or eos_token_id is None else (eos_token_id,)
         self.eos_token_ids = tuple(ends)
         self.vocab_size = max(self._rust.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
