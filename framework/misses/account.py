@@ -99,11 +99,11 @@ class Evictions:
     def _summed(self, labels: Sequence[str]) -> dict[str, dict[str, int]]:
         kept = self.optimum_tokens.tolist() if self.optimum_tokens is not None else None
         found: dict[str, dict[str, int]] = {}
-        for at, (label, tokens) in enumerate(zip(labels, self.tokens.tolist(), strict=True)):
+        for index, (label, tokens) in enumerate(zip(labels, self.tokens.tolist(), strict=True)):
             row = found.setdefault(label, {"tokens": 0} if kept is None else {"tokens": 0, "optimum_kept_tokens": 0})
             row["tokens"] += tokens
             if kept is not None:
-                row["optimum_kept_tokens"] += kept[at]
+                row["optimum_kept_tokens"] += kept[index]
         return dict(sorted(found.items(), key=lambda item: _natural(item[0])))
 
 
@@ -145,7 +145,9 @@ class Account:
     def columns(self) -> dict[str, list[int]]:
         """What `requests.jsonl` says of each request."""
         return {
-            key_of(outcome, "tokens"): self.tokens[:, at].tolist() for at, outcome in enumerate(OUTCOMES) if at != HIT
+            key_of(outcome, "tokens"): self.tokens[:, column].tolist()
+            for column, outcome in enumerate(OUTCOMES)
+            if column != HIT
         }
 
     def as_json(self) -> dict[str, Any]:
@@ -171,23 +173,23 @@ class Account:
         if not missed:
             return "nothing was missed"
         rest = missed - counts["new"]
-        said = f"{_percent(counts['new'], missed)} of the missed tokens were new content"
+        text = f"{_percent(counts['new'], missed)} of the missed tokens were new content"
         if not rest:
-            return said
+            return text
         if not counts["evicted"]:
             most = max(OUTCOMES[2:], key=counts.__getitem__)
-            return f"{said}; of the rest, {_percent(counts[most], rest)} were {most}"
+            return f"{text}; of the rest, {_percent(counts[most], rest)} were {most}"
         ago, tokens = self.evictions.requests_ago, self.evictions.tokens
         limit = next((age for age in AGES if tokens[ago < age].sum() * 2 >= tokens.sum()), None)
         recent = ago < limit if limit else np.ones(len(ago), dtype=bool)
         when = f" less than {limit:,} requests before" if limit else ""
-        said += f"; of the rest, {_percent(int(tokens[recent].sum()), rest)} had been evicted{when}"
+        text += f"; of the rest, {_percent(int(tokens[recent].sum()), rest)} had been evicted{when}"
         kept = self.evictions.optimum_tokens
         if kept is not None:
-            said += (
+            text += (
                 f"; the optimum would have kept {_percent(int(kept[recent].sum()), int(tokens[recent].sum()))} of those"
             )
-        return said
+        return text
 
 
 def versus(one: Account, other: Account) -> dict[str, Any]:
@@ -210,16 +212,16 @@ def versus(one: Account, other: Account) -> dict[str, Any]:
 
 def _wins(more: Ints, missed: Ints, numbers: Sequence[int]) -> dict[str, Any]:
     """Of the requests of which one hits `more`, (R,); `missed` (R, C) is what the other has beyond it by outcome."""
-    at = np.flatnonzero(more > 0)
-    causes = missed[at].sum(axis=0).tolist()
-    most = at[np.argsort(-more[at], kind="stable")][:10].tolist()
+    winners = np.flatnonzero(more > 0)
+    causes = missed[winners].sum(axis=0).tolist()
+    most = winners[np.argsort(-more[winners], kind="stable")][:10].tolist()
     rows = [
         {"request": numbers[row], "tokens": int(more[row]), "cause": OUTCOMES[1:][int(missed[row, 1:].argmax())]}
         for row in most
     ]
     return {
-        "requests": len(at),
-        "tokens": int(more[at].sum()),
+        "requests": len(winners),
+        "tokens": int(more[winners].sum()),
         "missed_by_the_other": {outcome: n for outcome, n in zip(OUTCOMES, causes, strict=True) if outcome != "hit"},
         "most": rows,
     }

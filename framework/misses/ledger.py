@@ -39,8 +39,8 @@ _NOBODY = -1
 def chain(name: bytes, tokens: bytes, block_bytes: int) -> list[bytes]:
     """Names of the full blocks of int32 `tokens` below a block, or a namespace, of this name: each covers all above."""
     found = []
-    for at in range(0, len(tokens) - block_bytes + 1, block_bytes):
-        name = hashlib.blake2b(name + tokens[at : at + block_bytes], digest_size=16).digest()
+    for start in range(0, len(tokens) - block_bytes + 1, block_bytes):
+        name = hashlib.blake2b(name + tokens[start : start + block_bytes], digest_size=16).digest()
         found.append(name)
     return found
 
@@ -121,11 +121,11 @@ class Ledger:
 
     def published(self, keys: Sequence[Key]) -> None:
         """Blocks with these contents, no two the same, can be found from now on."""
-        held = self._held
-        if not held.isdisjoint(keys):
-            for key in held.intersection(keys):
+        held_keys = self._held
+        if not held_keys.isdisjoint(keys):
+            for key in held_keys.intersection(keys):
                 self._copies[key] = self._copies.get(key, 0) + 1
-        held.update(keys)
+        held_keys.update(keys)
         if self._promising:
             self._promised.update(keys)
 
@@ -212,29 +212,29 @@ class Ledger:
         """
         self._serving, self._asking, self._loss = request, 1, None
         first, size = hit_tokens // self.block_size, self.block_size
-        held, below = self._held, self.lies_below
+        held_keys, below = self._held, self.lies_below
         num_asked = max(0, (prompt_tokens - 1) // size - first)
         missing = keys[first : first + num_asked]
         losses: list[Loss | None] = [*map(self._lost.get, missing)]
         outcomes = [NEW if loss is None else loss.outcome for loss in losses]
         for flight in self._in_flight(keys, first):
-            for at in range(flight.start - first, min(flight.stop - first, len(missing))):
-                outcomes[at] = IN_FLIGHT
-        if below is not None or not held.isdisjoint(missing):
+            for index in range(flight.start - first, min(flight.stop - first, len(missing))):
+                outcomes[index] = IN_FLIGHT
+        if below is not None or not held_keys.isdisjoint(missing):
             whole = True
-            for at, key in enumerate(missing):
-                if key in held:
-                    outcomes[at] = UNREACHABLE
+            for index, key in enumerate(missing):
+                if key in held_keys:
+                    outcomes[index] = UNREACHABLE
                 elif below is not None and below(key):
-                    outcomes[at] = TIER if whole else UNREACHABLE
+                    outcomes[index] = TIER if whole else UNREACHABLE
                 else:
                     whole = False
         outcomes += [NEW] * (num_asked - len(missing))
         if NEW in outcomes:
             limit = elsewhere() // size - first
-            for at in range(min(limit, len(outcomes))):
-                if outcomes[at] == NEW:
-                    outcomes[at] = ELSEWHERE
+            for index in range(min(limit, len(outcomes))):
+                if outcomes[index] == NEW:
+                    outcomes[index] = ELSEWHERE
         self._asked[sequence] = _Asked(keys, prompt_tokens, first, outcomes, losses)
 
     def names(self, tokens: TokenArray, namespace: Namespace) -> Sequence[Key]:
@@ -243,7 +243,7 @@ class Ledger:
 
     def num_leading(self, keys: Sequence[Key]) -> int:
         """How many of a prompt's blocks, from the first on, are held."""
-        return next((at for at, key in enumerate(keys) if key not in self._held), len(keys))
+        return next((index for index, key in enumerate(keys) if key not in self._held), len(keys))
 
     def others(self, tokens: TokenArray, namespace: Hashable) -> tuple[Any, ...]:
         """The latest other namespaces in which a prompt began with this one's first block; notes this one's."""
@@ -346,7 +346,7 @@ class Ledger:
     def row(self, request: int) -> dict[str, int]:
         """What `requests.jsonl` says of a request that has ended; forgotten then."""
         row = self._rows.pop(request, None) or [0] * len(OUTCOMES)
-        return {key_of(outcome, "tokens"): row[at] for at, outcome in enumerate(OUTCOMES) if at != HIT}
+        return {key_of(outcome, "tokens"): row[column] for column, outcome in enumerate(OUTCOMES) if column != HIT}
 
     def account(self) -> Account:
         """All of it, as one row for all requests together; LRU and the optimum not compared with."""
