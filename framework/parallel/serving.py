@@ -163,8 +163,10 @@ def forward(worker: Worker, step: Step, tokens: IntArray) -> None:
 
 def measure_gaps(worker: Worker, tokens: list[int], num_prompt: int) -> Gaps:
     """On another rank: what attention over its heads lost; see `served_pass`."""
-    own: Serving = worker.serving
-    return served_pass(worker.decoder, own.executor.by_layer, own.spec, own.executor.pool, tokens, num_prompt)[1]
+    serving: Serving = worker.serving
+    return served_pass(
+        worker.decoder, serving.executor.by_layer, serving.spec, serving.executor.pool, tokens, num_prompt
+    )[1]
 
 
 def load_served(
@@ -182,10 +184,10 @@ def load_served(
     """
     size = options.tensor_parallel_size
     if isinstance(model, LoadedModel):
-        held = model.decoder.shard.size
-        if held != size:
+        num_ranks = model.decoder.shard.size
+        if num_ranks != size:
             raise ConfigError(
-                f"engine.tensor_parallel_size is {size}, the model was loaded over {held} ranks; "
+                f"engine.tensor_parallel_size is {size}, the model was loaded over {num_ranks} ranks; "
                 f"load it with load_model(..., tensor_parallel_size={size}), or give its name"
             )
         return model
@@ -231,10 +233,10 @@ def serving_executor(
     """
     ranks, decoder = model.ranks, model.decoder
     if ranks is None:
-        own = make_executor(decoder, backend, sizes, options, device, **facts)
-        return own, own
+        executor = make_executor(decoder, backend, sizes, options, device, **facts)
+        return executor, executor
     ranks.post(serve, chosen, sizes, options, seed, facts)
     with ranks.in_step():
-        own = make_executor(decoder, backend, sizes, options, device, **facts)
+        executor = make_executor(decoder, backend, sizes, options, device, **facts)
         ranks.answers()
-    return LeaderExecutor(own, ranks), own
+    return LeaderExecutor(executor, ranks), executor
