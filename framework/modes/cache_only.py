@@ -155,8 +155,8 @@ def tiers_of(config: Config, shared: Mapping[str, Any]) -> list[TierSpec]:
     specs = []
     for entry in config.tiers or ():
         num_blocks = int(entry["num_blocks"])
-        own = {**shared, "num_blocks": num_blocks}
-        specs.append(TierSpec(num_blocks, build_component("eviction", entry.get("eviction") or "lru", own)))
+        tier_facts = {**shared, "num_blocks": num_blocks}
+        specs.append(TierSpec(num_blocks, build_component("eviction", entry.get("eviction") or "lru", tier_facts)))
         build_component("store", entry["store"], {})  # its options are checked; a replay moves no bytes
     return specs
 

@@ -111,8 +111,8 @@ def what_fewer_bits_buy(config: Config, num_blocks: int, hit_rate: Callable[[int
         return {}
     if stored == "bfloat16":
         return {"kv_dtype": stored}
-    size, own = (block_bytes(config.replay, one) for one in (cache, replace(cache, kv_dtype=None)))
-    return {"kv_dtype": stored, **equal_bytes(num_blocks, size, own, hit_rate)}
+    size, model_dtype_bytes = (block_bytes(config.replay, one) for one in (cache, replace(cache, kv_dtype=None)))
+    return {"kv_dtype": stored, **equal_bytes(num_blocks, size, model_dtype_bytes, hit_rate)}
 
 
 def equal_bytes(

@@ -168,12 +168,14 @@ def what_fewer_bits_buy(config: Config, llm: LLM, requests: Sequence[Request]) -
     if llm.kv_dtype == llm.spec.dtype:
         return {}
     num_layers = len(llm.pool.layers)
-    stored, own = (block_bytes(spec, num_layers) for spec in (llm.spec, replace(llm.spec, kv_dtype=None)))
+    stored, model_dtype_bytes = (block_bytes(spec, num_layers) for spec in (llm.spec, replace(llm.spec, kv_dtype=None)))
     with tempfile.TemporaryDirectory(prefix="kvlab-") as folder:
         path = Path(folder) / RECORDING
         record(llm, requests, path)
         recorded = replace(config, executor="none", workload=Choice("recording", {"path": str(path)}))
-        return equal_bytes(llm.num_blocks, stored, own, lambda blocks: replayed_hit_rate(recorded, blocks))
+        return equal_bytes(
+            llm.num_blocks, stored, model_dtype_bytes, lambda blocks: replayed_hit_rate(recorded, blocks)
+        )
 
 
 def summarise(llm: LLM, config: Config) -> dict[str, Any]:

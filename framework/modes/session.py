@@ -161,9 +161,9 @@ class Session:
         if asked is not None and asked > found:
             self.facts["max_model_len_asked"] = asked
         what = "the workload's longest request of {asked} tokens"
-        said = shortened(asked, found, advice) or shortened(needed, found, advice, what=what)
-        if said and not self.in_sweep:
-            complain(said)
+        message = shortened(asked, found, advice) or shortened(needed, found, advice, what=what)
+        if message and not self.in_sweep:
+            complain(message)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """A line of `metrics.jsonl`, and live numbers for the trackers."""
