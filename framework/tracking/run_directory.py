@@ -234,13 +234,13 @@ class RunDirectory:
 
 def _own_folder(path: str | Path) -> Path:
     """The absolute path, if it can be a folder of a run's own."""
-    own = Path(path).absolute()
-    if not str(path).strip() or own.resolve() in (here := Path.cwd().resolve(), *here.parents):
+    folder = Path(path).absolute()
+    if not str(path).strip() or folder.resolve() in (here := Path.cwd().resolve(), *here.parents):
         raise ConfigError(
             f"run.dir={str(path)!r} is no folder of its own: the working directory lies in it; name one, such as "
             f"run.dir=runs/mine"
         )
-    return own
+    return folder
 
 
 def refuse_foreign(path: Path) -> None:

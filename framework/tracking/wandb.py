@@ -106,15 +106,15 @@ class WandbTracker(Tracker):
             (self._folder / _ID).unlink(missing_ok=True)
 
     def _init(self, mode: str, config: Mapping[str, Any], directory: Path, label: RunLabel) -> Any:
-        own: dict[str, Any] = {}
+        identity: dict[str, Any] = {}
         if not os.environ.get("WANDB_SWEEP_ID"):  # an agent has given the run its id and its sweep already
-            own["id"] = _continued_id(directory)
+            identity["id"] = _continued_id(directory)
             if mode == "online":
-                own["resume"] = "allow"
+                identity["resume"] = "allow"
         run = _begin(
             mode,
             directory,
-            **own,
+            **identity,
             project=self._project,
             entity=self._entity,
             group=label.group or None,
