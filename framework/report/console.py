@@ -243,8 +243,8 @@ def print_rows(rows: Sequence[Row], console: Console) -> None:
         console.print(f"modelled: no time was taken; the least that the ceilings of {targets} allow", style="dim")
     found = ((f"{row['backend']} {row['status']}", reason) for row in rows for reason in row.get("reasons") or ())
     reasons = [*dict.fromkeys(found)]
-    for who, reason in reasons[:_MOST_REASONS]:
-        console.print(f"{who}: {reason}", style="red" if who.endswith("failed") else "dim")
+    for subject, reason in reasons[:_MOST_REASONS]:
+        console.print(f"{subject}: {reason}", style="red" if subject.endswith("failed") else "dim")
     if len(reasons) > _MOST_REASONS:
         console.print(f"and {len(reasons) - _MOST_REASONS} more, in {KERNEL}", style="dim")
 

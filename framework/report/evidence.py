@@ -244,8 +244,8 @@ class Evidence:
             if run.number(metric) is not None:
                 rest = tuple(run.settings.get(key) for key in keys if key not in compared)
                 self._runs.setdefault(value, {}).setdefault(Context(rest, run.trace), []).append(run)
-        own = [value for value in self._runs if value[:1] == (baseline,)]
-        self._reference = min(own, key=lambda value: tuple(map(str, value)), default=None)
+        baselines = [value for value in self._runs if value[:1] == (baseline,)]
+        self._reference = min(baselines, key=lambda value: tuple(map(str, value)), default=None)
 
     def comparisons(self) -> list[Comparison]:
         """Every other value against the baseline's, best first; those without a test are among them."""

@@ -93,8 +93,8 @@ class Study:
         self.baseline: Value = None
         if trials is None or baseline is not None:
             self.baseline_key, self.baseline = _chosen_baseline(self.good, self.keys, baseline)
-        own = f"{self.baseline_key}."
-        self.compared_keys = [key for key in self.keys if key == self.baseline_key or key.startswith(own)]
+        prefix = f"{self.baseline_key}."
+        self.compared_keys = [key for key in self.keys if key == self.baseline_key or key.startswith(prefix)]
         self.evidence = Evidence(
             self.good, metric=self.metric, higher_is_better=self.higher_is_better, keys=self.keys,
             compared=self.compared_keys, baseline=self.baseline,
