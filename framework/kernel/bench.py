@@ -110,10 +110,10 @@ def _judge_row(bench: Bench, row: int, loss: Loss | None) -> Verdict:
     tokens = slice(last - count, last)
     blocks = bench.batch.block_tables[row, : -(-context // spec.block_size)].long()
     scales = [_scales_of(scale, blocks) for scale in (pool.k_scale, pool.v_scale)]
-    own = LayerKV(pool.k[blocks].cpu(), pool.v[blocks].cpu(), pool.layout, *scales)
+    row_kv = LayerKV(pool.k[blocks].cpu(), pool.v[blocks].cpu(), pool.layout, *scales)
     case = Case(spec, (context,), (count,))
     batch = batch_of(case, torch.arange(len(blocks), dtype=torch.int32)[None], "cpu")
-    return judge(bench.out[tokens].cpu(), Problem(case, bench.q[tokens].cpu(), own, batch), loss)
+    return judge(bench.out[tokens].cpu(), Problem(case, bench.q[tokens].cpu(), row_kv, batch), loss)
 
 
 def _scales_of(scale: torch.Tensor | None, blocks: torch.Tensor) -> torch.Tensor | None:

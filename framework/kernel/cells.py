@@ -27,8 +27,8 @@ ARCHS = {"h200": "sm_90", "h100": "sm_90", "a100": "sm_80", "l40s": "sm_80"}
 
 def for_device(options: KernelOptions, device: str, block_size: int) -> KernelOptions:
     """The options with every null replaced by what suits the device."""
-    own = _CPU if device == "cpu" else _CUDA
-    changes: dict[str, Any] = {name: value for name, value in own.items() if getattr(options, name) is None}
+    defaults = _CPU if device == "cpu" else _CUDA
+    changes: dict[str, Any] = {name: value for name, value in defaults.items() if getattr(options, name) is None}
     if options.block_size is None:
         changes["block_size"] = (block_size,)
     return replace(options, **changes)
