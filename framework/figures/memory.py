@@ -83,13 +83,13 @@ def _slots(axes: Axes, records: Records, x: npt.NDArray[np.float64]) -> None:
     legend(axes, shown)
 
 
-def _tiers(held: Axes, waiting: Axes, records: Records, x: npt.NDArray[np.float64], tiers: Sequence[int]) -> None:
+def _tiers(resident: Axes, waiting: Axes, records: Records, x: npt.NDArray[np.float64], tiers: Sequence[int]) -> None:
     for index, tier in enumerate(tiers):
         look = {**series_style(index), "marker": ""}
-        held.plot(x, _column(records, f"tier{tier}_blocks"), label=f"tier {tier}", **look)
-    held.set_ylabel("blocks")
-    held.set_ylim(bottom=0)
-    legend(held, len(tiers))
+        resident.plot(x, _column(records, f"tier{tier}_blocks"), label=f"tier {tier}", **look)
+    resident.set_ylabel("blocks")
+    resident.set_ylim(bottom=0)
+    legend(resident, len(tiers))
     waiting.step(x, _column(records, "loading"), where="post", linewidth=1.0)
     waiting.set_ylabel("loading")
     waiting.set_ylim(bottom=0)

@@ -49,12 +49,12 @@ def draw(records: Records) -> Figure | None:
     figure = new_figure(height_in=2.9 + 0.1 * len(origins))
     axes = new_axes(figure)
     floor = np.zeros(bins)
-    for at, (name, top) in enumerate(zip(origins, tops, strict=True)):
-        share = 100 * counts[at].sum() / counts.sum()
+    for index, (name, top) in enumerate(zip(origins, tops, strict=True)):
+        share = 100 * counts[index].sum() / counts.sum()
         axes.fill_between(
             edges, np.append(floor, floor[-1]), np.append(top, top[-1]), step="post", linewidth=0,
-            label=f"{name}, {share:.1f} %", facecolor=COLOURS[at % len(COLOURS)], hatch=HATCHES[at % len(HATCHES)],
-            edgecolor="white",
+            label=f"{name}, {share:.1f} %", facecolor=COLOURS[index % len(COLOURS)],
+            hatch=HATCHES[index % len(HATCHES)], edgecolor="white",
         )  # fmt: skip
         floor = top
     axes.set_xlim(0, len(records))
