@@ -231,7 +231,7 @@ class _Reader:
         ledger, size, request, tokens = self.ledger, self._size, one.request, _tokens(one.request)
         names = one.names[: one.prompt_blocks]
         missed = names[found : found + 1]
-        before = [at for at, keys in enumerate(self._gone, 1) if missed and missed[0] in keys]
+        before = [count for count, keys in enumerate(self._gone, 1) if missed and missed[0] in keys]
         self._remove(before[-1] if before else 0)  # had it been there, it would have been found
         hit = size * min(found, ledger.num_leading(names), (len(tokens) - 1) // size)
         others = ledger.others(tokens, request.namespace) if len(tokens) >= size else ()
