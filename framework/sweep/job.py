@@ -124,8 +124,8 @@ def fail(directory: Path, state: State, reason: str, overrides: Sequence[str] = 
     """Leave `failure.json`, if anything can be written at all; the reason is on standard error as well."""
     with suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True)
-        said = hidden(reason, secrets_of(list(overrides)))
-        write_json(directory / FAILURE, {"status": state, "reason": said, "overrides": masked(list(overrides))})
+        message = hidden(reason, secrets_of(list(overrides)))
+        write_json(directory / FAILURE, {"status": state, "reason": message, "overrides": masked(list(overrides))})
 
 
 def require_sweep_folder(folder: Path) -> None:
