@@ -353,9 +353,9 @@ def _axis(override: Any) -> Axis:
 def add_direction(parser: argparse.ArgumentParser) -> None:
     """`--minimize` and `--maximize`; with neither, the catalogue of results decides."""
     both = parser.add_mutually_exclusive_group()
-    said = "(default: as docs/results.md says of the metric)"
+    default_note = "(default: as docs/results.md says of the metric)"
     both.add_argument(
-        "--minimize", dest="maximize", action="store_false", default=None, help=f"smaller is better {said}"
+        "--minimize", dest="maximize", action="store_false", default=None, help=f"smaller is better {default_note}"
     )
     both.add_argument("--maximize", dest="maximize", action="store_true", default=None, help="larger is better")
 
