@@ -104,8 +104,9 @@ class SharedGroups(Allocator):
         if not isinstance(memory.parents, list) or memory.parents:
             raise InvalidArgument("the memory of a full replay begins with an empty list of parents")
         self._parents: list[int] = memory.parents
-        self._pools = [(pool, max(group.block_bytes for group, own in zip(memory.groups, memory.pools, strict=True)
-                                  if own is pool)) for pool in dict.fromkeys(memory.pools)]  # fmt: skip
+        self._pools = [(pool, max(group.block_bytes
+                                  for group, group_pool in zip(memory.groups, memory.pools, strict=True)
+                                  if group_pool is pool)) for pool in dict.fromkeys(memory.pools)]  # fmt: skip
         self._hasher = BlockHasher(hash, memory.unit)
         self._nodes: dict[BlockHash, int] = {}
         self.names: list[BlockHash] = []
@@ -154,11 +155,11 @@ class SharedGroups(Allocator):
     def fits(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> bool:
         """As vLLM: room for all its tokens, of windows and states as many as it holds at a time."""
         self._check_version(hit)
-        held, needs = self._held(hit), self._beyond(hit, self._most(len(tokens), 1))
+        hit_blocks, needs = self._held(hit), self._beyond(hit, self._most(len(tokens), 1))
         for g, group in enumerate(self.memory.groups):
-            if group.kind == "state" and any((g, block) in self._fresh for block in held[g]):
+            if group.kind == "state" and any((g, block) in self._fresh for block in hit_blocks[g]):
                 return False  # the state is there once the step is over
-        return request.id not in self._runs and self.memory.fits(needs, held)
+        return request.id not in self._runs and self.memory.fits(needs, hit_blocks)
 
     def _check_version(self, hit: Hit) -> None:
         if hit.version != self._version:
@@ -284,9 +285,9 @@ class SharedGroups(Allocator):
         if any(counts) and not memory.fits(counts):
             raise self._out_of_blocks(counts)
         for g, number in written:  # a fork's: whoever writes first takes a copy
-            [own] = memory.take(g, 1)
+            [block] = memory.take(g, 1)
             memory.pools[g].release((run.tables[g][number],))
-            run.tables[g][number] = own
+            run.tables[g][number] = block
             self._copied += 1
         run.take(num_tokens)
         run.shared = False
@@ -346,8 +347,8 @@ class SharedGroups(Allocator):
         made.ends = made.room = num_tokens
         made.tables = [table[: -(-num_tokens // group.block_tokens)]
                        for group, table in zip(groups, run.tables, strict=True)]  # fmt: skip
-        made.published = [min(at, num_tokens // group.block_tokens)
-                          for group, at in zip(groups, run.published, strict=True)]  # fmt: skip
+        made.published = [min(published, num_tokens // group.block_tokens)
+                          for group, published in zip(groups, run.published, strict=True)]  # fmt: skip
         made.gone, made.table, made.num_states = [*run.gone], _NO_TABLE, 0
         self._serve(run)
         for pool, table in zip(self.memory.pools, made.tables, strict=True):
@@ -420,8 +421,8 @@ class SharedGroups(Allocator):
 
     def results(self) -> dict[str, Any]:
         """The numbers of groups beside those that the engine counts."""
-        own = {"hit_tokens", "prompt_tokens", "hit_rate", "num_evictions", "refused_requests"}
-        return {name: value for name, value in self.counts().results().items() if name not in own}
+        engine_counts = {"hit_tokens", "prompt_tokens", "hit_rate", "num_evictions", "refused_requests"}
+        return {name: value for name, value in self.counts().results().items() if name not in engine_counts}
 
     def check(self) -> None:
         faults = []

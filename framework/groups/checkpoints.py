@@ -115,7 +115,7 @@ class AtMost(EveryFew):
     def surplus(self, ends: Sequence[int], asked: Asked) -> Sequence[int]:
         kept = list(ends)
         while len(kept) > max(self.count, 2):
-            gaps = [kept[at + 1] - kept[at - 1] for at in range(1, len(kept) - 1)]
+            gaps = [kept[index + 1] - kept[index - 1] for index in range(1, len(kept) - 1)]
             del kept[1 + gaps.index(min(gaps))]
         return sorted(set(ends) - set(kept))
 

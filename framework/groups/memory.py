@@ -65,8 +65,8 @@ class Memory:
         wide, finds = [group.block_tokens // self.unit for group in self.groups], [pool.find for pool in self.pools]
 
         def present(group: int, block: int) -> bool:
-            at = (block + 1) * wide[group] - 1
-            return at < len(path) and finds[group](group, path[at]) > 0
+            position = (block + 1) * wide[group] - 1
+            return position < len(path) and finds[group](group, path[position]) > 0
 
         return find_hit(self.groups, present, limit)
 
@@ -82,12 +82,12 @@ class Memory:
         return all(sum(counts[g] for g, other in enumerate(self.pools) if other is pool) <= pool.num_blocks
                    for pool in dict.fromkeys(self.pools))  # fmt: skip
 
-    def fits(self, counts: Sequence[int], held: Sequence[Sequence[int]] = ()) -> bool:
+    def fits(self, counts: Sequence[int], used_blocks: Sequence[Sequence[int]] = ()) -> bool:
         """Whether so many blocks of each group can be taken once these, by group, are in use. Pure."""
         for pool in dict.fromkeys(self.pools):
-            own = [g for g, other in enumerate(self.pools) if other is pool]
-            idle = sum(not pool.ref[block] for g in own for block in held[g]) if held else 0
-            if sum(counts[g] for g in own) + idle > len(pool.free) + pool.unreferenced:
+            members = [g for g, other in enumerate(self.pools) if other is pool]
+            idle = sum(not pool.ref[block] for g in members for block in used_blocks[g]) if used_blocks else 0
+            if sum(counts[g] for g in members) + idle > len(pool.free) + pool.unreferenced:
                 return False
         return True
 
@@ -273,14 +273,14 @@ class TwoLevel(Memory):
             self.pages.num_blocks
         )
 
-    def fits(self, counts: Sequence[int], held: Sequence[Sequence[int]] = ()) -> bool:
+    def fits(self, counts: Sequence[int], used_blocks: Sequence[Sequence[int]] = ()) -> bool:
         """Of pages that `take` would give up one is as good as the other here, so it may say no where it could."""
         smalls: list[Any] = [*self.pools]
-        held = held or [()] * len(smalls)
-        busy = [small.busy(blocks) for small, blocks in zip(smalls, held, strict=True)]
+        used_blocks = used_blocks or [()] * len(smalls)
+        busy = [small.busy(blocks) for small, blocks in zip(smalls, used_blocks, strict=True)]
         idle = self._idle_pages()
         idle -= sum(len(pages) - len(small.busy()) for small, pages in zip(smalls, busy, strict=True))
-        for small, count, pages, blocks in zip(smalls, counts, busy, held, strict=True):
+        for small, count, pages, blocks in zip(smalls, counts, busy, used_blocks, strict=True):
             lacking, idle = small.lacks(count, pages, blocks, idle)
             if lacking > 0 or idle < 0:
                 return False
@@ -315,8 +315,8 @@ class _SmallBlocks(Pool):
         """Pages of this group with a block in use, these blocks among them."""
         return {page for page, used in self._used.items() if used} | {self._page_of(b) for b in blocks}
 
-    def lacks(self, count: int, busy: set[int], held: Sequence[int], idle: int) -> tuple[int, int]:
-        """How many of `count` blocks could not be had, with `held` in use in the pages `busy`; and what is left of
+    def lacks(self, count: int, busy: set[int], blocks: Sequence[int], idle: int) -> tuple[int, int]:
+        """How many of `count` blocks could not be had, with `blocks` in use in the pages `busy`; and what is left of
         `idle` pages that nobody uses."""
         for page in self._open if count else ():
             if count > 0 and (page in busy or idle > 0):
@@ -327,7 +327,7 @@ class _SmallBlocks(Pool):
             pages = min(idle, -(-count // self._width))
             idle, count = idle - pages, count - pages * self._width
         if count > 0:
-            kept = set(held)
+            kept = set(blocks)
             count -= sum(self.candidate[b] for page in busy for b in self._of(page) if b not in kept)
         return count, idle
 

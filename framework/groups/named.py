@@ -209,10 +209,10 @@ class Quota(EvictionPolicy):
 
     def _each(self, blocks: Sequence[BlockId], now: PolicyTime, hook: str, by: int) -> None:
         for g, order in enumerate(self._orders):
-            own = [block for block in blocks if self._group[block] == g]
-            if own:
-                self._candidates[g] += by * len(own)
-                getattr(order, hook)(own, now)
+            group_blocks = [block for block in blocks if self._group[block] == g]
+            if group_blocks:
+                self._candidates[g] += by * len(group_blocks)
+                getattr(order, hook)(group_blocks, now)
 
 
 SHARINGS = ("one_pool", "pool_per_group", "two_levels")

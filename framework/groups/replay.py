@@ -62,9 +62,9 @@ class GroupCounts:
             mean[name] = np.mean(rows, axis=0) if rows else np.zeros(len(self.kinds))
         by_kind: dict[str, int] = {}
         for kind in dict.fromkeys(self.kinds):
-            own = [g for g, other in enumerate(self.kinds) if other == kind]
-            by_kind[f"{kind}_hit_tokens"] = int(self.could[:, own].min(axis=1).sum())
-            by_kind[f"{kind}_lost_tokens"] = int(self.lost[:, own].sum())
+            columns = [g for g, other in enumerate(self.kinds) if other == kind]
+            by_kind[f"{kind}_hit_tokens"] = int(self.could[:, columns].min(axis=1).sum())
+            by_kind[f"{kind}_lost_tokens"] = int(self.lost[:, columns].sum())
         return {
             "hit_tokens": int(self.hits.sum()),
             "prompt_tokens": total,
@@ -150,12 +150,12 @@ def steps(asked: Asked, memory: Memory, pauses: Sequence[int], chunk_tokens: int
     Where groups have states, a prefill chunk ends with a block, at the replay boundary and at each of `pauses`, since a
     state is there only where a step ends. Decoding is one token a step.
     """
-    at, block = asked.hit, state_tokens(memory)
-    while at < asked.total:
-        most = min(at + chunk_tokens, asked.prompt) if at < asked.prompt else at + 1
-        end = step_end(asked, block, pauses, at, most, chunk_tokens)
-        yield at, end
-        at = end
+    start, block = asked.hit, state_tokens(memory)
+    while start < asked.total:
+        most = min(start + chunk_tokens, asked.prompt) if start < asked.prompt else start + 1
+        end = step_end(asked, block, pauses, start, most, chunk_tokens)
+        yield start, end
+        start = end
 
 
 def state_tokens(memory: Memory) -> int:
@@ -163,20 +163,20 @@ def state_tokens(memory: Memory) -> int:
     return max((group.block_tokens for group in memory.groups if group.kind == "state"), default=0)
 
 
-def step_end(asked: Asked, block: int, pauses: Sequence[int], at: int, end: int, chunk_tokens: int) -> int:
-    """Where a step that goes on from `at` and could compute up to `end` ends; at `at`: it waits for more room.
+def step_end(asked: Asked, block: int, pauses: Sequence[int], start: int, end: int, chunk_tokens: int) -> int:
+    """Where a step that goes on from `start` and could compute up to `end` ends; at `start`: it waits for more room.
 
     Args:
         block: see `state_tokens`. chunk_tokens: most that a step computes of one request.
     """
-    if not block or at >= asked.prompt:
+    if not block or start >= asked.prompt:
         return end
-    if end < asked.prompt and (end // block * block > at or block <= chunk_tokens):
-        end = max(at, end // block * block)
-    stops = [*asked.replays, *(at + (stop - at) // block * block for stop in pauses)]
-    if at % block:
-        stops.append((at // block + 1) * block)
-    return min((stop for stop in stops if at < stop < end), default=end)
+    if end < asked.prompt and (end // block * block > start or block <= chunk_tokens):
+        end = max(start, end // block * block)
+    stops = [*asked.replays, *(start + (stop - start) // block * block for stop in pauses)]
+    if start % block:
+        stops.append((start // block + 1) * block)
+    return min((stop for stop in stops if start < stop < end), default=end)
 
 
 class Run:
@@ -268,9 +268,9 @@ class Run:
     def leave(self) -> None:
         """Let go of all blocks, group by group, deepest first."""
         for g, table in enumerate(self.tables):
-            held = [block for block in reversed(table) if block]
-            if held:
-                self.memory.pools[g].release(held)
+            blocks = [block for block in reversed(table) if block]
+            if blocks:
+                self.memory.pools[g].release(blocks)
 
 
 def give_up(memory: Memory, path: Sequence[int], rule: CheckpointRule, asked: Asked) -> None:

@@ -26,12 +26,12 @@ class WindowedHit(Hit):
     """A Hit, and what the blocks of the window or state made of it.
 
     Attributes:
-        held: all leading blocks that the full group holds.
+        full_blocks: all leading blocks that the full group holds.
         reach: tokens up to which blocks will be loaded; 0 for none. The window's table begins where it is needed there.
     """
 
     found: GroupHit | None = None
-    held: tuple[BlockId, ...] = ()
+    full_blocks: tuple[BlockId, ...] = ()
     reach: int = 0
 
 
@@ -107,11 +107,11 @@ class GroupedAllocator(Allocator):
         names, named = hit.hashes, self._named
         found = find_hit(self.groups[1:], lambda _, block: names[block] in named, hit.num_tokens)
         blocks = hit.blocks[: found.tokens // self.block_size]
-        return WindowedHit(found.tokens, blocks, names, self._version, found=found, held=tuple(hit.blocks))
+        return WindowedHit(found.tokens, blocks, names, self._version, found=found, full_blocks=tuple(hit.blocks))
 
     def reaching(self, hit: WindowedHit, num_tokens: int) -> WindowedHit:
         """`hit` for a request that then loads what it lacks up to `num_tokens`: of the window, it gets fresh blocks."""
-        blocks = hit.held[: num_tokens // self.block_size]
+        blocks = hit.full_blocks[: num_tokens // self.block_size]
         return replace(hit, num_tokens=len(blocks) * self.block_size, blocks=blocks, reach=num_tokens)
 
     def _hits(self, hit: Hit) -> tuple[Hit, Hit]:
@@ -134,24 +134,24 @@ class GroupedAllocator(Allocator):
         blocks = (BlockId(0),) * needed.start + tuple(map(self._named.__getitem__, names))
         return whole, Hit(hit.num_tokens, blocks, hit.hashes, self.window.version, needed.start)
 
-    def _window_fits(self, request: RequestInfo, tokens: TokenArray, own: Hit, room: int) -> bool:
-        return self.window.fits(request, tokens[:room], replace(own, hashes=()))
+    def _window_fits(self, request: RequestInfo, tokens: TokenArray, hit: Hit, room: int) -> bool:
+        return self.window.fits(request, tokens[:room], replace(hit, hashes=()))
 
     def fits(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> bool:
-        whole, own = self._hits(hit)
-        return self.full.fits(request, tokens, whole) and self._window_fits(request, tokens, own, _room(hit))
+        whole, window_hit = self._hits(hit)
+        return self.full.fits(request, tokens, whole) and self._window_fits(request, tokens, window_hit, _room(hit))
 
     def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
-        whole, own = self._hits(hit)
+        whole, window_hit = self._hits(hit)
         known = request.id in self.full.tables() or not len(tokens)  # which the full group refuses by name
-        if not known and not self._window_fits(request, tokens, own, _room(hit)):
+        if not known and not self._window_fits(request, tokens, window_hit, _room(hit)):
             raise OutOfBlocks(
                 f"the {self.groups[1].kind}'s group has no room beside {self.window.pool.used} used of "
                 f"{self.window.num_blocks} blocks; preempt a request"
             )
         self.full.allocate(request, tokens, whole, num_tokens)
         try:
-            self.window.allocate(request, tokens, own, _room(hit))
+            self.window.allocate(request, tokens, window_hit, _room(hit))
         except BaseException:
             self.full.free(request.id)
             raise
@@ -163,7 +163,7 @@ class GroupedAllocator(Allocator):
             asked = Asked(prompt=len(tokens), total=request.max_total_tokens, hit=hit.num_tokens, junction=junction,
                           step=self.block_size)  # fmt: skip
             self._places[request.id] = frozenset(Retention(0).places(asked))
-        self._found_tokens += own.num_tokens if found is None else found.tokens
+        self._found_tokens += window_hit.num_tokens if found is None else found.tokens
         self._note_peak()
 
     def _note_peak(self) -> None:
@@ -174,13 +174,13 @@ class GroupedAllocator(Allocator):
     def extend(self, request: RequestId, num_tokens: int) -> TableChange:
         for part in self.parts:
             part.plan_extend(request, num_tokens)
-        change, own = (part.extend(request, num_tokens) for part in self.parts)
+        change, window_change = (part.extend(request, num_tokens) for part in self.parts)
         self._note_peak()
-        return _both(change, own)
+        return _both(change, window_change)
 
     def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
-        own = self.window.commit(request, tokens)  # first: it has less room
-        return _both(self.full.commit(request, tokens), own)
+        window_change = self.window.commit(request, tokens)  # first: it has less room
+        return _both(self.full.commit(request, tokens), window_change)
 
     def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
         for part in self.parts:
@@ -189,13 +189,13 @@ class GroupedAllocator(Allocator):
             raise InvalidArgument(f"fork of {num_tokens} tokens from request {parent}, whose state is after {done}")
         change = self.full.fork(parent, child, num_tokens)
         try:
-            own = self.window.fork(parent, child, num_tokens)
+            window_change = self.window.fork(parent, child, num_tokens)
         except BaseException:
             self.full.free(child.id)
             raise
         self._places[child.id] = self._places.get(parent, frozenset())
         self._note_peak()
-        return _both(change, own)
+        return _both(change, window_change)
 
     def unref_leading(self, request: RequestId, num_tokens: int) -> int:
         """The window has passed these; `table`, the full group's, keeps all its entries."""
@@ -211,7 +211,9 @@ class GroupedAllocator(Allocator):
         if self.groups[1].kind == "state":
             self._thinning = True
             try:
-                self.window.forget([block for at, block in enumerate(blocks, first) if not self.keeps(request, at)])
+                self.window.forget(
+                    [block for index, block in enumerate(blocks, first) if not self.keeps(request, index)]
+                )
             finally:
                 self._thinning = False
 
@@ -240,9 +242,9 @@ class GroupedAllocator(Allocator):
             self.window.reset()  # of one request too: what the window has passed may be cached, and no table names it
 
     def stats(self) -> AllocatorStats:
-        own = self.window.stats()
+        window_stats = self.window.stats()
         whole = self.full.stats()
-        return replace(whole, copied_blocks=whole.copied_blocks + own.copied_blocks)
+        return replace(whole, copied_blocks=whole.copied_blocks + window_stats.copied_blocks)
 
     def results(self) -> dict[str, int]:
         """Of each group its capacity, the most in use and what is cached, in bytes, and evictions; tokens found and
@@ -263,17 +265,21 @@ class GroupedAllocator(Allocator):
             part.check()
         tables = [part.tables() for part in self.parts]
         if tables[0].keys() != tables[1].keys():
-            faults.append(f"groups hold tables of {[sorted(held) for held in tables]}")
-        for request, own in tables[1].items():
+            faults.append(f"groups hold tables of {[sorted(requests) for requests in tables]}")
+        for request, window_table in tables[1].items():
             whole = tables[0].get(request)
-            if whole is not None and (whole.num_null or whole.committed != own.committed):
+            if whole is not None and (whole.num_null or whole.committed != window_table.committed):
                 faults.append(
-                    f"request {request}: {whole.committed} and {own.committed} committed, null {whole.num_null}"
+                    f"request {request}: {whole.committed} and {window_table.committed} committed, "
+                    f"null {whole.num_null}"
                 )
-            if own.num_null > self.groups[1].first(own.committed):
-                faults.append(f"request {request}: {own.num_null} blocks gone of a window at {own.committed} tokens")
-        held = self.window.pool.block_hash
-        if self._named != {held[block]: block for block in range(1, len(held)) if held[block] is not None}:
+            if window_table.num_null > self.groups[1].first(window_table.committed):
+                faults.append(
+                    f"request {request}: {window_table.num_null} blocks gone of a window at "
+                    f"{window_table.committed} tokens"
+                )
+        names = self.window.pool.block_hash
+        if self._named != {names[block]: block for block in range(1, len(names)) if names[block] is not None}:
             faults.append("the window's names are not those of its published blocks")
         if faults:
             raise InvariantViolation("GroupedAllocator: " + "; ".join(faults))
@@ -343,9 +349,9 @@ def reach(group: KVGroup) -> int:
     return group.length or 2
 
 
-def _both(change: TableChange, own: TableChange) -> TableChange:
+def _both(change: TableChange, window_change: TableChange) -> TableChange:
     """The full group's change, with the window's copies."""
-    if not own.copies:
+    if not window_change.copies:
         return change
-    copies = tuple(BlockCopy(copy.source, copy.destination, 1) for copy in own.copies)
+    copies = tuple(BlockCopy(copy.source, copy.destination, 1) for copy in window_change.copies)
     return TableChange(change.start, change.copies + copies)

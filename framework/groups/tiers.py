@@ -48,31 +48,31 @@ class GroupedTiers(EngineTiers):
         self._further.committed(seq, before, after, lambda index: self._groups.keeps(seq.id, index))
 
     def plan(self, seq: Row, hit: Hit) -> Plan | None:
-        first, own, size = self.placement, self._further, self._size
+        first, further, size = self.placement, self._further, self._size
         limit = (len(seq.tokens) - 1) // size
-        if not isinstance(hit, WindowedHit) or hit.num_tokens >= limit * size or first.off or own.off:
+        if not isinstance(hit, WindowedHit) or hit.num_tokens >= limit * size or first.off or further.off:
             return None
         if seq.id in self._loads_no_more:
             return None
         self.flush()  # what was evicted since lies in no pool
-        held, path = len(hit.held), list(hit.hashes[:limit])
-        places = [0] * held
-        if held < limit and first.holds(path[held]):
+        num_full, path = len(hit.full_blocks), list(hit.hashes[:limit])
+        places = [0] * num_full
+        if num_full < limit and first.holds(path[num_full]):
             with first.sound():
                 if first.rule.wants_load:
                     first.contents.learn(path)
-                in_pool = [n < held or key in first.pool for n, key in enumerate(path)]
+                in_pool = [n < num_full or key in first.pool for n, key in enumerate(path)]
                 places = first.lower.find(path, in_pool, first.now)
         window = self._groups.groups[1]
-        resumed = find_hit([window], lambda _, n: own.holds(path[n]), len(places) * size).tokens
+        resumed = find_hit([window], lambda _, n: further.holds(path[n]), len(places) * size).tokens
         if resumed <= hit.num_tokens:
             return None
         found, end, needed = hit.num_tokens // size, resumed // size, window.needs(resumed)
         wanted = [
-            Wanted(first, min(held, end), path[held:end], places[held:end]),
-            Wanted(own, needed.start, path[needed.start : needed.stop], []),
+            Wanted(first, min(num_full, end), path[num_full:end], places[num_full:end]),
+            Wanted(further, needed.start, path[needed.start : needed.stop], []),
         ]
-        wanted[1].places = [0 if key in own.pool else own.lower.where(key) for key in wanted[1].keys]
+        wanted[1].places = [0 if key in further.pool else further.lower.where(key) for key in wanted[1].keys]
         if not any(place for part in wanted for place in part.places):
             return None
         origins = [0] * found + [max(place, *wanted[1].places) for place in places[found:end]]
@@ -89,11 +89,11 @@ class GroupedTiers(EngineTiers):
         self._loads_no_more.discard(seq.id)
         last = seq.committed // self._size
         if last and not self._groups.keeps(seq.id, last - 1):
-            own = self._further
-            key = own.names.get(int(own.table(seq.id)[last - 1]))
-            if key is not None and key in own.pool and not own.off:
-                with own.sound():
-                    own.written(key)
+            further = self._further
+            key = further.names.get(int(further.table(seq.id)[last - 1]))
+            if key is not None and key in further.pool and not further.off:
+                with further.sound():
+                    further.written(key)
 
 
 def grouped_tier_maker(
