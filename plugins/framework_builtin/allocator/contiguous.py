@@ -90,7 +90,7 @@ class ContiguousAllocator(Allocator):
         size = -(-self.reserved_tokens(num_tokens, max_total_tokens) // self.block_size)
         if num_tokens > self._limit:
             return -1, size
-        return next((at for at, room in enumerate(self._sizes) if room >= size), -1), size
+        return next((index for index, room in enumerate(self._sizes) if room >= size), -1), size
 
     def fits(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> bool:
         self._check_hit(request, hit)
@@ -122,20 +122,20 @@ class ContiguousAllocator(Allocator):
             raise DuplicateRequest(f"request {request.id} holds a run already; free it first")
 
     def _take(self, num_tokens: int, request: RequestInfo) -> _Run:
-        at, size = self._find(num_tokens, request.max_total_tokens)
-        if at < 0:
+        index, size = self._find(num_tokens, request.max_total_tokens)
+        if index < 0:
             if num_tokens > self._limit:
                 raise OutOfBlocks(f"{num_tokens} tokens pass the longest reservation, {self._limit} tokens")
             raise OutOfBlocks(
                 f"need a run of {size} blocks, have {self._free} free of {self.num_blocks} and the longest run is "
                 f"{max(self._sizes, default=0)}; preempt a request or raise cache.num_blocks"
             )
-        first = self._starts[at]
-        if self._sizes[at] == size:
-            del self._starts[at], self._sizes[at]
+        first = self._starts[index]
+        if self._sizes[index] == size:
+            del self._starts[index], self._sizes[index]
         else:
-            self._starts[at] += size
-            self._sizes[at] -= size
+            self._starts[index] += size
+            self._sizes[index] -= size
         self._free -= size
         return _Run(first, size)
 
@@ -173,12 +173,12 @@ class ContiguousAllocator(Allocator):
             raise InvalidArgument(
                 f"fork of {num_tokens} tokens from request {parent}, which reserved {run.size * self.block_size}"
             )
-        own = self._runs[child.id] = self._take(num_tokens, child)
-        own.committed = num_tokens
-        held = -(-num_tokens // self.block_size)
-        self._copied_blocks += held
+        child_run = self._runs[child.id] = self._take(num_tokens, child)
+        child_run.committed = num_tokens
+        num_copies = -(-num_tokens // self.block_size)
+        self._copied_blocks += num_copies
         self._version += 1
-        pairs = ((BlockId(run.first + index), BlockId(own.first + index)) for index in range(held))
+        pairs = ((BlockId(run.first + index), BlockId(child_run.first + index)) for index in range(num_copies))
         return TableChange(0, tuple(BlockCopy(source, destination) for source, destination in pairs))
 
     def free(self, request: RequestId, next_use: object = ()) -> None:
@@ -187,15 +187,15 @@ class ContiguousAllocator(Allocator):
         self._version += 1
         self._free += run.size
         starts, sizes = self._starts, self._sizes
-        at = bisect_left(starts, run.first)
-        starts.insert(at, run.first)
-        sizes.insert(at, run.size)
-        if at + 1 < len(starts) and starts[at] + sizes[at] == starts[at + 1]:
-            sizes[at] += sizes.pop(at + 1)
-            del starts[at + 1]
-        if at and starts[at - 1] + sizes[at - 1] == starts[at]:
-            sizes[at - 1] += sizes.pop(at)
-            del starts[at]
+        index = bisect_left(starts, run.first)
+        starts.insert(index, run.first)
+        sizes.insert(index, run.size)
+        if index + 1 < len(starts) and starts[index] + sizes[index] == starts[index + 1]:
+            sizes[index] += sizes.pop(index + 1)
+            del starts[index + 1]
+        if index and starts[index - 1] + sizes[index - 1] == starts[index]:
+            sizes[index - 1] += sizes.pop(index)
+            del starts[index]
 
     def table(self, request: RequestId, group: int = 0) -> npt.NDArray[np.int32]:
         run = self._run(request)
@@ -226,13 +226,13 @@ class ContiguousAllocator(Allocator):
             faults.append(f"I3: free runs overlap, touch or are out of order: {free}")
         if self._free != sum(self._sizes):
             faults.append(f"I1: the free runs hold {sum(self._sizes)} blocks, the count says {self._free}")
-        at = 1
+        expected = 1
         for start, size in sorted([*free, *((run.first, run.size) for run in self._runs.values())]):
-            if start != at:
-                faults.append(f"I1: runs overlap or leave a hole before block {start}; {at} was expected")
-            at = start + size
-        if at != self.num_blocks + 1:
-            faults.append(f"I11: the runs end at block {at - 1}, the pool at {self.num_blocks}")
+            if start != expected:
+                faults.append(f"I1: runs overlap or leave a hole before block {start}; {expected} was expected")
+            expected = start + size
+        if expected != self.num_blocks + 1:
+            faults.append(f"I11: the runs end at block {expected - 1}, the pool at {self.num_blocks}")
         for request, run in self._runs.items():
             if not 0 <= run.committed <= run.size * self.block_size:
                 faults.append(f"I12: request {request} committed {run.committed} tokens in {run.size} blocks")

@@ -35,10 +35,10 @@ class GatherBackend(DenseBackend):
         heads, dim = self.spec.num_kv_heads, self.spec.head_dim
         padded = max(len(blocks), -(-self._longest // size)) * size
         k, v = pool.k.new_zeros(padded, heads, dim), pool.v.new_zeros(padded, heads, dim)
-        for at, block in enumerate(blocks):
+        for index, block in enumerate(blocks):
             for stored, dense in ((pool.k, k), (pool.v, v)):
                 tokens = stored[block] if pool.layout == "NHD" else stored[block].transpose(0, 1)
-                dense[at * size : (at + 1) * size] = tokens
+                dense[index * size : (index + 1) * size] = tokens
         return k[:context], v[:context]
 
     def attend_one(self, q: Tensor, k: Tensor, v: Tensor, row: Row) -> Tensor:

@@ -60,8 +60,8 @@ class Chunks:
 
     Attributes:
         tokens: (R,) int64, their packed queries.
-        at: (P, L) int64, each token's place in the flattened pool, of kv head 0; padding repeats the row's last token.
-        values: (P, H, L) int64, as `at`, of each query head's V; (P, 0, L) where `embedding_bag` does not sum them.
+        places: (P, L) int64, of each token in the flattened pool, kv head 0's; padding repeats the row's last token.
+        values: (P, H, L) int64, as `places`, of each query head's V; (P, 0, L) where `embedding_bag` does not sum them.
         rows, counts, offsets: (P,) int64: a chunk's row among these, its tokens, and the first one's position less
             the query's (at most 0).
         merge: (at least R, at least X) int64, each row's chunks; -1 for none.
@@ -69,7 +69,7 @@ class Chunks:
     """
 
     tokens: Tensor
-    at: Tensor
+    places: Tensor
     values: Tensor
     rows: Tensor
     counts: Tensor
@@ -85,13 +85,13 @@ def cut(spec: AttentionSpec, batch: Batch, rows: Arrays, contexts: Arrays, start
     spans = lengths if spec.sliding_window is None else np.minimum(lengths, spec.sliding_window)
     counts = -(-spans // CHUNK)
     group = np.zeros(len(rows), dtype=np.int64)
-    filled = at = 0
+    filled = last = 0
     for row, count in enumerate(counts.tolist()):
         if filled and filled + count > _CHUNKS_AT_ONCE:
-            at, filled = at + 1, 0
+            last, filled = last + 1, 0
         filled += count
-        group[row] = at
-    for number in range(at + 1):
+        group[row] = last
+    for number in range(last + 1):
         some = np.nonzero(group == number)[0]
         yield _cut(spec, batch, rows[some], lengths[some], spans[some], counts[some], starts)
 
@@ -109,14 +109,14 @@ def _cut(
     with torch.inference_mode():  # always, or never: the compiled function depends on it
         tables = batch.block_tables[tensor(rows)]
         block = tables[tensor(row)[:, None], tensor(position // size)].long()
-        at = block * (size if spec.layout == "NHD" else spec.num_kv_heads * size) + tensor(position % size)
+        places = block * (size if spec.layout == "NHD" else spec.num_kv_heads * size) + tensor(position % size)
         lowest, highest = block.aminmax()
         head = torch.arange(_bagged_heads(spec)) // (spec.num_heads // spec.num_kv_heads)
         scale, step = (spec.num_kv_heads, 1) if spec.layout == "NHD" else (1, size)
         return Chunks(
             tensor(starts[rows]),
-            _sized(at),
-            _sized(at[:, None] * scale + head[:, None] * step),
+            _sized(places),
+            _sized(places[:, None] * scale + head[:, None] * step),
             _sized(tensor(row).clone()),
             _sized(tensor(np.minimum(CHUNK, lengths[row] - first)).clone()),
             _sized(tensor(first - lengths[row] + 1).clone()),
@@ -173,14 +173,14 @@ class CompiledDecode:
             wrong = chunks.lowest if chunks.lowest < 0 else chunks.highest
             raise InvalidArgument(f"a block table names block {wrong}, the pool has blocks 0 to {len(pool.k) - 1}")
         with torch.inference_mode():
-            at = chunks.tokens
-            where = (chunks.at, chunks.values, chunks.rows, chunks.counts, chunks.offsets, chunks.merge)
+            tokens = chunks.tokens
+            where = (chunks.places, chunks.values, chunks.rows, chunks.counts, chunks.offsets, chunks.merge)
             found, sums = self._run(
-                _sized(q[at]), _sized(pool.k), _sized(pool.v), *where, pool.sinks, pool.alibi_slopes
+                _sized(q[tokens]), _sized(pool.k), _sized(pool.v), *where, pool.sinks, pool.alibi_slopes
             )
-            out[at] = found[: len(at)]
+            out[tokens] = found[: len(tokens)]
             if lse is not None:
-                lse[at] = sums[: len(at)].to(lse.dtype)
+                lse[tokens] = sums[: len(tokens)].to(lse.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +226,11 @@ def _compiled(key: _Key) -> tuple[_Run, float]:
             torch.zeros(32, key.num_heads, dim, dtype=dtype),
             [torch.zeros(256, dtype=torch.int64) for _ in "abc"],
         )
-        at, merge = torch.zeros(256, CHUNK, dtype=torch.int64), torch.zeros(32, 8, dtype=torch.int64)
+        places, merge = torch.zeros(256, CHUNK, dtype=torch.int64), torch.zeros(32, 8, dtype=torch.int64)
         values = torch.zeros(256, _bagged_heads(key), CHUNK, dtype=torch.int64)
         per_head = torch.zeros(key.num_heads)
         run(
-            _sized(q), *map(_sized, pools), *map(_sized, (at, values, *integers)), _sized(merge, 1),
+            _sized(q), *map(_sized, pools), *map(_sized, (places, values, *integers)), _sized(merge, 1),
             per_head if key.sinks else None, per_head if key.alibi else None,
         )  # fmt: skip
     return run, time.perf_counter() - begin
@@ -241,7 +241,7 @@ def _decode(
     q: Tensor,
     k_pool: Tensor,
     v_pool: Tensor,
-    at: Tensor,
+    places: Tensor,
     values: Tensor,
     rows: Tensor,
     counts: Tensor,
@@ -257,7 +257,7 @@ def _decode(
     """
     heads, dim, group = key.num_kv_heads, key.head_dim, key.num_heads // key.num_kv_heads
     wide = torch.promote_types(q.dtype, torch.float32)
-    k, mine = _tokens(key, k_pool, at).to(wide), q.to(wide).view(-1, heads, group, dim)[rows]
+    k, mine = _tokens(key, k_pool, places).to(wide), q.to(wide).view(-1, heads, group, dim)[rows]
     scores = _products(key, mine, k) * key.scale
     if key.soft_cap is not None:
         scores = key.soft_cap * torch.tanh(scores / key.soft_cap)
@@ -268,7 +268,7 @@ def _decode(
     scores = torch.where((token < counts[:, None])[:, None, None], scores, -math.inf)
     top = scores.amax(-1)
     weights = torch.exp(scores - top[..., None])
-    return _merged(key, q, top, weights.sum(-1), _summed(key, v_pool, at, values, weights), merge, sinks)
+    return _merged(key, q, top, weights.sum(-1), _summed(key, v_pool, places, values, weights), merge, sinks)
 
 
 def _products(key: _Key, mine: Tensor, k: Tensor) -> Tensor:
@@ -286,7 +286,7 @@ def _products(key: _Key, mine: Tensor, k: Tensor) -> Tensor:
     return torch.stack([(mine[:, :, g, None] * k).sum(-1) for g in range(group)], 2)
 
 
-def _summed(key: _Key, v_pool: Tensor, at: Tensor, values: Tensor, weights: Tensor) -> Tensor:
+def _summed(key: _Key, v_pool: Tensor, places: Tensor, values: Tensor, weights: Tensor) -> Tensor:
     """(P, K, G, D), the chunks' sums of V times `weights` (P, K, G, L).
 
     NOTE: in float32 by torch's embedding_bag, which fetches the rows ahead: 0.6 ms where inductor's loop, which meets
@@ -298,16 +298,16 @@ def _summed(key: _Key, v_pool: Tensor, at: Tensor, values: Tensor, weights: Tens
         bags, weight_of = values.view(-1, CHUNK), weights.reshape(-1, CHUNK)
         summed = F.embedding_bag(bags, v_pool.view(-1, dim), mode="sum", per_sample_weights=weight_of)
         return summed.view(-1, heads, group, dim)
-    v = _tokens(key, v_pool, at).to(weights.dtype)
+    v = _tokens(key, v_pool, places).to(weights.dtype)
     return torch.stack([(weights[:, :, g].transpose(1, 2)[..., None] * v).sum(1) for g in range(group)], 2)
 
 
-def _tokens(key: _Key, pool: Tensor, at: Tensor) -> Tensor:
+def _tokens(key: _Key, pool: Tensor, places: Tensor) -> Tensor:
     """(P, L, K, D) of a flattened pool."""
     if key.layout == "NHD":
-        return pool.view(-1, key.num_kv_heads, key.head_dim)[at]
+        return pool.view(-1, key.num_kv_heads, key.head_dim)[places]
     head = torch.arange(key.num_kv_heads) * key.block_size
-    return pool.view(-1, key.head_dim)[at[:, :, None] + head]
+    return pool.view(-1, key.head_dim)[places[:, :, None] + head]
 
 
 def _merged(

@@ -82,11 +82,11 @@ class Tiler:
         order = np.argsort(spans, kind="stable")
         rows, sizes = rows[order], spans[order] * self._token_bytes
         first, padding = 0, 0
-        for at in range(1, len(rows)):
-            padding += int(sizes[at] - sizes[at - 1]) * (at - first)
-            if (at - first + 1) * int(sizes[at]) > self._tile_bytes or padding > _CALL_BYTES:
-                yield rows[first:at]
-                first, padding = at, 0
+        for end in range(1, len(rows)):
+            padding += int(sizes[end] - sizes[end - 1]) * (end - first)
+            if (end - first + 1) * int(sizes[end]) > self._tile_bytes or padding > _CALL_BYTES:
+                yield rows[first:end]
+                first, padding = end, 0
         if len(rows):
             yield rows[first:]
 
@@ -114,8 +114,8 @@ class Tiler:
         step = count if causal else max(1, _MASK_ELEMENTS // context)
         if chunked:
             step = min(step, _RUNNING_QUERIES)
-        for at in range(0, count, step):
-            queries = np.arange(context - count + at, context - count + min(at + step, count))
+        for offset in range(0, count, step):
+            queries = np.arange(context - count + offset, context - count + min(offset + step, count))
             low = 0 if window is None else max(0, int(queries[0]) - window + 1)
             keys = np.arange(low, int(queries[-1]) + 1)
             mask = None
@@ -125,7 +125,7 @@ class Tiler:
                     seen &= keys[None, :] > queries[:, None] - window
                 mask = torch.zeros(seen.shape, dtype=getattr(torch, self.spec.dtype))
                 mask = mask.masked_fill_(torch.from_numpy(~seen), -math.inf)[None, None].to(batch.block_tables.device)
-            tokens = np.arange(start + at, start + at + len(queries))
+            tokens = np.arange(start + offset, start + offset + len(queries))
             yield self._tile(batch, np.array([row]), tokens, queries[None], keys[None], mask, causal)
 
     def _tile(

@@ -218,7 +218,7 @@ class GroupedPolicy(EvictionPolicy):
         for group, used in before.items():
             self.returned(group, max(0.0, self.asked - group.start), used)
             group.count -= used
-        self.num_fresh = next((at for at, block in enumerate(blocks) if group_of[block] is not None), len(blocks))
+        self.num_fresh = next((index for index, block in enumerate(blocks) if group_of[block] is not None), len(blocks))
         self.group(blocks, facts, gap)
         if len(self._heap) > 64 + 4 * self._num_candidates:
             self._stale = True
@@ -311,12 +311,12 @@ class Shadow:
 
     def use(self, group: Group, used: int, *, resident: bool) -> None:
         """A request takes blocks of a group into use. Those that LRU would have held are its hits and stay."""
-        held = min(used, group.shadow)
-        group.shadow -= held
-        group.shadow_hits += held
-        self._held -= held
+        hits = min(used, group.shadow)
+        group.shadow -= hits
+        group.shadow_hits += hits
+        self._held -= hits
         if not resident:
-            self.lost += held
+            self.lost += hits
 
     def add(self, group: Group) -> None:
         """The group is the most recent now."""

@@ -95,8 +95,8 @@ class Returns:
             self._end.append(np.inf)
             self._stopped.append(0)
         else:
-            at = record % self._window
-            self._kind[at], self._start[at], self._end[at], self._stopped[at] = kind, now, np.inf, 0
+            row = record % self._window
+            self._kind[row], self._start[row], self._end[row], self._stopped[row] = kind, now, np.inf, 0
         return record
 
     def end(self, record: int, now: float) -> None:
@@ -107,8 +107,8 @@ class Returns:
     def stop(self, record: int, now: float) -> None:
         """That group is watched no longer; whether it would have been used again stays unknown."""
         if record >= max(0, self._num - self._window):
-            at = record % self._window
-            self._end[at], self._stopped[at] = now, 1
+            row = record % self._window
+            self._end[row], self._stopped[row] = now, 1
 
     @property
     def due(self) -> bool:
@@ -165,12 +165,12 @@ class Returns:
         kinds, start, end = np.frombuffer(self._kind, np.int32), np.frombuffer(self._start), np.frombuffer(self._end)
         shape = (self._num_sorts + len(self._features), _BINS)
         ages = np.maximum(np.minimum(end, now) - start, 0.0)
-        at = kinds.astype(np.int64) * _BINS + self.bins(ages)
+        cells = kinds.astype(np.int64) * _BINS + self.bins(ages)
         size = shape[0] * shape[1]
         returned = (end <= now) & (np.frombuffer(self._stopped, np.uint8) == 0)
-        events = np.bincount(at[returned], minlength=size).reshape(shape).astype(np.float64)
-        last = np.bincount(at, minlength=size).reshape(shape)
-        rest = np.bincount(at, ages - self._edges[self.bins(ages)], minlength=size).reshape(shape)
+        events = np.bincount(cells[returned], minlength=size).reshape(shape).astype(np.float64)
+        last = np.bincount(cells, minlength=size).reshape(shape)
+        rest = np.bincount(cells, ages - self._edges[self.bins(ages)], minlength=size).reshape(shape)
         passed = last[:, ::-1].cumsum(1)[:, ::-1] - last
         return events, passed * width + rest, width
 
@@ -252,11 +252,11 @@ def _factors(features: Ints, counts: Floats, expected: Floats, rounds: int = 3) 
     factors = [np.ones(place.max() + 1) for place in places]
     total = np.ones(len(counts))
     for _ in range(rounds):
-        for at, place in enumerate(places):
-            without = total / factors[at][place]
+        for index, place in enumerate(places):
+            without = total / factors[index][place]
             fitted = np.bincount(place, expected * without) + _FACTOR_EVENTS
-            factors[at] = (np.bincount(place, counts) + _FACTOR_EVENTS) / fitted
-            total = without * factors[at][place]
+            factors[index] = (np.bincount(place, counts) + _FACTOR_EVENTS) / fitted
+            total = without * factors[index][place]
     return total
 
 
@@ -286,12 +286,12 @@ def _best_ratio(hazard: Floats, width: Floats) -> Floats:
     hand cancels out.
     """
     chance = -np.expm1(-hazard * width)
-    held = np.minimum(chance / np.maximum(hazard, 1e-300), width)
+    time_held = np.minimum(chance / np.maximum(hazard, 1e-300), width)
     left = np.maximum(np.cumprod(1 - chance[:, :-1], axis=1), 1e-9)
     left = np.concatenate([np.ones((len(hazard), 1)), left], axis=1)
-    hits, cost = np.cumsum(left * chance, axis=1), np.cumsum(left * held, axis=1)
+    hits, cost = np.cumsum(left * chance, axis=1), np.cumsum(left * time_held, axis=1)
     index = np.empty_like(hazard)
     for age in range(len(width)):
-        before = (hits[:, age] - left[:, age] * chance[:, age], cost[:, age] - left[:, age] * held[:, age])
+        before = (hits[:, age] - left[:, age] * chance[:, age], cost[:, age] - left[:, age] * time_held[:, age])
         index[:, age] = ((hits[:, age:] - before[0][:, None]) / (cost[:, age:] - before[1][:, None])).max(axis=1)
     return index

@@ -104,7 +104,7 @@ class Hazard(GroupedPolicy):
         depth, found = self.blocks.depth, self._found
         if depth[blocks[0]] != len(blocks) - 1:  # blocks whose ancestors are gone are used again, and are no hits
             placed = enumerate((*reversed(blocks), 0))
-            num_hits = next(at for at, block in placed if not block or depth[block] != at)
+            num_hits = next(index for index, block in placed if not block or depth[block] != index)
             blocks = blocks[len(blocks) - num_hits :]
         for block in blocks:
             if found[block]:

@@ -57,9 +57,9 @@ class Lru(EvictionPolicy):
         packed = _packed(blocks[::-1])
         if len(blocks) >= _MANY and isinstance(last, memoryview):
             # Views are made anew each time: kept, they would part from their columns when the policy is copied.
-            at = np.frombuffer(packed, dtype=_INT32).astype(_INTP)
-            np.frombuffer(turn, dtype=_INT64)[at] = count
-            in_order = in_order and not np.count_nonzero(np.asarray(last)[at] != access)
+            indices = np.frombuffer(packed, dtype=_INT32).astype(_INTP)
+            np.frombuffer(turn, dtype=_INT64)[indices] = count
+            in_order = in_order and not np.count_nonzero(np.asarray(last)[indices] != access)
         else:
             for block in blocks:
                 turn[block] = count
@@ -132,18 +132,18 @@ class Lru(EvictionPolicy):
 
     def _leave(self, last: Any) -> list[BlockId]:
         """Those of these entries of the head that hold still: evicted."""
-        turn, held = self._turn, self._head_turn
+        turn, head_turn = self._turn, self._head_turn
         if len(last) < _MANY:
-            named = [block for block in last if turn[block] == held]
+            named = [block for block in last if turn[block] == head_turn]
             for block in named:
                 turn[block] = 0
         else:
-            turns, at = np.frombuffer(turn, dtype=_INT64), np.frombuffer(last, dtype=_INT32).astype(_INTP)
-            holds = turns[at] == held
-            if np.count_nonzero(holds) != len(at):
-                at = at[holds]
-            turns[at] = 0
-            named = at.tolist()
+            turns, indices = np.frombuffer(turn, dtype=_INT64), np.frombuffer(last, dtype=_INT32).astype(_INTP)
+            holds = turns[indices] == head_turn
+            if np.count_nonzero(holds) != len(indices):
+                indices = indices[holds]
+            turns[indices] = 0
+            named = indices.tolist()
         self._size -= len(named)
         return named
 

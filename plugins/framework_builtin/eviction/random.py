@@ -39,10 +39,10 @@ class DrawnPolicy(EvictionPolicy):
             self._remove(block)
 
     def _remove(self, block: BlockId) -> None:
-        at, last = self._place[block], self._members.pop()
+        place, last = self._place[block], self._members.pop()
         if last != block:
-            self._members[at] = last
-            self._place[last] = at
+            self._members[place] = last
+            self._place[last] = place
         self._place[block] = -1
         self._choice = None
 

@@ -65,7 +65,7 @@ def test_everything_a_model_may_ask_of_decode_is_compiled(layout):
     _, want_lse = run_attention(ready(partial(TorchBackend, compile=False), spec), problem, lse=True)
     assert judge(out, problem).ok, judge(out, problem)
     torch.testing.assert_close(lse, want_lse)
-    assert [chunks.at.shape[0] for chunks in backend._attention._chunks] == [7], "70 of 200, 3, 70 of 71, 65"
+    assert [chunks.places.shape[0] for chunks in backend._attention._chunks] == [7], "70 of 200, 3, 70 of 71, 65"
 
 
 @needs_compiler

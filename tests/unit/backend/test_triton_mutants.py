@@ -101,7 +101,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "a chunk's splits overlap": ("prefill", "tl.maximum(start, tl.program_id(2) * split_len)", "start"),
     "a chunk's splits reach the end": ("prefill", "tl.minimum(stop, (tl.program_id(2) + 1) * split_len)", "stop"),
     "a sink in every split of a chunk": ("prefill", "tl.where(tl.program_id(2) == 0, M, 0)", "M"),
-    "a chunk's splits are one token's": ("prefill", "at - base) * (NUM", "at * 0) * (NUM"),
+    "a chunk's splits are one token's": ("prefill", "query - base) * (NUM", "query * 0) * (NUM"),
     "blocks of heads are the first": ("decode", "first_head = item % HEAD_BLOCKS * M", "first_head = item * 0"),
     "blocks of heads in chunks are the first": ("prefill", "% HEAD_BLOCKS * HEADS", "* 0"),
     "the chunk's output is not rescaled": ("prefill", "acc = acc * shrink[:, None] + tl.dot", "acc = acc + tl.dot"),
@@ -120,7 +120,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "an int8 scale is of half a head": within(
         "store", "tl.reduce(tl.reshape(size, (TOKENS * HEADS, 2)), 1,", "ze", "ze * (row % 2)"
     ),
-    "int8's scales are K's alone": ("store", "tl.store(SCALE + at", "tl.store(K_SCALE + at"),
+    "int8's scales are K's alone": ("store", "tl.store(SCALE + scale_offset", "tl.store(K_SCALE + scale_offset"),
     "int8's scales go to the block's start": ("store", "slot % PAGE * scale_stride_s", "0"),
     "an int8 token of zeros is not a number": within(
         "store",

@@ -120,28 +120,28 @@ def prefill(
     d = tl.arange(0, D)
     token = index * BLOCK_Q + m // HEADS
     head = kv_head * GROUP + first_head + m % HEADS
-    own = (m < BLOCK_Q * HEADS) & (token < num_queries)
+    live = (m < BLOCK_Q * HEADS) & (token < num_queries)
     if HEAD_BLOCKS > 1:
-        own = own & (first_head + m % HEADS < GROUP)
+        live = live & (first_head + m % HEADS < GROUP)
     query_position = context - num_queries + token
-    at = (begin + token).to(tl.int64)
-    q_offset = (at * q_stride_t + head * q_stride_h)[:, None] + d[None, :]
-    q = tl.load(Q + q_offset, mask=own[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
+    query = (begin + token).to(tl.int64)
+    q_offset = (query * q_stride_t + head * q_stride_h)[:, None] + d[None, :]
+    q = tl.load(Q + q_offset, mask=live[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
     if UPCAST:
         q = q.to(tl.float32)
     scale = score_scale
     if K_SCALE is not None and STORED != 3:
         scale = score_scale * tl.load(K_SCALE + kv_head)
     if SLOPES is not None:
-        slope = tl.load(SLOPES + head, mask=own, other=0.0) * 1.4426950408889634
+        slope = tl.load(SLOPES + head, mask=live, other=0.0) * 1.4426950408889634
     top = tl.full((M,), float("-inf"), tl.float32)
     total = tl.full((M,), 0.0, tl.float32)
     acc = tl.full((M, D), 0.0, tl.float32)
     if SINKS is not None:
-        has_sink = own
+        has_sink = live
         if PART is not None:
             # A condition on the program becomes a number of rows: the interpreter makes integers of its broadcast.
-            has_sink = own & (m < tl.where(tl.program_id(2) == 0, M, 0))
+            has_sink = live & (m < tl.where(tl.program_id(2) == 0, M, 0))
         top = tl.load(SINKS + head, mask=has_sink, other=float("-inf")) * 1.4426950408889634
         total = tl.where(has_sink, 1.0, 0.0)
 
@@ -209,15 +209,15 @@ def prefill(
     safe_total = tl.where(some, total, 1.0)
     if V_SCALE is not None and STORED != 3:
         acc = acc * tl.load(V_SCALE + kv_head)
-    kept = own[:, None] & (d < HEAD_DIM)[None, :]
+    kept = live[:, None] & (d < HEAD_DIM)[None, :]
     if PART is not None:
-        part = (tl.program_id(2).to(tl.int64) * num_tokens + at - base) * (NUM_KV_HEADS * GROUP) + head
+        part = (tl.program_id(2).to(tl.int64) * num_tokens + query - base) * (NUM_KV_HEADS * GROUP) + head
         tl.store(PART + part[:, None] * HEAD_DIM + d[None, :], acc, mask=kept)
-        tl.store(PART_SUMS + part * 2, top, mask=own)
-        tl.store(PART_SUMS + part * 2 + 1, total, mask=own)
+        tl.store(PART_SUMS + part * 2, top, mask=live)
+        tl.store(PART_SUMS + part * 2 + 1, total, mask=live)
     else:
-        target = OUT + (at * out_stride_t + head * out_stride_h)[:, None] + d[None, :]
+        target = OUT + (query * out_stride_t + head * out_stride_h)[:, None] + d[None, :]
         tl.store(target, (acc / safe_total[:, None]).to(OUT.dtype.element_ty), mask=kept)
         if LSE is not None:
             lse = tl.where(some, (top + tl.log2(safe_total)) * 0.6931471805599453, float("-inf"))
-            tl.store(LSE + at * lse_stride_t + head * lse_stride_h, lse, mask=own)
+            tl.store(LSE + query * lse_stride_t + head * lse_stride_h, lse, mask=live)

@@ -120,8 +120,8 @@ def write_kv(
                 size = tl.reduce(tl.reshape(size, (TOKENS * HEADS, 2)), 1, tl.standard._elementwise_max)
                 size = tl.reshape(tl.broadcast_to(size[:, None], (TOKENS * HEADS, 2)), (2 * TOKENS * HEADS,))
                 scale = size / 127.0
-                at = slot // PAGE * scale_stride_b + slot % PAGE * scale_stride_s + head * scale_stride_h
-                tl.store(SCALE + at, scale, mask=writes & (head < num_heads) & (row % 2 == 0))
+                scale_offset = slot // PAGE * scale_stride_b + slot % PAGE * scale_stride_s + head * scale_stride_h
+                tl.store(SCALE + scale_offset, scale, mask=writes & (head < num_heads) & (row % 2 == 0))
                 x = (
                     tl.where((size < float("inf"))[:, None], x, 0.0)
                     / tl.maximum(scale, 1.1754943508222875e-38)[:, None]
