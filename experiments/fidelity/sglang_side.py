@@ -44,28 +44,28 @@ class Radix:
 
         self.tree._delete_leaf = noted
 
-    def request(self, number: int, talk: Talk) -> None:
+    def request(self, number: int, request: Talk) -> None:
         """Match, lock, make room, insert the prompt, decode, insert the answer, unlock."""
-        tree, page, length = self.tree, self.page, len(talk.prompt)
-        match = tree.match_prefix(self.base.MatchPrefixParams(key=self._key(talk.prompt[:-1])))
+        tree, page, length = self.tree, self.page, len(request.prompt)
+        match = tree.match_prefix(self.base.MatchPrefixParams(key=self._key(request.prompt[:-1])))
         hit, node = int(match.device_prefix_len), match.last_device_node
         tree.inc_lock_ref(node)
         self._take(-(-length // page) - hit // page)
-        node = self._insert(talk.prompt, hit, node)
-        for at in range(length, length + len(talk.output) - 1):
-            if at % page == 0:
+        node = self._insert(request.prompt, hit, node)
+        for position in range(length, length + len(request.output) - 1):
+            if position % page == 0:
                 self._take(1)
-        whole = np.concatenate([talk.prompt, talk.output])[:-1]
+        whole = np.concatenate([request.prompt, request.output])[:-1]
         node = self._insert(whole, length // page * page, node)
         self.free += -(-len(whole) // page) - len(whole) // page
         tree.dec_lock_ref(node)
         self.outcome.hits[number] = hit
 
-    def _insert(self, tokens: Any, held: int, locked: Any) -> Any:
-        """Publish these tokens, of which the tree's `held` are the request's already; moves the lock to their end."""
+    def _insert(self, tokens: Any, num_locked: int, locked: Any) -> Any:
+        """Publish these tokens, of which the tree has `num_locked` for the request; moves the lock to their end."""
         tree, key = self.tree, self._key(tokens)
         found = tree.insert(self.base.InsertParams(key=key))
-        self.free += max(0, int(found.prefix_len) - held) // self.page
+        self.free += max(0, int(found.prefix_len) - num_locked) // self.page
         match = tree.match_prefix(self.base.MatchPrefixParams(key=key))
         tree.dec_lock_ref(locked)
         tree.inc_lock_ref(match.last_device_node)
@@ -95,6 +95,6 @@ class Radix:
 
 def run(talks: Sequence[Talk], radix: Radix) -> Outcome:
     """All requests, in order; `outcome.steps` stays empty, for SGLang's scheduler is not here."""
-    for number, talk in enumerate(talks):
-        radix.request(number, talk)
+    for number, request in enumerate(talks):
+        radix.request(number, request)
     return radix.outcome

@@ -87,6 +87,6 @@ def _with_answers(requests: Iterable[WorkloadRequest], longest: int) -> list[Tal
     return talks
 
 
-def sampling_of(talk: Talk) -> Sampling:
+def sampling_of(request: Talk) -> Sampling:
     """As many tokens as the answer has."""
-    return Sampling(max_tokens=len(talk.output), ignore_eos=True)
+    return Sampling(max_tokens=len(request.output), ignore_eos=True)

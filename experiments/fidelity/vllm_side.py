@@ -131,12 +131,12 @@ def scheduler_of(
         )  # fmt: skip
 
 
-def request_of(name: str, talk: Talk, block_size: int, **facts: Any) -> Request:
+def request_of(name: str, request: Talk, block_size: int, **facts: Any) -> Request:
     """A request that generates as many tokens as its answer has."""
     return Request(
         request_id=name,
-        prompt_token_ids=talk.prompt.tolist(),
-        sampling_params=SamplingParams(max_tokens=len(talk.output), ignore_eos=True),
+        prompt_token_ids=request.prompt.tolist(),
+        sampling_params=SamplingParams(max_tokens=len(request.output), ignore_eos=True),
         pooling_params=None,
         arrival_time=0.0,
         block_hasher=get_request_block_hasher(block_size, HASH),
@@ -175,7 +175,7 @@ def run(
             scheduled,
             ModelRunnerOutput(
                 req_ids=names,
-                req_id_to_index={name: at for at, name in enumerate(names)},
+                req_id_to_index={name: index for index, name in enumerate(names)},
                 sampled_token_ids=sampled,
                 logprobs=None,
                 prompt_logprobs_dict={},
@@ -187,11 +187,11 @@ def run(
     return outcome
 
 
-def _answer(request: Request, talk: Talk) -> list[int]:
+def _answer(request: Request, source: Talk) -> list[int]:
     """What a model generates in a step: a token, once all that came before it is computed."""
     if request.num_computed_tokens < request.num_tokens:
         return []
-    return [int(talk.output[request.num_output_tokens])]
+    return [int(source.output[request.num_output_tokens])]
 
 
 def _note_evictions(pool: Any, evicted: list[bytes]) -> None:

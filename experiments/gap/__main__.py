@@ -87,7 +87,7 @@ def _anatomy(
             found[name] = np.array(hit, np.float64)
         for policy, hits in found.items():
             area, low, high = closed_by(field, hits)
-            at, points = closed_at(field, hits), points_over_lru(field, hits)
+            shares, points = closed_at(field, hits), points_over_lru(field, hits)
             for index, part in enumerate(fractions):
                 cost = results.get(Cell(trace, policy, part, folder), {}).get("us_per_block", "")
                 rows.append(
@@ -98,7 +98,7 @@ def _anatomy(
                         "capacity_blocks": field.capacities[index],
                         "hit_blocks": int(hits[index].sum()),
                         "references": field.num_references,
-                        "closed": float(at[index]),
+                        "closed": float(shares[index]),
                         "points_over_lru": float(points[index]),
                         "area_closed": area,
                         "area_low": low,

@@ -34,14 +34,16 @@ def stream(point: dict[str, int], seed: int, conversations: int) -> RequestPaths
     for number in range(conversations):
         is_long, swapped = number % 2 == 0, number // point["period"] % 2 == 1
         goes_on = (is_long != swapped) != (draw.random() < point["false"] / 100)
-        at, ids = float(number), [number * 1000 + depth for depth in range(point["long" if is_long else "short"])]
+        time_s, ids = float(number), [number * 1000 + depth for depth in range(point["long" if is_long else "short"])]
         for _ in range(point["turns"] if goes_on else 1):
-            due.append((at, ids))
+            due.append((time_s, ids))
             ids = [*ids, ids[-1] + 1]
-            at += draw.expovariate(1 / point["pause_s"])
+            time_s += draw.expovariate(1 / point["pause_s"])
     return build_paths(
-        WorkloadRequest(arrival_s=at, input_tokens=len(ids), output_tokens=1, block_tokens=1, block_ids=np.array(ids))
-        for at, ids in sorted(due, key=lambda request: request[0])
+        WorkloadRequest(
+            arrival_s=time_s, input_tokens=len(ids), output_tokens=1, block_tokens=1, block_ids=np.array(ids)
+        )
+        for time_s, ids in sorted(due, key=lambda request: request[0])
     )
 
 

@@ -65,7 +65,7 @@ class Scored(Hazard):
         time, tokens = self._clock, facts.prompt_tokens or 0
         self._answer = math.nan if facts.output_tokens is None else facts.output_tokens
         self._began = time if math.isnan(self._began) else self._began
-        self._of_late = [at for at in self._of_late if at >= time - 60] + [time]
+        self._of_late = [earlier for earlier in self._of_late if earlier >= time - 60] + [time]
         last = math.nan if gap is None else math.log(gap + 0.1)
         past = self._pasts.get(self.continued.order) if self.continued is not None else None
         if past is None:
@@ -187,7 +187,7 @@ def closed(trace: str, by: str) -> dict[str, Any]:
     if by != "itself":  # as hazard's own estimate: what rises again at an old age is noise
         hazard = np.array([_from_peak(row, _WIDTH) for row in hazard])
     hazard = np.vstack([mine.left, hazard])
-    index = np.concatenate([_best_ratio(hazard[at : at + 2000], _WIDTH) for at in range(0, len(hazard), 2000)])
+    index = np.concatenate([_best_ratio(hazard[start : start + 2000], _WIDTH) for start in range(0, len(hazard), 2000)])
     field = bounds(trace, FRACTIONS)
     hits = [
         field.by_unit(replay(field.paths, Scored(index, mine.rows), size).request_hits) for size in field.capacities

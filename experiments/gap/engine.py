@@ -101,11 +101,11 @@ def _in_vllm(policy: str, num_blocks: int, path: Path, limit: int) -> dict[str, 
 
     size = _TEXT_BLOCK if path.name == "agent_text.jsonl" else _BLOCK
     longest = min(_LONGEST, num_blocks * size) - _ANSWER  # vLLM would wait for ever for room for more
-    talks = [talk for talk in of_trace(path, limit, longest=_ANSWER) if len(talk.prompt) <= longest]
+    talks = [request for request in of_trace(path, limit, longest=_ANSWER) if len(request.prompt) <= longest]
     outcome = in_vllm(
         talks, policy, num_blocks=num_blocks, block_size=size, max_batch_tokens=8192, max_batch_requests=32
     )
-    return {"hit_tokens": sum(outcome.hits.values()), "prompt_tokens": sum(len(talk.prompt) for talk in talks)}
+    return {"hit_tokens": sum(outcome.hits.values()), "prompt_tokens": sum(len(request.prompt) for request in talks)}
 
 
 def _latency(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -124,11 +124,11 @@ def run(name: str, part: Part, log: Path, environment: dict[str, str], limit_s: 
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # with the compilers it has started
             process.wait()
-    said = log.read_text(errors="replace")
+    output = log.read_text(errors="replace")
     status = {0: "ok", 4: "unavailable", None: "out of time"}.get(rc, "failed")
-    found = {"status": status, "seconds": round(time.monotonic() - start, 2), "rows": json_lines(said)}
+    found = {"status": status, "seconds": round(time.monotonic() - start, 2), "rows": json_lines(output)}
     if rc:
-        reason = " ".join(said.split()[-60:])
+        reason = " ".join(output.split()[-60:])
     return found if rc == 0 else {**found, "reason": reason}
 
 

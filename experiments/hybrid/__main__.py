@@ -142,14 +142,14 @@ def _rules(rows: Rows) -> str:
     for model in MODELS:
         for sharing in SHARINGS:
             for choice in CHOICES:
-                own = [row for row in comparable
-                       if (row["model"], row["sharing"], row["rule"]) == (model, sharing, choice)]  # fmt: skip
-                if own:
-                    of_bound = [row["hit_rate"] / row["bound"] for row in own]
-                    columns = [*([row[name] for row in own] for name in names[:1]), of_bound,
-                               *([row[name] for row in own] for name in names[1:])]  # fmt: skip
+                matching = [row for row in comparable
+                            if (row["model"], row["sharing"], row["rule"]) == (model, sharing, choice)]  # fmt: skip
+                if matching:
+                    of_bound = [row["hit_rate"] / row["bound"] for row in matching]
+                    columns = [*([row[name] for row in matching] for name in names[:1]), of_bound,
+                               *([row[name] for row in matching] for name in names[1:])]  # fmt: skip
                     means = [f"{100 * sum(column) / len(column):.1f}" for column in columns]
-                    lines.append([model, sharing.replace("_", " "), choice, len(own), *means])
+                    lines.append([model, sharing.replace("_", " "), choice, len(matching), *means])
     header = ["model", "sharing", "rule, order", "settings", "hit", "of the bound",
               *(f"lost to {kind}" for kind in KINDS), "stranded", "states"]  # fmt: skip
     return table(header, lines)
@@ -169,8 +169,8 @@ def _draw(options: Any, rows: Rows) -> None:
             axis = axes[down, across]
             here = [row for row in rows if (row["trace"], row["model"]) == (trace, model)]
             for marker, (sharing, choice) in zip("ovsD^", lines, strict=True):
-                own = [row for row in here if (row["sharing"], row["rule"]) == (sharing, choice)]
-                axis.plot([row["budget"] for row in own], [100 * row["hit_rate"] for row in own], marker=marker,
+                points = [row for row in here if (row["sharing"], row["rule"]) == (sharing, choice)]
+                axis.plot([row["budget"] for row in points], [100 * row["hit_rate"] for row in points], marker=marker,
                           markersize=4, linewidth=1.2, label=f"{sharing.replace('_', ' ')}, {choice}")  # fmt: skip
             best = {row["budget"]: 100 * row["bound"] for row in here}
             axis.plot(list(best), list(best.values()), "k--", linewidth=1, label="bound")

@@ -48,12 +48,14 @@ def paths_of(talks: Sequence[Talk], unit: int) -> RequestPaths:
     """What each request computes, its last token left out, which nothing computes. Turns are those of the prompts."""
     ends = PromptEnds()
 
-    def turn(talk: Talk) -> int:
-        return ends.turn_of([talk.prompt[:end].tobytes() for end in range(unit, len(talk.prompt) + 1, unit)])
+    def turn(request: Talk) -> int:
+        return ends.turn_of([request.prompt[:end].tobytes() for end in range(unit, len(request.prompt) + 1, unit)])
 
     requests = (
-        WorkloadRequest(prompt=np.concatenate([talk.prompt, talk.output[:-1]]), arrival_s=float(i), turn=turn(talk))
-        for i, talk in enumerate(talks)
+        WorkloadRequest(
+            prompt=np.concatenate([request.prompt, request.output[:-1]]), arrival_s=float(i), turn=turn(request)
+        )
+        for i, request in enumerate(talks)
     )
     return build_paths(as_trace(requests, unit), full_blocks_only=True)
 
@@ -75,7 +77,7 @@ def here(
     def look(request: int, computed: int, tables: Sequence[Sequence[int]]) -> None:
         seen.blocks[request, computed] = [sum(block > 0 for block in table) for table in tables]
 
-    counts = replay_groups(paths, memory, rule, prompt_tokens=[len(talk.prompt) for talk in talks],
+    counts = replay_groups(paths, memory, rule, prompt_tokens=[len(request.prompt) for request in talks],
                            chunk_tokens=chunk_tokens, num_samples=0, seen=look)  # fmt: skip
     seen.hits = counts.hits.tolist()
     seen.junctions = [hit + more if more else 0 for hit, more in zip(seen.hits, counts.junctions.tolist(), strict=True)]
@@ -172,7 +174,7 @@ def branching_talks(count: int, seed: int) -> list[Talk]:
         if draw.random() < 0.6:
             base = base[: draw.randrange(1, len(base) + 1)]
         prompt = (base + [10_000 + number] * draw.choice((1, 7, 16, 19, 70)))[:600]
-        output = [FIRST_OUTPUT + 1000 * number + at for at in range(draw.randrange(1, 50))]
+        output = [FIRST_OUTPUT + 1000 * number + offset for offset in range(draw.randrange(1, 50))]
         talks.append(Talk(np.array(prompt, dtype=np.int32), np.array(output, dtype=np.int32)))
         known.append(prompt + output)
     return talks
@@ -190,7 +192,7 @@ def differences(
         **settings,
         "hit_tokens": sum(theirs.hits),
         "evictions": len(theirs.evicted),
-        "junctions": sum(at > 0 for at in theirs.junctions),
+        "junctions": sum(junction > 0 for junction in theirs.junctions),
         "requests_that_hit_differently": unequal(theirs.hits, ours.hits),
         "evictions_that_differ": unequal(theirs.evicted, ours.evicted),
         "tables_that_differ": sum(theirs.blocks.get(step) != count for step, count in ours.blocks.items()),

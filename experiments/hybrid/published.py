@@ -116,8 +116,8 @@ def _pair(block_tokens: int) -> tuple[KVGroup, KVGroup]:
 
 def paths_of(prompts: Sequence[Sequence[int]], unit: int) -> RequestPaths:
     """Full blocks of prompts that come one after the other."""
-    requests = (WorkloadRequest(prompt=np.array(prompt, dtype=np.int32), arrival_s=float(at))
-                for at, prompt in enumerate(prompts))  # fmt: skip
+    requests = (WorkloadRequest(prompt=np.array(prompt, dtype=np.int32), arrival_s=float(index))
+                for index, prompt in enumerate(prompts))  # fmt: skip
     return build_paths(as_trace(requests, unit), full_blocks_only=True)
 
 

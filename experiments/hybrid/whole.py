@@ -38,11 +38,11 @@ def _hits(rows: Rows) -> str:
     lines, ways = [], [(sharing, choice) for sharing in SHARINGS for choice in WHOLE]
     ways = [way for way in ways if any((row["sharing"], row["rule"]) == way for row in rows)]
     for trace, model, share in dict.fromkeys((row["trace"], row["model"], row["budget"]) for row in rows):
-        own = {(row["sharing"], row["rule"]): row for row in rows
-               if (row["trace"], row["model"], row["budget"]) == (trace, model, share)}  # fmt: skip
+        by_way = {(row["sharing"], row["rule"]): row for row in rows
+                  if (row["trace"], row["model"], row["budget"]) == (trace, model, share)}  # fmt: skip
         hits = [f"{100 * row['hit_rate']:.1f}" + f" ({row['refused']})" * (row["refused"] > 0)
-                for row in map(own.__getitem__, ways)]  # fmt: skip
-        bound = f"{100 * next(iter(own.values()))['bound']:.1f}"
+                for row in map(by_way.__getitem__, ways)]  # fmt: skip
+        bound = f"{100 * next(iter(by_way.values()))['bound']:.1f}"
         lines.append([trace.split("_")[1 if "mooncake" in trace else 0], model, f"1/{round(1 / share)}", *hits, bound])
     header = [f"{sharing.replace('_', ' ')}: {choice}" for sharing, choice in ways]
     return table(["trace", "model", "budget", *header, "bound"], lines)

@@ -236,11 +236,11 @@ class Laboratory:
             wholes = np.array([float(len(ask.prompt)) for ask in asks])
             units = [ask.session or str(number) for number, ask in enumerate(asks)]
             live = {policy: np.array(run.hits(phase), dtype=float) for policy, run in runs.items()}
-            said = {policy: np.array(hits[phase], dtype=float) for policy, hits in predicted.items()}
-            orders = [sorted(runs, key=lambda name, of=hits: -of[name].sum()) for hits in (live, said)]  # type: ignore[misc]
+            replayed = {policy: np.array(hits[phase], dtype=float) for policy, hits in predicted.items()}
+            orders = [sorted(runs, key=lambda name, of=hits: -of[name].sum()) for hits in (live, replayed)]  # type: ignore[misc]
             for policy in orders[0]:
                 row = {"workload": phase[1], "policy": policy}
-                for side, hits, order in (("live", live, orders[0]), ("replay", said, orders[1])):
+                for side, hits, order in (("live", live, orders[0]), ("replay", replayed, orders[1])):
                     gain = hits[policy] - hits["lru"]
                     found = sessions([(_by(units, gain), _by(units, wholes))], "session")
                     low, high = found.interval or (0.0, 0.0)
@@ -249,7 +249,7 @@ class Laboratory:
                             f"hit rate, {side}": float(hits[policy].sum() / wholes.sum()),
                             f"beyond lru, {side}": f"{found.value:+.1%}{ends}"}  # fmt: skip
                 rows.append(row)
-            rows[-1]["pairs in the same order"] = _agreeing(live, said)
+            rows[-1]["pairs in the same order"] = _agreeing(live, replayed)
         for row in rows:
             row.setdefault("pairs in the same order", "")
         return rows
@@ -344,21 +344,21 @@ def _in_order(asks: Sequence[Ask], rows: Rows) -> list[int]:
     """
     left, hits = list(rows), []
     for ask in asks:
-        at = next(at for at, row in enumerate(left) if row["prompt_tokens"] == len(ask.prompt))
-        hits.append(int(left.pop(at)["cached_tokens"]))
+        index = next(index for index, row in enumerate(left) if row["prompt_tokens"] == len(ask.prompt))
+        hits.append(int(left.pop(index)["cached_tokens"]))
     return hits
 
 
 def _by(units: Sequence[str], values: Any) -> Any:
     """(U,) sums of each unit's values, in order of its first."""
-    number = {unit: at for at, unit in enumerate(dict.fromkeys(units))}
+    number = {unit: index for index, unit in enumerate(dict.fromkeys(units))}
     return np.bincount([number[unit] for unit in units], weights=values)
 
 
-def _agreeing(live: dict[str, Any], said: dict[str, Any]) -> str:
+def _agreeing(live: dict[str, Any], replayed: dict[str, Any]) -> str:
     """Pairs of policies that differ live, and how many of them the replay puts in the same order."""
     signs = [
-        (np.sign(live[a].sum() - live[b].sum()), np.sign(said[a].sum() - said[b].sum()))
+        (np.sign(live[a].sum() - live[b].sum()), np.sign(replayed[a].sum() - replayed[b].sum()))
         for a, b in combinations(live, 2)
     ]
     differing = [(one, other) for one, other in signs if one]

@@ -49,19 +49,19 @@ def make(folder: Path, seed: int = 0, **other: int) -> Path:
     )  # fmt: skip
     weights = {"model.embed_tokens.weight": (words, hidden), "model.norm.weight": (hidden,)}
     for layer in range(int(str(shape["num_hidden_layers"]))):
-        at = f"model.layers.{layer}."
+        prefix = f"model.layers.{layer}."
         weights |= {
-            at + "self_attn.q_proj.weight": (heads * size, hidden),
-            at + "self_attn.k_proj.weight": (kv_heads * size, hidden),
-            at + "self_attn.v_proj.weight": (kv_heads * size, hidden),
-            at + "self_attn.o_proj.weight": (hidden, heads * size),
-            at + "self_attn.q_norm.weight": (size,),
-            at + "self_attn.k_norm.weight": (size,),
-            at + "mlp.gate_proj.weight": (inner, hidden),
-            at + "mlp.up_proj.weight": (inner, hidden),
-            at + "mlp.down_proj.weight": (hidden, inner),
-            at + "input_layernorm.weight": (hidden,),
-            at + "post_attention_layernorm.weight": (hidden,),
+            prefix + "self_attn.q_proj.weight": (heads * size, hidden),
+            prefix + "self_attn.k_proj.weight": (kv_heads * size, hidden),
+            prefix + "self_attn.v_proj.weight": (kv_heads * size, hidden),
+            prefix + "self_attn.o_proj.weight": (hidden, heads * size),
+            prefix + "self_attn.q_norm.weight": (size,),
+            prefix + "self_attn.k_norm.weight": (size,),
+            prefix + "mlp.gate_proj.weight": (inner, hidden),
+            prefix + "mlp.up_proj.weight": (inner, hidden),
+            prefix + "mlp.down_proj.weight": (hidden, inner),
+            prefix + "input_layernorm.weight": (hidden,),
+            prefix + "post_attention_layernorm.weight": (hidden,),
         }
     drawn = {
         name: torch.randn(shape, generator=draw) * (2.0 / shape[-1]) ** 0.5 if len(shape) == 2 else torch.ones(shape)

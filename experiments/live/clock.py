@@ -179,8 +179,8 @@ class Bench:
         """Fit the clock to the timed steps, then each workload at each load, measured and replayed."""
         costs = self.costs
         # SciPy is in this environment; that of our engine need not have it.
-        said = self._python("framework.calibrate", str(steps()), "--out", str(costs), "--json", python=sys.executable)
-        fit = json.loads(said)
+        output = self._python("framework.calibrate", str(steps()), "--out", str(costs), "--json", python=sys.executable)
+        fit = json.loads(output)
         print(f"calibrated: {fit}", file=sys.stderr, flush=True)
         replay = ("mode=replay", f"replay.costs={costs}", *settings)
         # What a request takes outside steps (HTTP, checks of the prompt): to the first token of an idle engine.
@@ -284,7 +284,7 @@ def _mixed(count: int) -> list[Ask]:
 def _apart(count: int) -> list[Ask]:
     """Prompts of 64 tokens, each when the one before has long been answered."""
     draw = np.random.default_rng(2)
-    return [Ask(tuple(draw.integers(2, VOCABULARY, 64).tolist()), 2, arrival_s=float(at)) for at in range(count)]
+    return [Ask(tuple(draw.integers(2, VOCABULARY, 64).tolist()), 2, arrival_s=float(index)) for index in range(count)]
 
 
 def _times(arrival: Times, first: Times, end: Times, tokens: Times) -> Times:
@@ -297,11 +297,12 @@ def _compared(runs: Sequence[Times], predicted: Times) -> list[dict[str, Any]]:
     for column, measure in enumerate(MEASURES):
         for percent in PERCENTILES:
             values = np.array([np.percentile(run[:, column], percent) for run in runs])
-            said = float(np.percentile(predicted[:, column], percent))
+            replayed = float(np.percentile(predicted[:, column], percent))
             mean = float(values.mean())
             rows.append(
                 {"measure": measure, "percentile": percent, "measured_s": mean,
-                 "spread": float(values.max() - values.min()) / mean, "replayed_s": said, "error": said / mean - 1}
+                 "spread": float(values.max() - values.min()) / mean,
+                 "replayed_s": replayed, "error": replayed / mean - 1}
             )  # fmt: skip
     return rows
 
@@ -338,14 +339,14 @@ def _order(rows: Rows) -> str:
               "beyond lru, replay"]  # fmt: skip
     lines = []
     for engine, measure in dict.fromkeys((row["engine"], row["measure"]) for row in rows):
-        own = [row for row in rows if (row["engine"], row["measure"]) == (engine, measure)]
-        said = {row["policy"]: row for row in own}
-        runs = {policy: [row["measured_s"] for row in own if row["policy"] == policy] for policy in said}
-        for policy, row in said.items():
+        matching = [row for row in rows if (row["engine"], row["measure"]) == (engine, measure)]
+        by_policy = {row["policy"]: row for row in matching}
+        runs = {policy: [row["measured_s"] for row in matching if row["policy"] == policy] for policy in by_policy}
+        for policy, row in by_policy.items():
             apart = paired([time - lru for time, lru in zip(runs[policy], runs["lru"], strict=True)], "repeat")
             low, high = apart.interval or (0.0, 0.0)
             interval = "" if apart.interval is None else f" [{1000 * low:+.0f}, {1000 * high:+.0f}]"
-            beyond = row["replayed_s"] - said["lru"]["replayed_s"]
+            beyond = row["replayed_s"] - by_policy["lru"]["replayed_s"]
             lines.append([
                 engine, measure, policy, f"{row['hit_rate']:.1%}", f"{1000 * fmean(runs[policy]):.0f} ms",
                 "" if policy == "lru" else f"{1000 * apart.value:+.0f} ms{interval}",

@@ -236,16 +236,16 @@ class Client:
     def ask(self, ask: Ask, **extra: Any) -> Answer:
         """One request, answered whole."""
         body = {"ignore_eos": True, "return_token_ids": True, **extra.pop("extra_body", {})}
-        said = self.api.completions.create(
+        completion = self.api.completions.create(
             model=MODEL,
             prompt=list(ask.prompt),
             max_tokens=ask.max_tokens,
             extra_body=body,
             **{"temperature": 0.0, **extra},
         )
-        usage = said.usage
+        usage = completion.usage
         details = usage.prompt_tokens_details
-        tokens = [token for choice in said.choices for token in choice.token_ids]
+        tokens = [token for choice in completion.choices for token in choice.token_ids]
         return Answer(tokens, (details.cached_tokens or 0) if details else 0, usage.prompt_tokens)
 
     def stream(self, ask: Ask, stop_after: int | None = None) -> Answer:

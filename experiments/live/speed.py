@@ -119,8 +119,8 @@ def _vllm(model: str, dtype: str) -> Run:
 
     def run(prompts: Prompts, new: int) -> list[list[int]]:
         sampling = vllm.SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True, detokenize=False)
-        said = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
-        return [list(one.outputs[0].token_ids) for one in said]
+        answers = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
+        return [list(one.outputs[0].token_ids) for one in answers]
 
     return run
 
@@ -150,16 +150,16 @@ def _compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     for case in dict.fromkeys(row["case"] for row in rows):
         base = [row for row in rows if row["case"] == case and row["engine"] == "vllm"]
         for engine in ENGINES:
-            own = [row for row in rows if row["case"] == case and row["engine"] == engine]
-            ratios = [a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(own, base, strict=True)]
-            same = sum(a == b for a, b in zip(own[0]["answers"], base[0]["answers"], strict=True))
+            matching = [row for row in rows if row["case"] == case and row["engine"] == engine]
+            ratios = [a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(matching, base, strict=True)]
+            same = sum(a == b for a, b in zip(matching[0]["answers"], base[0]["answers"], strict=True))
             lines.append(
                 {"case": case, "engine": engine,
-                 "tokens a second": _range([row["tokens_per_s"] for row in own], "{:,.0f}"),
+                 "tokens a second": _range([row["tokens_per_s"] for row in matching], "{:,.0f}"),
                  "beside vLLM": "1" if engine == "vllm" else _range(ratios, "{:.2f}"),
                  "answers equal to vLLM's": f"{same} of {len(base[0]['answers'])}",
-                 "start, s": _range([row["start_s"] for row in own], "{:.0f}"),
-                 "peak memory, GiB": _range([row["peak_gib"] for row in own], "{:.1f}")}
+                 "start, s": _range([row["start_s"] for row in matching], "{:.0f}"),
+                 "peak memory, GiB": _range([row["peak_gib"] for row in matching], "{:.1f}")}
             )  # fmt: skip
     return lines
 

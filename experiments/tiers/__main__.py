@@ -42,11 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
               "timed": timed_table(timed), "load-or-recompute": load_table(loads)}  # fmt: skip
     finish(options, found, tables, [trace_path(TRACES[trace]) for trace in traces], assumed=assumed)
     for (trace, pool), ending in DRAWN.items():
-        own = [row for row in rows if (row["trace"], row["pool_blocks"]) == (trace, pool)]
-        if own:
-            save(draw_rules(own), options, f"rules{ending}")
-            save(draw_hit_rates(own), options, f"hit_rate_over_host{ending}")
-            save(draw_writes(own), options, f"bytes_against_hits{ending}")
+        matching = [row for row in rows if (row["trace"], row["pool_blocks"]) == (trace, pool)]
+        if matching:
+            save(draw_rules(matching), options, f"rules{ending}")
+            save(draw_hit_rates(matching), options, f"hit_rate_over_host{ending}")
+            save(draw_writes(matching), options, f"bytes_against_hits{ending}")
     return 0
 
 

@@ -18,8 +18,8 @@ def size_table(rows: Rows) -> str:
     body = []
     for trace in dict.fromkeys(row["trace"] for row in rows):
         for pool in SIZES:
-            own = [row for row in rows if (row["trace"], row["pool_blocks"]) == (trace, pool)]
-            shares = [f"{100 * row['hit_blocks'] / row['prompt_blocks']:.1f} %" for row in own]
+            matching = [row for row in rows if (row["trace"], row["pool_blocks"]) == (trace, pool)]
+            shares = [f"{100 * row['hit_blocks'] / row['prompt_blocks']:.1f} %" for row in matching]
             body.append([trace, f"{pool:,}", *shares])
     return table(header, body)
 
@@ -152,10 +152,10 @@ def draw_rules(rows: Rows) -> Figure:
     left, right = figure.subfigures(1, 2)
     axes, more = new_axes(left), new_axes(right)
     for index, rule in enumerate(RULES):
-        own = [row for row in rows if row["rule"] == rule]
-        hosts, style = [row["host_blocks"] for row in own], series_style(index)
-        axes.plot(hosts, [100 * row["hit_rate_tokens"] for row in own], label=rule, **style)
-        more.plot(hosts, [_price(row) for row in own], label=rule, **style)
+        points = [row for row in rows if row["rule"] == rule]
+        hosts, style = [row["host_blocks"] for row in points], series_style(index)
+        axes.plot(hosts, [100 * row["hit_rate_tokens"] for row in points], label=rule, **style)
+        more.plot(hosts, [_price(row) for row in points], label=rule, **style)
     hosts = sorted({row["host_blocks"] for row in rows})
     for panel in (axes, more):
         panel.set(xlabel="host tier, blocks of 512 tokens", xscale="log")
