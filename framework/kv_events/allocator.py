@@ -85,9 +85,9 @@ class EventAllocator(GuardedAllocator):
             self._hold(request, tokens)
 
     def _hold(self, request: RequestId, tokens: TokenArray) -> None:
-        held = self._tokens.get(request)
-        if held is not None:  # the array is the caller's, who writes on in it
-            held += as_tokens(tokens)[len(held) // 4 :].tobytes()
+        data = self._tokens.get(request)
+        if data is not None:  # the array is the caller's, who writes on in it
+            data += as_tokens(tokens)[len(data) // 4 :].tobytes()
 
     @_settled
     def promise(self, request: RequestId, tokens: TokenArray) -> None:
@@ -170,8 +170,8 @@ class EventAllocator(GuardedAllocator):
 
     def _store(self, request: RequestId, keys: Sequence[BlockHash], parent: BlockHash | None, first: int) -> None:
         info, step = self._requests.get(request), 4 * self.block_size
-        held = self._tokens.get(request, b"") if first >= 0 else b""
-        sent = np.frombuffer(bytes(held[first * step : (first + len(keys)) * step]), dtype=np.int32).tolist()
+        data = self._tokens.get(request, b"") if first >= 0 else b""
+        sent = np.frombuffer(bytes(data[first * step : (first + len(keys)) * step]), dtype=np.int32).tolist()
         adapter, salt = (info.namespace.adapter, info.namespace.salt) if info is not None else ("", "")
         self._stream.add(
             BlockStored(

@@ -40,9 +40,9 @@ class BlockIndex:
         for event in events:
             if isinstance(event, BlockStored):
                 if not self.is_report(event):
-                    held = self.copies.setdefault((event.medium, event.group_idx), {})
+                    copies = self.copies.setdefault((event.medium, event.group_idx), {})
                     for name in event.block_hashes:
-                        held[name] = held.get(name, 0) + 1
+                        copies[name] = copies.get(name, 0) + 1
             elif isinstance(event, BlockRemoved):
                 self._remove(event)
             else:
@@ -52,29 +52,29 @@ class BlockIndex:
         """Whether this event says what a request found, and stores nothing."""
         if not self.report_hits or event.parent_block_hash is not None:
             return False
-        held = self.copies.get((event.medium, event.group_idx), {})
-        return all(name in held for name in event.block_hashes)
+        copies = self.copies.get((event.medium, event.group_idx), {})
+        return all(name in copies for name in event.block_hashes)
 
     def _remove(self, event: BlockRemoved) -> None:
-        held = self.copies.get((event.medium, event.group_idx), {})
+        copies = self.copies.get((event.medium, event.group_idx), {})
         for name in event.block_hashes:
-            count = held.get(name, 0)
+            count = copies.get(name, 0)
             if count > 1:
-                held[name] = count - 1
+                copies[name] = count - 1
             elif count:
-                del held[name]
+                del copies[name]
             else:
                 self.num_unknown_removals += 1
 
     def blocks(self, medium: str | None = None) -> set[Hash]:
         """The contents that are there, in `medium` or anywhere."""
-        return {name for place, held in self.copies.items() if medium in (None, place[0]) for name in held}
+        return {name for place, copies in self.copies.items() if medium in (None, place[0]) for name in copies}
 
     def find(self, hashes: Sequence[Hash], medium: str | None = None) -> int:
         """How many leading blocks of a prompt are there, all in `medium` or each anywhere."""
-        places = [held for place, held in self.copies.items() if medium in (None, place[0])]
+        places = [copies for place, copies in self.copies.items() if medium in (None, place[0])]
         for number, name in enumerate(hashes):
-            if not any(name in held for held in places):
+            if not any(name in copies for copies in places):
                 return number
         return len(hashes)
 
@@ -160,5 +160,7 @@ class Follower:
 
 def _from_the_clear(events: Sequence[Event]) -> Sequence[Event]:
     """The events from the last AllBlocksCleared on; none where there is none."""
-    last = max((at for at, event in enumerate(events) if isinstance(event, AllBlocksCleared)), default=len(events))
+    last = max(
+        (index for index, event in enumerate(events) if isinstance(event, AllBlocksCleared)), default=len(events)
+    )
     return events[last:]

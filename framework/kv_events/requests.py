@@ -164,8 +164,8 @@ class RequestFinder:
         if self.index.is_report(event):
             self._begin(SeenRequest(now, names, len(names), event.session_id, event.block_size, last_ts=now), started)
             return
-        held = self.index.copies.get((event.medium, event.group_idx), {})
-        there = [name in held for name in names]
+        copies = self.index.copies.get((event.medium, event.group_idx), {})
+        there = [name in copies for name in names]
         self._count(names, there)
         request = self._continued(event, now)
         if request is None:
@@ -181,8 +181,8 @@ class RequestFinder:
             self._above[name], above = above, name
 
     def _count(self, names: list[Hash], there: list[bool]) -> None:
-        for name, held in zip(names, there, strict=True):
-            if held:
+        for name, present in zip(names, there, strict=True):
+            if present:
                 self.counts.duplicate_blocks += 1
             elif name in self._above:
                 self.counts.lost_blocks += 1
