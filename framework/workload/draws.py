@@ -83,8 +83,8 @@ class Zipf:
 
     def draw(self, rng: random.Random) -> int:
         """A number, 0 the most popular."""
-        at = np.searchsorted(self._sums, rng.random() * self._sums[-1], side="right")
-        return min(int(at), len(self._sums) - 1)
+        index = np.searchsorted(self._sums, rng.random() * self._sums[-1], side="right")
+        return min(int(index), len(self._sums) - 1)
 
     def distinct(self, rng: random.Random, count: int) -> list[int]:
         """`count` different numbers, in the order drawn; `count` is at most the size. Where the law is so steep that

@@ -113,9 +113,9 @@ def _prompt(record: JsonObject) -> str | tuple[Message, ...] | TokenArray:
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or set(message) != {"role", "content"}:
             raise FieldError(f"messages[{index}]", f"want an object of role and content, found {ascii(message)[:60]}")
-        for name, said in message.items():
-            if said != "":
-                _text(f"messages[{index}].{name}", said)
+        for name, value in message.items():
+            if value != "":
+                _text(f"messages[{index}].{name}", value)
     return tuple(messages)
 
 

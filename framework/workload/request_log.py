@@ -55,8 +55,8 @@ def convert(source: Path, target: Path, *, block_tokens: int) -> Converted:
     if not whole:
         raise WorkloadError(f"{source}: no request with token ids among {len(found)}; SGLang logs them with {_FLAGS}")
     trace = PrivateTrace(target, block_tokens, hash_tokens=1, source="sglang")
-    for at, request in whole:
-        request.arrival_s = at - whole[0][0]
+    for time_s, request in whole:
+        request.arrival_s = time_s - whole[0][0]
         trace.arrived(request)
         trace.ended()
     trace.close()
@@ -86,7 +86,7 @@ def _request(line: bytes) -> tuple[float, LiveRequest] | None:
     prompt, output = _tokens(asked, "input_ids"), _tokens(answer, "output_ids")
     if "output_ids" not in answer or answer["output_ids"] is None:
         output = [-1] * int(facts.get("completion_tokens") or 0)  # unknown, and so nobody's
-    at = datetime.fromisoformat(str(record.get("timestamp"))).timestamp() - float(facts.get("e2e_latency") or 0.0)
+    time_s = datetime.fromisoformat(str(record.get("timestamp"))).timestamp() - float(facts.get("e2e_latency") or 0.0)
     session = asked.get("session_id")
     request = LiveRequest(arrival_s=0.0, prompt_tokens=len(prompt), total_tokens=len(prompt) + len(output),
                           session=session if isinstance(session, str) else None)  # fmt: skip
@@ -94,7 +94,7 @@ def _request(line: bytes) -> tuple[float, LiveRequest] | None:
         space = [asked.get(name) for name in ("lora_path", "lora_id", "extra_key", "cache_salt")]
         known = prompt + [token for token in output if token >= 0]
         request.hashes = [*_chain(repr(space).encode(), known)]
-    return at, request
+    return time_s, request
 
 
 def _object(record: Mapping[str, Any], field: str) -> Mapping[str, Any]:

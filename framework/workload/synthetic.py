@@ -215,6 +215,6 @@ def _text(rng: random.Random, num_bytes: int) -> str:
 
 
 def _arrivals(rng: random.Random, rate_per_s: float) -> Iterator[float]:
-    own = random.Random(rng.random())  # a stream of its own: the rate changes when requests come, not what they are
-    gaps = (own.expovariate(rate_per_s) if rate_per_s > 0 else 0.0 for _ in count())
+    gap_rng = random.Random(rng.random())  # a stream of its own: the rate changes when requests come, not what they are
+    gaps = (gap_rng.expovariate(rate_per_s) if rate_per_s > 0 else 0.0 for _ in count())
     return accumulate(gaps, initial=0.0)

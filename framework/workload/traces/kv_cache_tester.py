@@ -107,14 +107,14 @@ class KvCacheTester(TraceReader):
             yield line_number, error
             return
         turns: Counter[str] = Counter()
-        for where, who, record in requests:
+        for where, requester, record in requests:
             try:
-                yield line_number, self._request(record, "" if scope == "global" else name, who, turns[who])
-                turns[who] += 1
+                yield line_number, self._request(record, "" if scope == "global" else name, requester, turns[requester])
+                turns[requester] += 1
             except FieldError as error:
                 yield line_number, FieldError(where, str(error))
 
-    def _request(self, record: Mapping[str, Any], scope: str, who: str, turn: int) -> WorkloadRequest:
+    def _request(self, record: Mapping[str, Any], scope: str, requester: str, turn: int) -> WorkloadRequest:
         input_tokens = integer(record, "in", 1)
         ids = integers(record, "hash_ids")
         check_block_count("hash_ids", len(ids), input_tokens, self.block_tokens)
@@ -125,13 +125,15 @@ class KvCacheTester(TraceReader):
             block_ids=ids,
             block_tokens=self.block_tokens,
             namespace=Namespace(salt=scope),
-            session=who,
+            session=requester,
             turn=turn,
             category=_kinds(record),
         )
 
 
-def _requests(session: Mapping[str, Any], where: str, who: str, depth: int) -> list[tuple[str, str, Mapping[str, Any]]]:
+def _requests(
+    session: Mapping[str, Any], where: str, requester: str, depth: int
+) -> list[tuple[str, str, Mapping[str, Any]]]:
     """(place in the document, whose request, the request) in document order, sub-agents' where they were called."""
     entries = session.get("requests")
     if not isinstance(entries, list):
@@ -145,9 +147,9 @@ def _requests(session: Mapping[str, Any], where: str, who: str, depth: int) -> l
             raise FieldError(place, f"expected an object, found {str(entry)[:40]}")
         if entry.get("type") == "subagent":
             name = text(entry, "agent_id") or str(index)
-            found += _requests(entry, f"{place}.requests", f"{who}/{name}", depth + 1)
+            found += _requests(entry, f"{place}.requests", f"{requester}/{name}", depth + 1)
         else:
-            found.append((place, who, entry))
+            found.append((place, requester, entry))
     return found
 
 
