@@ -106,7 +106,9 @@ def calibrate(work: Floats, seconds: Floats) -> Calibration:
     for part in (half, ~half):  # every second step: load and machine drift over a run
         predicted[part] = work[part] @ _fitted(work[~part], seconds[~part])
     draw = np.random.default_rng(0)
-    drawn = np.array([_fitted(work[at], seconds[at]) for at in draw.integers(0, len(work), (_RESAMPLES, len(work)))])
+    drawn = np.array(
+        [_fitted(work[steps], seconds[steps]) for steps in draw.integers(0, len(work), (_RESAMPLES, len(work)))]
+    )
     ends = np.percentile(drawn, (2.5, 97.5), axis=0).T.tolist()
     off = np.abs(predicted - seconds) / seconds.clip(min=1e-9)
     return Calibration(

@@ -151,7 +151,7 @@ def _eviction(make: Callable[[], EvictionPolicy], num_blocks: int = 1024, group:
 
 def _hash(make: Callable[[], HashScheme], num_blocks: int = 256, block_size: int = 16) -> Numbers:
     scheme, watch = make(), _Watch()
-    tokens = as_tokens([(7919 * at) % 150_000 for at in range(num_blocks * block_size)])
+    tokens = as_tokens([(7919 * position) % 150_000 for position in range(num_blocks * block_size)])
     root = scheme.root(Namespace(), block_size)
     watch.time("prompt", num_blocks, lambda: scheme.blocks(root, tokens, block_size))
     for first in range(0, len(tokens), block_size):
@@ -172,7 +172,7 @@ def _allocator(make: Callable[..., Allocator], requests: int = 16, blocks: int =
     allocator = make(**{name: value for name, value in shared.items() if whole or name in names})
     watch, space = _Watch(), Namespace()
     for number in range(requests):
-        tokens = as_tokens([(number * 7919 + at) % 150_000 for at in range((blocks + 1) * size)])
+        tokens = as_tokens([(number * 7919 + position) % 150_000 for position in range((blocks + 1) * size)])
         prompt, request = tokens[: blocks * size], RequestId(number + 1)
         hit = watch.time("lookup new", blocks, partial(allocator.lookup, prompt, space))
         info = RequestInfo(id=request, max_total_tokens=len(tokens))

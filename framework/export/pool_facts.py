@@ -290,11 +290,11 @@ class GroupFacts(PoolFacts):
             self._names[block] = None
         return blocks
 
-    def _know(self, node: int, chain: Sequence[bytes], at: int) -> None:
-        """Enter a prefix, `chain[at]`, and those above it that are not known."""
+    def _know(self, node: int, chain: Sequence[bytes], depth: int) -> None:
+        """Enter a prefix, `chain[depth]`, and those above it that are not known."""
         while node not in self._parents:
-            at -= 1
-            self._parents[node] = node = _number(chain[at]) if chain and at >= 0 else -1
+            depth -= 1
+            self._parents[node] = node = _number(chain[depth]) if chain and depth >= 0 else -1
             if node < 0:
                 return
 

@@ -20,8 +20,8 @@ Component = str | Mapping[str, Any] | type | object
 def own_options(cls: type) -> Signature:
     """What a user may set of this class: its keywords without the shared ones."""
     whole = signature(cls)
-    own = tuple(parameter for parameter in whole.parameters if parameter.name not in SHARED)
-    return Signature(own, whole.open)
+    parameters = tuple(parameter for parameter in whole.parameters if parameter.name not in SHARED)
+    return Signature(parameters, whole.open)
 
 
 def check_options(kind: str, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,12 +72,12 @@ def build(
     shared = shared or {}
     cls = load(kind, name)
     whole = signature(cls)
-    own = tuple(parameter for parameter in whole.parameters if parameter.name not in shared)
-    required_shared = [parameter.name for parameter in own if parameter.required and parameter.name in SHARED]
+    parameters = tuple(parameter for parameter in whole.parameters if parameter.name not in shared)
+    required_shared = [parameter.name for parameter in parameters if parameter.required and parameter.name in SHARED]
     lacking = [key for key in required_shared if key not in (options or {})]
     if lacking:
         raise InvalidPlugin(f"{kind} {name!r} asks for {listing(lacking)}, which a {kind} is not given here")
-    arguments = checked_options(kind, name, options or {}, Signature(own, whole.open))
+    arguments = checked_options(kind, name, options or {}, Signature(parameters, whole.open))
     given = set(whole.names())
     arguments.update((key, value) for key, value in shared.items() if key in given)
     return construct(kind, name, cls, arguments)

@@ -154,7 +154,7 @@ def clashes(config: Mapping[str, Any]) -> list[str]:
     """Of a configuration's components: who else offers the chosen name, and how to choose theirs. Imports nothing."""
     chosen = [(kind, config.get(kind)) for kind in KINDS]
     words = [(kind, node.get("name") if isinstance(node, Mapping) else node) for kind, node in chosen]
-    return [said for kind, name in words if isinstance(name, str) and (said := _clash(kind, name))]
+    return [sentence for kind, name in words if isinstance(name, str) and (sentence := _clash(kind, name))]
 
 
 def _clash(kind: str, name: str) -> str:

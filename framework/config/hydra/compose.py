@@ -181,9 +181,11 @@ def _in_one_line(error: Exception) -> str:
     """An error of Hydra's or OmegaConf's with its cause, without pointers to manuals."""
     if isinstance(error, RecursionError):
         return "a YAML file or its defaults list names itself, or is nested too deeply"
-    said = str(error) if error.__cause__ is None else f"{error}\n{error.__cause__}"
+    message = str(error) if error.__cause__ is None else f"{error}\n{error.__cause__}"
     wanted = [
-        line.strip() for line in said.splitlines() if not re.match(r"\s*(See |Set the environment|object_type)", line)
+        line.strip()
+        for line in message.splitlines()
+        if not re.match(r"\s*(See |Set the environment|object_type)", line)
     ]
     text = " ".join(filter(None, wanted))
     return (

@@ -88,8 +88,8 @@ class _Sweep:
         if self.changed:
             counts = Counter(name for names in self.changed.values() for name in names)
             which = ", ".join(f"{name} ({count})" for name, count in counts.most_common())
-            who = "1 job runs" if len(self.changed) == 1 else f"{len(self.changed)} jobs run"
-            print(f"{who} again, since this has changed: {which}", file=sys.stderr)  # noqa: T201
+            subject = "1 job runs" if len(self.changed) == 1 else f"{len(self.changed)} jobs run"
+            print(f"{subject} again, since this has changed: {which}", file=sys.stderr)  # noqa: T201
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
     jobs = sweeper.split_arguments(merged, None)[0]
     composed = [sweep.composed(number, words) for number, words in enumerate(_representatives(jobs))]
     choices = [config.hydra.runtime.choices for config in composed]
-    for sentence in dict.fromkeys(said for chosen in choices for said in registry.clashes(chosen)):
+    for sentence in dict.fromkeys(clash for chosen in choices for clash in registry.clashes(chosen)):
         print(sentence, file=sys.stderr)  # noqa: T201
     if not jobs:
         return
