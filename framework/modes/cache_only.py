@@ -230,7 +230,7 @@ def _optima(paths: RequestPaths, sizes: Sequence[int]) -> dict[str, Any]:
         "optimum_hit_blocks": int(best.sum()),
         "optimum_hit_rate": int(paths.hit_tokens(best).sum()) / max(1, int(paths.input_tokens.sum())),
         "optimum_hit_rate_blocks": int(best.sum()) / max(1, paths.num_references),
-        "pinned_optimum_hit_blocks": int(optimum_hits(paths, total, pinned=True, held=sizes[0]).sum()),
+        "pinned_optimum_hit_blocks": int(optimum_hits(paths, total, pinned=True, request_blocks=sizes[0]).sum()),
     }
     if len(sizes) > 1:
         for name, pinned in (("optimum", False), ("pinned_optimum", True)):

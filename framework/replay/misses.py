@@ -79,13 +79,13 @@ def explain(
     outcome, evicted_for = _outcomes(paths, request_hits.tolist(), log)
     if paths.ids is not None:
         outcome[(outcome == NEW) & _elsewhere(paths, paths.ids.tolist(), log)] = ELSEWHERE
-    own = np.minimum(paths.block_tokens, paths.input_tokens[requests] - depths * paths.block_tokens)
+    reference_tokens = np.minimum(paths.block_tokens, paths.input_tokens[requests] - depths * paths.block_tokens)
     shape, cell = (paths.num_requests, len(OUTCOMES)), requests * len(OUTCOMES) + outcome
     blocks = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)
-    tokens = np.bincount(cell, weights=own, minlength=shape[0] * shape[1]).astype(np.int64).reshape(shape)
+    tokens = np.bincount(cell, weights=reference_tokens, minlength=shape[0] * shape[1]).astype(np.int64).reshape(shape)
     tokens[:, END] += paths.input_tokens - tokens.sum(axis=1)
     evicted = np.flatnonzero(outcome == EVICTED)
-    evictions = _evictions(paths, evicted, evicted_for[evicted], depths, own)
+    evictions = _evictions(paths, evicted, evicted_for[evicted], depths, reference_tokens)
     account = Account(blocks=blocks.astype(np.int64), tokens=tokens, evictions=evictions, policy=policy)
     return _compared(account, paths, num_blocks)
 
@@ -142,8 +142,8 @@ def _compared(account: Account, paths: RequestPaths, num_blocks: int) -> Account
 
     def tokens(hits: Ints) -> Ints:
         kept = np.clip(hits[lost.admission] - lost.depth, 0, lost.blocks)
-        held: Ints = np.minimum(kept * paths.block_tokens, lost.tokens)
-        return held
+        tokens_kept: Ints = np.minimum(kept * paths.block_tokens, lost.tokens)
+        return tokens_kept
 
     best = optimum_hits(paths, num_blocks, pinned=True)
     return replace(account, evictions=replace(lost, lru_tokens=tokens(lru), optimum_tokens=tokens(best)))
@@ -158,7 +158,7 @@ def _elsewhere(paths: RequestPaths, ids: list[int], log: LossLog) -> npt.NDArray
         children[parent, twins[node]] = node
     calls, num_seen = iter(log), 0
     call = next(calls, None)
-    held, spaces = set[int](), dict[int, tuple[int, ...]]()
+    resident, spaces = set[int](), dict[int, tuple[int, ...]]()
     found = np.zeros(paths.num_references, dtype=bool)
     for request, path in enumerate(paths.walk()):
         known = spaces.get(twins[path[0]], ()) if path else ()
@@ -166,24 +166,26 @@ def _elsewhere(paths: RequestPaths, ids: list[int], log: LossLog) -> npt.NDArray
             num_seen = path[-1] + 1
             for node in known:
                 depth = 0
-                while node != path[0] and node in held:
+                while node != path[0] and node in resident:
                     found[paths.starts[request] + depth] = True
                     depth += 1
                     node = children.get((node, twins[path[depth]]), -1) if depth < len(path) else -1
         if path and path[0] not in known:
             spaces[twins[path[0]]] = (*known, path[0])[-MOST_NAMESPACES:]
-        held.update(path)
+        resident.update(path)
         while call is not None and call[0] <= request:
-            held.difference_update(call[1])
+            resident.difference_update(call[1])
             call = next(calls, None)
     return found
 
 
-def _evictions(paths: RequestPaths, at: Ints, evicted_for: Ints, depths: Ints, own: Ints) -> Evictions:
-    """The references `at` (V,), whose content was evicted for the requests `evicted_for`, neighbours put together."""
-    requests = paths.requests[at].astype(np.int64)
-    cuts = np.ones(len(at), dtype=bool)
-    cuts[1:] = (np.diff(at) != 1) | (np.diff(requests) != 0) | (np.diff(evicted_for) != 0)
+def _evictions(
+    paths: RequestPaths, evicted: Ints, evicted_for: Ints, depths: Ints, reference_tokens: Ints
+) -> Evictions:
+    """The references `evicted` (V,), each for the request in `evicted_for` (V,), neighbours put together."""
+    requests = paths.requests[evicted].astype(np.int64)
+    cuts = np.ones(len(evicted), dtype=bool)
+    cuts[1:] = (np.diff(evicted) != 1) | (np.diff(requests) != 0) | (np.diff(evicted_for) != 0)
     first = np.flatnonzero(cuts)
 
     def summed(values: Ints) -> Ints:
@@ -194,14 +196,14 @@ def _evictions(paths: RequestPaths, at: Ints, evicted_for: Ints, depths: Ints, o
     given = [facts.turn for facts in known] or [None] * len(requests)
     return Evictions(
         request=requests,
-        depth=depths[at][first],
-        blocks=summed(np.ones(len(at), dtype=np.int64)),
-        tokens=summed(own[at]),
+        depth=depths[evicted][first],
+        blocks=summed(np.ones(len(evicted), dtype=np.int64)),
+        tokens=summed(reference_tokens[evicted]),
         evicted_for=evicted_for,
         requests_ago=requests - evicted_for,
         references_ago=paths.starts[requests] - paths.starts[evicted_for],
         admission=requests,
-        turn=[turns[at] if turn is None else turn for at, turn in zip(requests.tolist(), given, strict=True)],
+        turn=[turns[request] if turn is None else turn for request, turn in zip(requests.tolist(), given, strict=True)],
         tenant=[facts.tenant for facts in known],
         category=[facts.category for facts in known],
     )

@@ -34,12 +34,12 @@ from framework.errors import InvalidArgument
 from framework.replay.paths import Ints, RequestPaths
 
 
-def optimum_hits(paths: RequestPaths, num_blocks: int, *, pinned: bool, held: int | None = None) -> Ints:
+def optimum_hits(paths: RequestPaths, num_blocks: int, *, pinned: bool, request_blocks: int | None = None) -> Ints:
     """(R,) hit blocks of each request under the published optimum, or under the pinned one; see the module's text.
 
     Args:
-        held: pinned: blocks of its own that a request holds at most while it runs, where these are fewer than the
-            capacity: the pool's, when `num_blocks` are those of all tiers. What it does not hold may stay too.
+        request_blocks: pinned: blocks of its own that a request holds at most while it runs, where these are fewer than
+            the capacity: the pool's, when `num_blocks` are those of all tiers. What it does not hold may stay too.
 
     Raises:
         InvalidArgument: `num_blocks` below 1.
@@ -53,7 +53,11 @@ def optimum_hits(paths: RequestPaths, num_blocks: int, *, pinned: bool, held: in
     hits = np.zeros(paths.num_requests, dtype=np.int64)
     for request, (ends, following) in enumerate(paths.next_runs):
         hits[request] = kept.take(request)
-        room = min(ends[-1] if ends else 0, num_blocks, num_blocks if held is None else held) if pinned else 0
+        room = (
+            min(ends[-1] if ends else 0, num_blocks, num_blocks if request_blocks is None else request_blocks)
+            if pinned
+            else 0
+        )
         kept.shrink(num_blocks - room)
         start = 0
         for end, coming in zip(ends, following, strict=True):
@@ -125,7 +129,8 @@ def tier_optima(paths: RequestPaths, sizes: Sequence[int], *, pinned: bool) -> t
     One `optimum_hits` a tier.
     """
     totals = [
-        int(optimum_hits(paths, total, pinned=pinned, held=sizes[0]).sum(dtype=np.int64)) for total in accumulate(sizes)
+        int(optimum_hits(paths, total, pinned=pinned, request_blocks=sizes[0]).sum(dtype=np.int64))
+        for total in accumulate(sizes)
     ]
     return tuple(int(hits) for hits in np.diff([0, *totals]))
 

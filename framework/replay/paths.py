@@ -152,7 +152,7 @@ class RequestPaths:
         """When each request arrived, in the trace's seconds: the clock that policies see. Its number, from 1, where the
         trace does not say."""
         if self.known is None:
-            return [float(at) for at in range(1, self.num_requests + 1)]
+            return [float(number) for number in range(1, self.num_requests + 1)]
         return [facts.arrival or 0.0 for facts in self.known]
 
     @cached_property

@@ -141,8 +141,8 @@ class _Replay:
     def _children_of(self, block: int) -> int:
         if not self.children:
             self.children = [0] * (self.paths.num_nodes + 1)
-            for node, held in enumerate(self.block_of):
-                self.children[self.parents[node]] += held > 0
+            for node, node_block in enumerate(self.block_of):
+                self.children[self.parents[node]] += node_block > 0
         return self.children[self.node_of[block]]
 
     def _resident_parent(self, node: int) -> int:
@@ -203,7 +203,7 @@ class _Replay:
             return below.begin(request, path, blocks)
         lying = [below.lower.where(node) > 0 for node in path]
         cached = below.begin(request, path, blocks)
-        self.losses.out_of_reach.append((request, [path[at] for at in range(cached, len(path)) if lying[at]]))
+        self.losses.out_of_reach.append((request, [path[depth] for depth in range(cached, len(path)) if lying[depth]]))
         return cached
 
     def _has_child(self, block: int) -> bool:

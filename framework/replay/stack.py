@@ -26,7 +26,7 @@ def reuse_distances(paths: RequestPaths) -> Ints:
     num_requests = paths.num_requests
     result = np.zeros(paths.num_references, dtype=np.int64)
     last = np.full(paths.num_nodes, -1, dtype=np.int64)
-    held, bounds = _Fenwick(num_requests), paths.starts.tolist()
+    counts, bounds = _Fenwick(num_requests), paths.starts.tolist()
     tail_starts = [0] * num_requests
     for request, (start, end) in enumerate(pairwise(bounds)):
         path = paths.nodes[start:end]
@@ -36,14 +36,14 @@ def reuse_distances(paths: RequestPaths) -> Ints:
             owner = int(previous[low])
             if owner < 0:
                 break
-            ahead = held.total - held.prefix(owner + 1)
+            ahead = counts.total - counts.prefix(owner + 1)
             tail = tail_starts[owner]
             result[start + low : start + high] = np.arange(low, high) + (ahead - tail + 1)
-            held.add(owner, tail - high)
+            counts.add(owner, tail - high)
             tail_starts[owner] = high
             # what was taken from `owner` is ahead of the later runs, at the front; the current request holds it
-            held.add(request, high - tail)
-        held.add(request, end - start - held.value(request))
+            counts.add(request, high - tail)
+        counts.add(request, end - start - counts.value(request))
         last[path] = request
     return result
 

@@ -106,17 +106,17 @@ class ReplayTiers:
         now = self._now = self._times[request]
         places = self.lower.find(path, blocks, now)
         self.contents.used(request, path, len(places))
-        own = self.contents.own_tokens(path[: len(places)])
+        own_tokens = self.contents.own_tokens(path[: len(places)])
         self.pool_hits += places.count(0)
-        self.pool_hit_tokens += sum(tokens for place, tokens in zip(places, own, strict=True) if not place)
+        self.pool_hit_tokens += sum(tokens for place, tokens in zip(places, own_tokens, strict=True) if not place)
         self.request_hits.append(tuple(np.bincount(places, minlength=len(self.lower.tiers) + 1).tolist()))
-        self.lower.begin(path, places, own, now)
+        self.lower.begin(path, places, own_tokens, now)
         self._new = frozenset(node for node, block in zip(path, blocks, strict=True) if not block)
         return len(places)
 
-    def settle(self, held: Sequence[int]) -> None:
+    def settle(self, nodes: Sequence[int]) -> None:
         """The nodes of the request that the pool holds now, in prompt order."""
-        self.lower.settle(held, self._new, self._now)
+        self.lower.settle(nodes, self._new, self._now)
 
     def end(self) -> None:
         self.lower.end(self._now)

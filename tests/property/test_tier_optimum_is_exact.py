@@ -172,7 +172,7 @@ def test_a_request_longer_than_the_pool_leaves_the_tiers_to_others() -> None:
     below = ReplayTiers(paths, [TierSpec(2, Belady())], OnEviction())
     assert replay(paths, Belady(), 2, below=below).hit_blocks == 2
     assert optimum_hits(paths, 4, pinned=True).sum() == 0
-    assert optimum_hits(paths, 4, pinned=True, held=2).sum() == 2
+    assert optimum_hits(paths, 4, pinned=True, request_blocks=2).sum() == 2
     assert tier_optima(paths, (2, 2), pinned=True) == (0, 2)
 
 
