@@ -207,7 +207,7 @@ class PagedAllocator(Allocator):
         blocks = array("i", hit.blocks)
         blocks.fromlist(self.cache.take(need, hit.blocks[null:] if null else hit.blocks, request.priority))
         table = Table(request, blocks, root, anchor, self._tenant(request.tenant))
-        table.held = bytearray(tokens)
+        table.token_bytes = bytearray(tokens)
         if self.share_prefix:
             table.hashes = hashes
             table.published = len(hit.blocks)
@@ -242,17 +242,17 @@ class PagedAllocator(Allocator):
             )
         self._require_kept("fork", table, num_tokens)
         self.promises.require_sound(table)
-        held, full = -(-num_tokens // self.block_size), num_tokens // self.block_size
-        kept = max(table.num_null, {"none": 0, "full": full, "all": held}[self.share_forks])
-        if held - kept > self.pool.num_blocks - self.pool.used:
-            raise self._out_of_blocks(held - kept, self.cache.available())
-        return table, held, kept
+        total, full = -(-num_tokens // self.block_size), num_tokens // self.block_size
+        kept = max(table.num_null, {"none": 0, "full": full, "all": total}[self.share_forks])
+        if total - kept > self.pool.num_blocks - self.pool.used:
+            raise self._out_of_blocks(total - kept, self.cache.available())
+        return table, total, kept
 
     def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
-        table, held, kept = self.plan_fork(parent, child, num_tokens)
+        table, total, kept = self.plan_fork(parent, child, num_tokens)
         self.pool.access += 1
-        fresh = self.cache.take(held - kept)
-        copies = tuple(BlockCopy(BlockId(a), BlockId(b)) for a, b in zip(table.blocks[kept:held], fresh, strict=True))
+        fresh = self.cache.take(total - kept)
+        copies = tuple(BlockCopy(BlockId(a), BlockId(b)) for a, b in zip(table.blocks[kept:total], fresh, strict=True))
         if self.promises:
             self.promises.keep_all(table, num_tokens)
         self._tables[child.id] = self._child(table, child, num_tokens, kept, fresh)
@@ -322,12 +322,12 @@ class PagedAllocator(Allocator):
         return found
 
     def _copy_on_write(self, table: Table, shared: list[int], fresh: list[int]) -> TableChange:
-        blocks, own = table.blocks, fresh[: len(shared)]
+        blocks, replacements = table.blocks, fresh[: len(shared)]
         copies = tuple(
-            BlockCopy(BlockId(blocks[index]), BlockId(block)) for index, block in zip(shared, own, strict=True)
+            BlockCopy(BlockId(blocks[index]), BlockId(block)) for index, block in zip(shared, replacements, strict=True)
         )
         try:
-            self.cache.replace(blocks, shared, own)
+            self.cache.replace(blocks, shared, replacements)
         except PluginError:
             self.cache.unref(fresh[len(shared) :])
             raise
@@ -348,14 +348,14 @@ class PagedAllocator(Allocator):
             self.promises.keep_all(table, num_tokens)
         if type(tokens) is not np.ndarray or tokens.dtype is not _INT32 or not tokens.flags.c_contiguous:
             tokens = _as_tokens(tokens)
-        data, held = tokens.data, table.held  # as buffers: their slices cost less than an array's
-        known = len(held) // 4
-        if not held.startswith(data[:known]):
+        data, token_bytes = tokens.data, table.token_bytes  # as buffers: their slices cost less than an array's
+        known = len(token_bytes) // 4
+        if not token_bytes.startswith(data[:known]):
             table.refuse(tokens)
         if self.share_prefix and num_tokens // size > table.published and not table.closed:
             start = self._publish(table, num_tokens // size, tokens, data)
         if known < num_tokens:
-            held += data[known:]
+            token_bytes += data[known:]
         table.committed = num_tokens
         return without_copies(start)
 
@@ -395,15 +395,15 @@ class PagedAllocator(Allocator):
         if not self.share_prefix:
             return
         self.promises.require_sound(table)
-        held, data = table.held, tokens.data
-        known, count = len(held) // 4, len(table.hashes)
-        if not held.startswith(data[:known]):
+        token_bytes, data = table.token_bytes, tokens.data
+        known, count = len(token_bytes) // 4, len(table.hashes)
+        if not token_bytes.startswith(data[:known]):
             table.refuse(tokens)
         fresh = tokens[count * self.block_size : len(tokens) // self.block_size * self.block_size]
         if len(fresh):
             table.hashes += self.hasher.blocks(table.hashes[-1] if count else table.root, fresh)
         if known < len(tokens):
-            held += data[known:]
+            token_bytes += data[known:]
         if self.promises.promise(table, len(tokens)):
             self._version += 1
 
@@ -475,10 +475,12 @@ class PagedAllocator(Allocator):
         while above:  # what a window has passed
             gone.add(above)
             above = self.cache.index.parent(above)
-        for held in self._tables.values():
-            first = next((at for at, block in enumerate(held.blocks[: held.published]) if block in gone), None)
+        for live_table in self._tables.values():
+            first = next(
+                (index for index, block in enumerate(live_table.blocks[: live_table.published]) if block in gone), None
+            )
             if first is not None:
-                held.published, held.closed, held.shared = first, True, True
+                live_table.published, live_table.closed, live_table.shared = first, True, True
         blocks = sorted(gone, key=pool.depth.__getitem__, reverse=True)
         cached = [block for block in blocks if not pool.ref[block]]
         self._version += 1
@@ -518,7 +520,7 @@ class PagedAllocator(Allocator):
             self._version += 1
             blocks = table.blocks[table.num_null :] if table.num_null else table.blocks
             if self._requests is not None:
-                self._requests.ended(blocks, table.facts, len(table.held) // 4)
+                self._requests.ended(blocks, table.facts, len(table.token_bytes) // 4)
             self.cache.unref(blocks[::-1], len(table.blocks) - max(table.published, table.num_null))
 
     def table(self, request: RequestId, group: int = 0) -> npt.NDArray[np.int32]:

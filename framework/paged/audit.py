@@ -103,11 +103,11 @@ def _free_set(allocator: Any) -> list[str]:
     faults = []
     if len(set(pool.free)) != len(pool.free):
         faults.append("I3: the free set names a block twice")
-    for at, block in enumerate(pool.free):
+    for position, block in enumerate(pool.free):
         if not 1 <= block <= pool.num_blocks:
             faults.append(f"I11: the free set names block {block}, outside 1 to {pool.num_blocks}")
-        elif pool.slot[block] != at:
-            faults.append(f"I3: free block {block} lies at {at}, its slot says {pool.slot[block]}")
+        elif pool.slot[block] != position:
+            faults.append(f"I3: free block {block} lies at {position}, its slot says {pool.slot[block]}")
     return faults
 
 

@@ -217,10 +217,14 @@ class BlockCache:
         parent = table[first - 1] if first else 0
         anchor = anchor if parent or not first else 0  # below a block that was unreferenced
         holders, places = self.index.insert_chain(anchor, parent, hashes, data, blocks)
-        new: Sequence[int] = blocks if len(places) == len(blocks) else [blocks[at] for at in places]
+        new: Sequence[int] = blocks if len(places) == len(blocks) else [blocks[offset] for offset in places]
         pool.describe_all(new, places, first, priority, tenant)
-        swaps = [at for at, block in enumerate(holders) if block != blocks[at]] if len(new) < len(holders) else []
-        pinned = [holders[at] for at in reversed(swaps) if pool.candidate[holders[at]]]
+        swaps = (
+            [offset for offset, block in enumerate(holders) if block != blocks[offset]]
+            if len(new) < len(holders)
+            else []
+        )
+        pinned = [holders[offset] for offset in reversed(swaps) if pool.candidate[holders[offset]]]
         try:
             self.host.pin(pinned)
             self.host.admit(new[::-1])
@@ -228,34 +232,34 @@ class BlockCache:
             self._undo_publication(new, pinned)
             raise
         if self.listener is not None:  # else nobody needs the names
-            self.tell("admit", new, [hashes[at] for at in places])
-        for at in swaps:
-            self._swap(table, first + at, holders[at], priority)
+            self.tell("admit", new, [hashes[offset] for offset in places])
+        for offset in swaps:
+            self._swap(table, first + offset, holders[offset], priority)
         return len(holders), first + swaps[0] if swaps else len(table)
 
     def publish_one(
         self,
         anchor: int,
         table: array[int],
-        at: int,
+        index: int,
         hashes: Sequence[BlockHash],
         data: bytes,
         priority: int,
         tenant: int,
     ) -> tuple[int, int]:
-        """`publish` of one content, of table[at]: what a decoding request does when a block fills."""
-        block, block_hash, pool = table[at], hashes[0], self.pool
+        """`publish` of one content, of table[index]: what a decoding request does when a block fills."""
+        block, block_hash, pool = table[index], hashes[0], self.pool
         if pool.block_hash[block] is not None:
-            return self.publish(anchor, table, at, hashes, data, priority, tenant)
-        parent = table[at - 1] if at else 0
-        holder = self.index.insert(anchor if parent or not at else 0, parent, block_hash, data, block)
+            return self.publish(anchor, table, index, hashes, data, priority, tenant)
+        parent = table[index - 1] if index else 0
+        holder = self.index.insert(anchor if parent or not index else 0, parent, block_hash, data, block)
         if holder != block:
             if not holder:
                 return 0, len(table)
-            self._use_holder(table, at, holder, priority)
-            return 1, at
+            self._use_holder(table, index, holder, priority)
+            return 1, index
         pool.block_hash[block] = block_hash
-        pool.describe(block, at, priority, tenant)
+        pool.describe(block, index, priority, tenant)
         try:
             self.host.admit((block,))
         except PluginError:
@@ -265,14 +269,14 @@ class BlockCache:
             self.tell("admit", (block,), (block_hash,))
         return 1, len(table)
 
-    def _use_holder(self, table: array[int], at: int, holder: int, priority: int) -> None:
+    def _use_holder(self, table: array[int], index: int, holder: int, priority: int) -> None:
         if self.pool.candidate[holder]:
             try:
                 self.host.pin((holder,))
             except PluginError:
                 self._undo_publication((), (holder,))
                 raise
-        self._swap(table, at, holder, priority)
+        self._swap(table, index, holder, priority)
 
     def _check_hashes(self, blocks: Sequence[int], hashes: Sequence[BlockHash]) -> None:
         for block, block_hash in zip(blocks, hashes, strict=True):
@@ -285,7 +289,7 @@ class BlockCache:
 
     def _swap(self, table: array[int], index: int, block: int, priority: int) -> None:
         """Let the table use `block`, which holds the same content, in place of its own."""
-        pool, own = self.pool, table[index]
+        pool, own_block = self.pool, table[index]
         table[index] = block
         if not pool.ref[block]:
             pool.used += 1
@@ -293,10 +297,10 @@ class BlockCache:
         pool.last_access[block] = pool.access
         if priority > pool.least_priority and priority > pool.priority[block]:
             pool.priority[block] = priority
-        pool.ref[own] -= 1
-        if not pool.ref[own]:
+        pool.ref[own_block] -= 1
+        if not pool.ref[own_block]:
             pool.used -= 1
-            pool.set_free([own])
+            pool.set_free([own_block])
 
     def unref(self, blocks: Sequence[int], unpublished: int | None = None) -> None:
         """Give back one reference to each of these, deepest first. Who has none left is cached or free.
@@ -456,12 +460,12 @@ def _count_users(pool: BlockPool, hits: Sequence[int]) -> tuple[Iterable[int], l
             pool.hits[block] += 1
             pool.last_access[block] = pool.access
         return accesses, [block for block, others in zip(hits, users, strict=True) if not others]
-    at, views = indices(hits), pool.views
-    counts, before = views.ref[at], views.last_access[at]
-    views.ref[at] = counts + 1
-    views.hits[at] = views.hits[at] + 1
-    views.last_access[at] = pool.access
+    rows, views = indices(hits), pool.views
+    counts, before = views.ref[rows], views.last_access[rows]
+    views.ref[rows] = counts + 1
+    views.hits[rows] = views.hits[rows] + 1
+    views.last_access[rows] = pool.access
     if np.count_nonzero(counts) == len(counts):
         return before, []
-    idle: list[int] = at[counts == 0].tolist()
+    idle: list[int] = rows[counts == 0].tolist()
     return before, idle

@@ -71,23 +71,23 @@ class PrefixIndex:
 
     def find(self, anchor: int, hashes: Sequence[BlockHash], data: bytes, limit: int) -> list[int]:
         """The blocks of the leading contents, at most `limit`, up to the first that is not published. Pure."""
-        held, first, hash_of, others = self._block, self._first, self._pool.block_hash, self._others
+        block_of, first, hash_of, others = self._block, self._first, self._pool.block_hash, self._others
         found: list[int] = []
         node = anchor
         for block_hash in hashes[:limit]:
             below = first[node] if node > 0 else 0
-            block = held[below]
+            block = block_of[below]
             if not block or hash_of[block] != block_hash:
                 below = others.get((node, block_hash), 0)
-                block = held[below]
+                block = block_of[below]
                 if not block:
                     break
             found.append(block)
             node = below
         if found and self.compares_tokens:
             tokens = np.frombuffer(data, dtype=np.int32)[: len(found) * self._pool.block_size]
-            at = _view(self._node)[indices(found)]
-            same = (self._tokens()[at] == tokens.reshape(len(found), -1)).all(axis=1)
+            nodes = _view(self._node)[indices(found)]
+            same = (self._tokens()[nodes] == tokens.reshape(len(found), -1)).all(axis=1)
             if not same.all():
                 del found[int(same.argmin()) :]
         return found
@@ -115,12 +115,12 @@ class PrefixIndex:
     def count_new(self, anchor: int, parent: int, hashes: Sequence[BlockHash], data: bytes) -> int:
         """Of these contents below `parent`, how many leading ones no block holds and `insert` would take. Pure."""
         node, step = self._node[parent] if parent else anchor, self._step
-        for at, block_hash in enumerate(() if self.keeps_duplicates else hashes):
+        for offset, block_hash in enumerate(() if self.keeps_duplicates else hashes):
             node = self._child(node, block_hash)
             if not node and not self._floating:
                 break
-            if node and (self._block[node] or not self._is_of(node, data[at * step : (at + 1) * step])):
-                return at
+            if node and (self._block[node] or not self._is_of(node, data[offset * step : (offset + 1) * step])):
+                return offset
         return len(hashes)
 
     def insert(self, anchor: int, parent: int, block_hash: BlockHash, data: bytes, block: int) -> int:
@@ -206,15 +206,17 @@ class PrefixIndex:
             return blocks, range(len(blocks))
         holders: list[int] = []
         new: list[int] = []
-        for at, (block_hash, block) in enumerate(zip(hashes, blocks, strict=True)):
+        for offset, (block_hash, block) in enumerate(zip(hashes, blocks, strict=True)):
             published = hash_of[block] is not None
-            parent = self.insert(anchor, parent, block_hash, data[at * self._step : (at + 1) * self._step], block)
+            parent = self.insert(
+                anchor, parent, block_hash, data[offset * self._step : (offset + 1) * self._step], block
+            )
             if not parent:
                 break
             holders.append(parent)
             if parent == block and not published:
                 hash_of[block] = block_hash
-                new.append(at)
+                new.append(offset)
         return holders, new
 
     def _insert_new(self, above: int, hashes: Sequence[BlockHash], data: bytes, blocks: Sequence[int]) -> None:
@@ -223,14 +225,14 @@ class PrefixIndex:
         nodes = self._unused[-count:]
         del self._unused[-count:]
         self._attach(nodes[0], above, hashes[0])
-        at, where = indices(nodes), indices(blocks)
-        _view(self._above)[at[1:]] = _view(nodes)[:-1]
-        _view(self._first)[at[:-1]] = _view(nodes)[1:]
-        _view(self._kids)[at[:-1]] = _view(self._resident)[at[:-1]] = 1
-        _view(self._block)[at] = where
-        _view(self._node)[where] = at
+        node_ids, where = indices(nodes), indices(blocks)
+        _view(self._above)[node_ids[1:]] = _view(nodes)[:-1]
+        _view(self._first)[node_ids[:-1]] = _view(nodes)[1:]
+        _view(self._kids)[node_ids[:-1]] = _view(self._resident)[node_ids[:-1]] = 1
+        _view(self._block)[node_ids] = where
+        _view(self._node)[where] = node_ids
         if self.compares_tokens:
-            self._tokens()[at] = np.frombuffer(data, dtype=np.int32).reshape(count, -1)
+            self._tokens()[node_ids] = np.frombuffer(data, dtype=np.int32).reshape(count, -1)
         _view(self._pool.children)[where[:-1]] = 1
         self._count_child(above, 1)
 
@@ -289,28 +291,28 @@ class PrefixIndex:
 
     def _remove_leaves(self, blocks: Sequence[int]) -> bool:
         """Take out blocks all of whose descendants are among them; whether they are, else nothing changed."""
-        where, kids, first, held = indices(blocks), _view(self._kids), _view(self._first), _view(self._block)
-        at = _view(self._node)[where].astype(np.intp)
-        above = _view(self._above)[at].astype(np.intp)
+        where, kids, first, block_of = indices(blocks), _view(self._kids), _view(self._first), _view(self._block)
+        nodes = _view(self._node)[where].astype(np.intp)
+        above = _view(self._above)[nodes].astype(np.intp)
         inner = above > 0
         outer = above[inner]
         only = kids[outer] == 1
         rest = outer[~only]
         kids[outer[only]] = 0  # a parent of one is there once
         np.subtract.at(kids, rest, 1)
-        if kids[at].any():
+        if kids[nodes].any():
             kids[outer[only]] = 1
             np.add.at(kids, rest, 1)
             return False
         _view(self._resident)[outer] = kids[outer]  # every child has one block
-        _view(self._pool.children)[held[outer]] = kids[outer]
+        _view(self._pool.children)[block_of[outer]] = kids[outer]
         listed = ~inner
-        listed[inner] = first[outer] != at[inner]
+        listed[inner] = first[outer] != nodes[inner]
         for place in np.flatnonzero(listed).tolist():
             del self._others[int(above[place]), self._pool.block_hash[blocks[place]]]
-        first[above[~listed]] = held[at] = 0
+        first[above[~listed]] = block_of[nodes] = 0
         _view(self._node)[where] = 0
-        self._unused.frombytes(at.astype(np.int32).tobytes())
+        self._unused.frombytes(nodes.astype(np.int32).tobytes())
         return True
 
     def restore(
@@ -327,8 +329,8 @@ class PrefixIndex:
         self._node, self._above, self._kids = array("i", node), array("i", above), array("i", kids)
         self._resident, self._block = array("i", resident), array("i", block)
         self._first = array("i", bytes(4 * len(above)))
-        self._ghosts = {at: hash[at] for at in found if not block[at]}
-        self._others = {(above[at], hash[at]): at for at in found}
+        self._ghosts = {number: hash[number] for number in found if not block[number]}
+        self._others = {(above[number], hash[number]): number for number in found}
 
     def nodes(self) -> Iterator[tuple[int, BlockHash | None]]:
         """Each node that is found, and the hash it is found by."""
@@ -345,9 +347,9 @@ class PrefixIndex:
             kids.setdefault(self._above[node], []).append(node)
         for node, block_hash in found.items():
             faults += self._audit_node(node, block_hash, found.keys(), kids.get(node, []))
-        for block, held in enumerate(self._pool.block_hash):
+        for block, published_hash in enumerate(self._pool.block_hash):
             holder = self._block[self._node[block]]
-            if held is not None and holder != block and block not in self._later.get(self._node[block], ()):
+            if published_hash is not None and holder != block and block not in self._later.get(self._node[block], ()):
                 faults.append(f"I20: block {block} is published but the index does not find it")
         for above, block_hash in self._others:
             if self._above[self._others[above, block_hash]] != above:

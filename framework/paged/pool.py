@@ -100,8 +100,8 @@ class BlockPool:
 
     def is_free(self, block: int) -> bool:
         """Whether `block` is in the free set. O(1)."""
-        at = self.slot[block]
-        return at < len(self.free) and self.free[at] == block
+        position = self.slot[block]
+        return position < len(self.free) and self.free[position] == block
 
     def take_free(self, blocks: Sequence[int]) -> None:
         """Move these free blocks out of the free set. The caller has checked that they are free and distinct."""
@@ -109,22 +109,22 @@ class BlockPool:
         for block in blocks:
             last = free.pop()
             if last != block:
-                at = slot[block]
-                free[at] = last
-                slot[last] = at
+                position = slot[block]
+                free[position] = last
+                slot[last] = position
 
     def set_free(self, blocks: Sequence[int]) -> None:
         """Put these unreferenced, unpublished blocks into the free set."""
         slot = self.slot
-        for at, block in enumerate(blocks, len(self.free)):
-            slot[block] = at
+        for position, block in enumerate(blocks, len(self.free)):
+            slot[block] = position
         self.free.extend(blocks)
 
     def restore_free(self, free: Sequence[int]) -> None:
         """Make these distinct blocks the free set, the last one the next to go. For a pool kept elsewhere."""
         self.free = array("i", free)
-        for at, block in enumerate(free):
-            self.slot[block] = at
+        for position, block in enumerate(free):
+            self.slot[block] = position
 
     def describe(self, block: int, depth: int, priority: int, tenant: int) -> None:
         """Enter the facts of newly published content; `block_hash` and `children` belong to the index."""
@@ -145,26 +145,26 @@ class BlockPool:
             for block, place in zip(blocks, places, strict=True):
                 self.describe(block, first + place, priority, tenant)
             return
-        at, views = indices(blocks), self.views
+        rows, views = indices(blocks), self.views
         gaps = places[-1] + 1 > len(places)
-        views.depth[at] = first + np.array(places) if gaps else np.arange(first, first + len(places), dtype=_INT32)
-        views.hits[at] = 0
-        views.priority[at] = priority
-        views.tenant[at] = tenant
+        views.depth[rows] = first + np.array(places) if gaps else np.arange(first, first + len(places), dtype=_INT32)
+        views.hits[rows] = 0
+        views.priority[rows] = priority
+        views.tenant[rows] = tenant
         self.least_priority = min(self.least_priority, priority)
-        views.admitted[at] = views.last_access[at] = self.access
-        views.next_use[at] = inf
+        views.admitted[rows] = views.last_access[rows] = self.access
+        views.next_use[rows] = inf
 
     def unref(self, blocks: Sequence[int]) -> list[int]:
         """Take one reference from each of these, which are used now; returns those that nobody uses any more."""
         idle = list(blocks)
         if len(idle) >= MANY and len({*idle}) == len(idle):
-            at, counts = indices(blocks), self.views.ref
-            self.views.last_access[at] = self.access
-            users = counts[at] - 1
-            counts[at] = users
+            rows, counts = indices(blocks), self.views.ref
+            self.views.last_access[rows] = self.access
+            users = counts[rows] - 1
+            counts[rows] = users
             if np.count_nonzero(users):
-                idle = at[users == 0].tolist()
+                idle = rows[users == 0].tolist()
         else:
             idle = []
             ref, last, access = self.ref, self.last_access, self.access

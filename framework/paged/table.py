@@ -25,15 +25,15 @@ class Table:
         published: leading blocks that lookups can find, or could when they were unreferenced.
         num_null: leading blocks that were unreferenced since no layer reads them any more.
         hashes: of the leading full blocks as far as they are known; a prompt's are from the start.
-        held: the known tokens as int32 bytes: the prompt, and what was committed since.
+        token_bytes: the known tokens as int32: the prompt, and what was committed since.
         closed: nothing more is published: a collision, or a reset, cut the chain.
         facts: what a policy may read of the request; unknown unless it asks.
         shared: a block from the committed length on may be shared; `extend` looks.
     """
 
     __slots__ = (
-        "anchor", "blocks", "closed", "committed", "facts", "hashes", "held", "num_null", "published", "request",
-        "root", "shared", "tenant",
+        "anchor", "blocks", "closed", "committed", "facts", "hashes", "num_null", "published", "request",
+        "root", "shared", "tenant", "token_bytes",
     )  # fmt: skip
 
     def __init__(self, request: RequestInfo, blocks: array[int], root: BlockHash, anchor: int, tenant: int) -> None:
@@ -46,7 +46,7 @@ class Table:
         self.published = 0
         self.num_null = 0
         self.hashes: list[BlockHash] = []
-        self.held = bytearray()
+        self.token_bytes = bytearray()
         self.closed = False
         self.shared = False
         self.facts = UNKNOWN_REQUEST
@@ -57,10 +57,11 @@ class Table:
         Raises:
             InvalidArgument: names the first position that differs.
         """
-        ours = np.frombuffer(bytes(self.held), dtype=np.int32)[: len(tokens)]
-        at = int(np.argmax(ours != tokens[: len(ours)]))
+        ours = np.frombuffer(bytes(self.token_bytes), dtype=np.int32)[: len(tokens)]
+        position = int(np.argmax(ours != tokens[: len(ours)]))
         raise InvalidArgument(
-            f"commit of request {self.request.id}: token {at} is {tokens[at]}, it was {ours[at]} before"
+            f"commit of request {self.request.id}: token {position} is {tokens[position]}, it was "
+            f"{ours[position]} before"
         )
 
     def child(
@@ -70,7 +71,7 @@ class Table:
         table = Table(request, blocks, self.root, self.anchor, tenant)
         table.committed = num_tokens
         table.hashes = self.hashes[:full]
-        table.held = self.held[: 4 * num_tokens]
+        table.token_bytes = self.token_bytes[: 4 * num_tokens]
         table.published = min(self.published, full, kept)
         table.num_null = self.num_null
         table.closed = self.closed or 0 < self.num_null >= table.published  # nothing to publish the next block below
@@ -134,7 +135,7 @@ class Promises:
         if table.closed or table.shared or full <= first:
             return False
         size, hashes, request = 4 * pool.block_size, table.hashes[first:full], table.request
-        data, parent = bytes(table.held[first * size : full * size]), table.blocks[first - 1] if first else 0
+        data, parent = bytes(table.token_bytes[first * size : full * size]), table.blocks[first - 1] if first else 0
         count = self._cache.index.count_new(table.anchor, parent, hashes, data)
         if not count:
             return False
@@ -163,7 +164,9 @@ class Promises:
         Who has computed such a content keeps its own block until the other one is computed.
         """
         found = self._cache.index.find(table.anchor, hashes, tokens.tobytes(), full)
-        return next((at for at, block in enumerate(found) if block in self.owner and block != table.blocks[at]), full)
+        return next(
+            (index for index, block in enumerate(found) if block in self.owner and block != table.blocks[index]), full
+        )
 
     def keep_all(self, table: Table, num_tokens: int) -> None:
         """The KV of the table's first `num_tokens` was computed.
@@ -218,9 +221,9 @@ class Promises:
         if not blocks:
             return
         gone, pool = {*blocks}, self._cache.pool
-        for held in (table, *(self._tables[reader] for reader in self.broken)):
-            known = held.blocks[: held.published]
-            held.published = next((at for at, block in enumerate(known) if block in gone), held.published)
+        for affected in (table, *(self._tables[reader] for reader in self.broken)):
+            known = affected.blocks[: affected.published]
+            affected.published = next((index for index, block in enumerate(known) if block in gone), affected.published)
         pool.access += 1
         self._cache.unpublish(blocks[::-1])
 

@@ -329,7 +329,7 @@ class NamesNobodyWhoRelied(PREFIX):
 
 class PromisesOtherTokens(PREFIX):
     def promise(self, request, tokens):
-        known = np.frombuffer(bytes(self.tables()[request].held), np.int32)[: len(tokens)]
+        known = np.frombuffer(bytes(self.tables()[request].token_bytes), np.int32)[: len(tokens)]
         super().promise(request, np.append(known, tokens[len(known) :]).astype(np.int32))
 
 
