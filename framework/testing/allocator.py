@@ -60,16 +60,16 @@ def check_what_fits_is_given(make: Make) -> None:
 
     Also beside a hit of 80 blocks, in use or not: 20 more blocks can be had, and no more.
     """
-    for held in range(1, 12):
+    for used in range(1, 12):
         for wanted in range(1, 13):
             allocator = fresh(make, 6, 2)
-            _allocate(allocator, info(1, held), as_tokens([1] * held))
+            _allocate(allocator, info(1, used), as_tokens([1] * used))
             prompt, request = as_tokens([2] * wanted), info(2, wanted)
             promised = allocator.fits(request, prompt, allocator.lookup(prompt, PLAIN))
             given = _allocate(allocator, request, prompt)
             if promised != given:
                 raise Violation(
-                    f"{type(allocator).__name__}: fits said {promised} of {wanted} tokens beside {held} in 6 blocks "
+                    f"{type(allocator).__name__}: fits said {promised} of {wanted} tokens beside {used} in 6 blocks "
                     f"of 2, allocate said {given}"
                 )
     found = [0, 1] * 40

@@ -91,10 +91,10 @@ def build_problem(
     width = max([1, *counts]) + extra_width
     order = np.random.default_rng(placement).permutation(np.arange(1, total))
     tables = torch.zeros(len(counts), width, dtype=torch.int32)
-    at = 0
+    start = 0
     for row, count in enumerate(counts):
-        tables[row, :count] = torch.from_numpy(order[at : at + count].astype(np.int32))
-        at += count
+        tables[row, :count] = torch.from_numpy(order[start : start + count].astype(np.int32))
+        start += count
     pool = _empty_pool(spec, total, fill)
     for row, context in enumerate(case.contexts):
         shape = (context, spec.num_kv_heads, spec.head_dim)
@@ -140,25 +140,25 @@ def place(stored: Tensor, values: Tensor, slots: Tensor, scale: Tensor | None, l
 
     A pool with a scale a token gets that too: of each token and head the largest magnitude over 127.
     """
-    own = None
+    token_scales = None
     if scale is not None and scale.dim() == 3:
-        own = values.float().abs().amax(-1) / 127
-        values = (values.float() / own[..., None]).round()
+        token_scales = values.float().abs().amax(-1) / 127
+        values = (values.float() / token_scales[..., None]).round()
     elif scale is not None:
         values = values / scale[None, :, None]
     values = values.to(stored.dtype)
     if stored.dtype.itemsize == 1:  # torch indexes no float8
         stored, values = stored.view(torch.uint8), values.view(torch.uint8)
-    at = (slots // size, slots % size) if layout == "NHD" else (slots // size, slice(None), slots % size)
-    stored[at] = values
-    if scale is not None and own is not None:
-        scale[at] = own
+    where = (slots // size, slots % size) if layout == "NHD" else (slots // size, slice(None), slots % size)
+    stored[where] = values
+    if scale is not None and token_scales is not None:
+        scale[where] = token_scales
 
 
 def _to(pool: LayerKV, device: str) -> LayerKV:
-    held: dict[str, Any] = {field.name: getattr(pool, field.name) for field in fields(pool)}
-    held.update({name: value.to(device) for name, value in held.items() if torch.is_tensor(value)})
-    return LayerKV(**held)
+    values: dict[str, Any] = {field.name: getattr(pool, field.name) for field in fields(pool)}
+    values.update({name: value.to(device) for name, value in values.items() if torch.is_tensor(value)})
+    return LayerKV(**values)
 
 
 def batch_of(case: Case, tables: Tensor, device: str) -> Batch:
@@ -186,7 +186,7 @@ def batch_of(case: Case, tables: Tensor, device: str) -> Batch:
 def single_row(problem: Problem, row: int) -> Problem:
     """The problem of one row alone, with the same pool."""
     batch = problem.batch
-    first, last = (int(at) for at in batch.host_query_starts[row : row + 2])
+    first, last = (int(start) for start in batch.host_query_starts[row : row + 2])
     context = int(batch.host_context_lens[row])
     starts = torch.tensor([0, last - first], dtype=torch.int32)
     single = Batch(
@@ -222,10 +222,10 @@ def pairwise(
         best: dict[str, Any] = {}
         most = {(a, i, b, j)}
         for _ in range(64):
-            at = [draw.randrange(len(values)) for values in factors.values()]
-            at[a], at[b] = i, j
-            gain = {(c, at[c], d, at[d]) for c, d in columns} & missing
-            row = {name: factors[name][place] for name, place in zip(names, at, strict=True)}
+            choices = [draw.randrange(len(values)) for values in factors.values()]
+            choices[a], choices[b] = i, j
+            gain = {(c, choices[c], d, choices[d]) for c, d in columns} & missing
+            row = {name: factors[name][place] for name, place in zip(names, choices, strict=True)}
             if (not best or len(gain) > len(most)) and valid(row):
                 best, most = row, gain
         missing -= most
@@ -260,8 +260,8 @@ def query_lengths(kind: str, contexts: Sequence[int], size: int) -> tuple[tuple[
     """(contexts, queries), decode rows first. "chunk": the last P + 2 positions; "mixed": every other row a chunk."""
     wanted = {"1": 1, "2": 2, "5": 5, "chunk": size + 2, "mixed": size + 2}[kind]
     rows = []
-    for at, context in enumerate(contexts):
-        queries = 1 if kind == "mixed" and at % 2 == 0 and len(contexts) > 1 else min(wanted, max(context, 1))
+    for index, context in enumerate(contexts):
+        queries = 1 if kind == "mixed" and index % 2 == 0 and len(contexts) > 1 else min(wanted, max(context, 1))
         rows.append((context, queries))
     rows.sort(key=lambda row: row[1] != 1)
     return tuple(row[0] for row in rows), tuple(row[1] for row in rows)

@@ -122,9 +122,9 @@ def _indexes_by_mask(name: str, args: Any) -> bool:
 
 def _compare(captured: Iterable[Call], again: Iterable[Call]) -> None:
     first, second = list(captured), list(again)
-    for at, (then, now) in enumerate(zip(first, second, strict=False)):
+    for number, (then, now) in enumerate(zip(first, second, strict=False)):
         if then != now:
-            raise InvariantViolation(f"G2: call {at} of a replay is {now}, at capture it was {then}")
+            raise InvariantViolation(f"G2: call {number} of a replay is {now}, at capture it was {then}")
     if len(first) != len(second):
         raise InvariantViolation(f"G2: a replay makes {len(second)} calls, its capture made {len(first)}")
 

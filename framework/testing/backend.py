@@ -61,7 +61,7 @@ def _samples(make: Make, device: str, cases: str) -> list[Case]:
     """A few shapes for the rules that need several runs each: decode, chunk and mixed, edges in all of them."""
     wanted = [{"block_size": 16}] if cases == "small" else [{"block_size": 3}, {"block_size": 16}, {"head_dim": 128}]
     found = []
-    for at, choice in enumerate(wanted):
+    for seed, choice in enumerate(wanted):
         try:
             spec = supported(make, device, **choice)
         except unittest.SkipTest:
@@ -69,7 +69,7 @@ def _samples(make: Make, device: str, cases: str) -> list[Case]:
         size = spec.block_size
         for kind in ("mixed",) if cases == "small" else ("1", "5", "mixed"):
             lengths = LENGTHS["edges" if cases == "small" else "ragged"](size)
-            found.append(Case(spec, *query_lengths(kind, lengths, size), seed=at))
+            found.append(Case(spec, *query_lengths(kind, lengths, size), seed=seed))
     return found
 
 

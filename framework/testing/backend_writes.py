@@ -50,8 +50,8 @@ def written(pool: LayerKV, k: Tensor, v: Tensor, slots: Tensor) -> LayerKV:
     for token, slot in enumerate(slots.tolist()):
         if slot >= 0:
             block, offset = divmod(slot, pool.block_size)
-            at = (block, offset) if pool.layout == "NHD" else (block, slice(None), offset)
-            want.k[at], want.v[at] = k[token], v[token]
+            index = (block, offset) if pool.layout == "NHD" else (block, slice(None), offset)
+            want.k[index], want.v[index] = k[token], v[token]
     return want
 
 
@@ -129,8 +129,11 @@ def _rotation_error(got: Tensor, x: Tensor, rope: Rope) -> str:
     off = (got.double() - want).abs()
     if bool((off <= allowed).all()):  # False for NaN
         return ""
-    at = tuple(int(i) for i in torch.nonzero(~(off <= allowed))[0])
-    return f"at {at} is {float(got[at]):.6g}, rotated it is {float(want[at]):.6g}, allowed {float(allowed[at]):.2g}"
+    index = tuple(int(i) for i in torch.nonzero(~(off <= allowed))[0])
+    return (
+        f"at {index} is {float(got[index]):.6g}, rotated it is {float(want[index]):.6g}, "
+        f"allowed {float(allowed[index]):.2g}"
+    )
 
 
 def _stored_keys(pool: LayerKV, slots: Tensor) -> Tensor:
@@ -182,8 +185,8 @@ def first_difference(pool: LayerKV, want: LayerKV) -> str:
     for name, got, right in (("K", pool.k.cpu(), want.k), ("V", pool.v.cpu(), want.v)):
         unequal = torch.nonzero(got.view(torch.uint8) != right.view(torch.uint8))
         if len(unequal):
-            at = tuple(unequal[0].tolist())
-            return f"{name} differs in {len(unequal)} bytes, first in block {at[0]} at {at[1:]}"
+            index = tuple(unequal[0].tolist())
+            return f"{name} differs in {len(unequal)} bytes, first in block {index[0]} at {index[1:]}"
     return ""
 
 

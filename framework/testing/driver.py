@@ -279,7 +279,7 @@ class Judge:
 
     def _judge_change(self, change: TableChange, old: list[int], new: list[int]) -> None:
         """The change names the first entry that differs, and copies into fresh blocks of this table alone."""
-        differs = (at for at, (before, after) in enumerate(zip(old, new, strict=False)) if before != after)
+        differs = (index for index, (before, after) in enumerate(zip(old, new, strict=False)) if before != after)
         start = next(differs, min(len(old), len(new)))
         rule = "TableChange.start is not the first entry that differs"
         self.need(change.start == start, rule, f"{change}, was {old}, is {new}")
@@ -486,8 +486,8 @@ class Driver(Judge):
         users = [other for other, theirs in self.tables.items() if block in theirs and other != request]
         where = f"token {position} of request {request} in block {block}"
         self.need(not users, "a write lands in a block that others use", f"{where}, users {users}")
-        held = any(holder == block for holder in self.truth.published.values())
-        found = held if self.traits.strict else block in self.findable
+        published = any(holder == block for holder in self.truth.published.values())
+        found = published if self.traits.strict else block in self.findable
         self.need(not found, "a write lands in a published block", where)
         self.truth.write(block, offset, meaning)
 
@@ -604,19 +604,19 @@ class Driver(Judge):
             return None
         row, child = self.live[request], RequestId(self.next_id)
         self.next_id += 1
-        at = max(0, row.written - back, (row.num_null + 1) * self.size if row.num_null else 0)
-        if self.pending.keys() & {*self.tables[request][: at // self.size]}:
+        num_tokens = max(0, row.written - back, (row.num_null + 1) * self.size if row.num_null else 0)
+        if self.pending.keys() & {*self.tables[request][: num_tokens // self.size]}:
             return None  # a fork is of what was computed
         info = RequestInfo(id=child, max_total_tokens=row.info.max_total_tokens, namespace=row.info.namespace)
-        change = self.call(f"fork(request {request}, child {child}, {at})",
-                           lambda: self.allocator.fork(RequestId(request), info, at), OutOfBlocks)  # fmt: skip
+        change = self.call(f"fork(request {request}, child {child}, {num_tokens})",
+                           lambda: self.allocator.fork(RequestId(request), info, num_tokens), OutOfBlocks)  # fmt: skip
         if isinstance(change, FrameworkError):
             self.after()
             return None
         row.must_extend = True
         self.live[child] = Live(
-            info, row.tokens[: max(at, len(row.tokens) - back)], at, at, at, must_extend=True, old=row.old,
-            num_null=row.num_null,
+            info, row.tokens[: max(num_tokens, len(row.tokens) - back)], num_tokens, num_tokens, num_tokens,
+            must_extend=True, old=row.old, num_null=row.num_null,
         )  # fmt: skip
         self._accept(child, change, kept=tuple(self.tables[request]))
         self.after()

@@ -116,7 +116,7 @@ class Cache:
     def _choose(self, count: int) -> list[BlockId]:
         free, chosen = {*self.pool.free}, list[BlockId]()
         for _ in range(count):
-            slots = (range(at, at + _IDS_A_SLOT) for at in range(1, len(self.pool.ref), _IDS_A_SLOT))
+            slots = (range(start, start + _IDS_A_SLOT) for start in range(1, len(self.pool.ref), _IDS_A_SLOT))
             slot = next(ids for ids in slots if free.issuperset(ids))
             self._reuses[slot[0] // _IDS_A_SLOT] += 1
             block = slot[self._reuses[slot[0] // _IDS_A_SLOT] % _IDS_A_SLOT if self._labels == "next" else 0]
@@ -132,7 +132,7 @@ class Cache:
     @property
     def holder(self) -> dict[Path, BlockId]:
         """The block of each cached path."""
-        return {self._paths[key]: BlockId(at) for at, key in enumerate(self.pool.block_hash) if key is not None}
+        return {self._paths[key]: BlockId(block) for block, key in enumerate(self.pool.block_hash) if key is not None}
 
     def need(self, holds: bool, rule: str, seen: object = "") -> None:
         """Raise unless the rule holds."""

@@ -103,11 +103,11 @@ def branch(driver: Driver, pick: int, back: int, end_parent: bool) -> None:
     parent, child = driver.pick(pick), driver.do_fork(pick, back)
     if parent is None or child is None:
         return
-    theirs, at = driver.live[parent].tokens, len(driver.live[child].tokens)
-    own = 1 - theirs[at] if at < len(theirs) else 1
+    theirs, position = driver.live[parent].tokens, len(driver.live[child].tokens)
+    child_token = 1 - theirs[position] if position < len(theirs) else 1
     if end_parent:
         driver.do_free(sorted(driver.live).index(parent))
-    for token, request in ((1 - own, parent), (own, child)):
+    for token, request in ((1 - child_token, parent), (child_token, child)):
         if request in driver.live:
             place = sorted(driver.live).index(request)
             driver.do_append(place, [token])

@@ -66,13 +66,13 @@ def paths_of(requests: list[list[int]], block_tokens: int = 4) -> RequestPaths:
     """Requests whose block ids are given; every block is full."""
     return build_paths(
         WorkloadRequest(
-            arrival_s=float(at),
+            arrival_s=float(number),
             input_tokens=len(ids) * block_tokens,
             output_tokens=1,
             block_ids=np.array(ids, dtype=np.int64),
             block_tokens=block_tokens,
         )
-        for at, ids in enumerate(requests)
+        for number, ids in enumerate(requests)
     )
 
 

@@ -112,17 +112,17 @@ def check_what_was_removed_is_gone(make: Make) -> None:
 def check_all_blocks_fit(make: Make) -> None:
     """`num_blocks` blocks at a time, in random order of writes, reads and removals."""
     with _opened(make) as store:
-        draw, held = random.Random(5), dict[BlockHash, bytearray]()
+        draw, written = random.Random(5), dict[BlockHash, bytearray]()
         for step in range(400):
-            if len(held) == _BLOCKS or (held and draw.random() < 0.3):
-                key = draw.choice(list(held))
-                _expect(store, key, held.pop(key), f"step {step}: a block did not come back")
+            if len(written) == _BLOCKS or (written and draw.random() < 0.3):
+                key = draw.choice(list(written))
+                _expect(store, key, written.pop(key), f"step {step}: a block did not come back")
                 store.remove(key)
             else:
                 key = _key()
-                held[key] = _bytes(step)
-                _write(store, key, held[key])
-        for key, data in held.items():
+                written[key] = _bytes(step)
+                _write(store, key, written[key])
+        for key, data in written.items():
             _expect(store, key, data, "a block did not come back at the end")
             store.remove(key)
 
@@ -172,7 +172,7 @@ def check_only_store_failures_leave_it(make: Make) -> None:
 def check_places_are_blocks(make: Make) -> None:
     """What is written where `reserve` says is what `read` and `view` find, and `view` finds what `write` wrote."""
     with _opened(make, memory=True) as store:
-        held = dict[BlockHash, bytearray]()
+        written = dict[BlockHash, bytearray]()
         for seed in range(_BLOCKS):
             key, data = _key(), _bytes(seed)
             place = store.reserve(key) if seed % 2 else None
@@ -181,8 +181,8 @@ def check_places_are_blocks(make: Make) -> None:
             else:
                 need(store, place.nbytes == len(data), "reserve gave a place of another size than a block's", key)
                 place[:] = data
-            held[key] = data
-        for key, data in held.items():
+            written[key] = data
+        for key, data in written.items():
             _expect(store, key, data, "a block did not come back as it was written into its place")
             place = store.view(key)
             need(store, place is None or bytes(place) == bytes(data), "view shows other bytes than were written", key)

@@ -91,11 +91,11 @@ class SlowPool:
 
     def hashes(self, tokens: TokenArray, namespace: Namespace) -> list[BlockHash]:
         """The chained hashes of all full blocks."""
-        own = tokens.copy()
-        own.flags.writeable = False
+        read_only = tokens.copy()
+        read_only.flags.writeable = False
         try:
             root = self.hash.root(namespace, self.block_size)
-            hashes = [root, *self.hash.blocks(root, own, self.block_size)]
+            hashes = [root, *self.hash.blocks(root, read_only, self.block_size)]
         except Exception as error:
             raise PluginError(f"{type(self.hash).__name__} raised {error!r}") from error
         if (
@@ -161,15 +161,17 @@ class SlowPool:
 
     def evict(self) -> None:
         """Ask the policy for a victim, and judge the answer."""
-        who = type(self.policy).__name__
+        policy_name = type(self.policy).__name__
         try:
             block = self.policy.victim(self.now)
         except NoCandidate as error:
-            raise PluginError(f"{who}.victim: no candidate, but {self.cached()} are cached") from error
+            raise PluginError(f"{policy_name}.victim: no candidate, but {self.cached()} are cached") from error
         except Exception as error:
-            raise PluginError(f"{who}.victim raised {error!r}") from error
+            raise PluginError(f"{policy_name}.victim raised {error!r}") from error
         if type(block) not in (int, np.int32, np.int64) or block not in self.cached():
-            raise PluginError(f"{who}.victim returned {block!r}, which is no candidate: {sorted(self.cached())}")
+            raise PluginError(
+                f"{policy_name}.victim returned {block!r}, which is no candidate: {sorted(self.cached())}"
+            )
         self.forget(int(block))
         self.free_blocks.append(int(block))
         self.totals["evictions"] += 1
@@ -191,9 +193,9 @@ class SlowPool:
 
     def swap(self, row: Row, index: int, twin: int) -> None:
         """Use the published block of equal content; give the own copy back."""
-        own, row.table[index] = row.table[index], twin
+        own_block, row.table[index] = row.table[index], twin
         self.share((BlockId(twin),), hits=False)
-        self.drop([own])
+        self.drop([own_block])
 
     def send(self, kind: str, block: int) -> None:
         """One line of the event log."""
