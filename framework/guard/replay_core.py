@@ -43,7 +43,7 @@ class GuardedReplayCore(ReplayCore):
             raise boundary.fault("count", f"must count {len(lengths)} requests in an array of ints, counted {counted}")
         wrong = ((hits < 0) | (hits > lengths)).nonzero()[0]
         if len(wrong):
-            at = int(wrong[0])
-            what = f"counted {hits[at]} hits of request {at}, which references {lengths[at]} blocks"
+            request = int(wrong[0])
+            what = f"counted {hits[request]} hits of request {request}, which references {lengths[request]} blocks"
             raise boundary.fault("count", what)
         return found

@@ -22,8 +22,8 @@ def write(pool: LayerKV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
     block, offset = slot_mapping // size, slot_mapping % size
     for stored, values, scale in ((pool.k, k, pool.k_scale), (pool.v, v, pool.v_scale)):
         if scale is not None and scale.dim() == 3:
-            values, own = per_token_int8(values)
-            _place(scale, own, block, offset, pool.layout, padding)
+            values, token_scales = per_token_int8(values)
+            _place(scale, token_scales, block, offset, pool.layout, padding)
         elif scale is not None:
             values = saturated(values.float() / scale[None, :, None], stored.dtype)
         _place(_raw(stored), _raw(values.to(stored.dtype)), block, offset, pool.layout, padding)
