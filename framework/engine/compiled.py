@@ -35,8 +35,10 @@ def compiled_forward(decoder: Decoder) -> Callable[..., Any]:
         return hidden
 
     code = forward.__code__.replace()
-    own = types.FunctionType(code, forward.__globals__, forward.__name__, forward.__defaults__, forward.__closure__)
-    return torch.compile(own, dynamic=True, fullgraph=True)
+    function = types.FunctionType(
+        code, forward.__globals__, forward.__name__, forward.__defaults__, forward.__closure__
+    )
+    return torch.compile(function, dynamic=True, fullgraph=True)
 
 
 class Attends(Protocol):

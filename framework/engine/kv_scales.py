@@ -82,8 +82,8 @@ def set_scales(pool: KVPool, decoder: Decoder, path: str | None) -> None:
         return
     heads = torch.tensor(list(decoder.shard.kv_heads(decoder.config)))
     for scales, name in zip(read_scales(path, decoder.config), ("k_scale", "v_scale"), strict=True):
-        for layer, own in zip(pool.layers, scales[:, heads], strict=True):
-            setattr(layer, name, own.to(pool.device))
+        for layer, layer_scales in zip(pool.layers, scales[:, heads], strict=True):
+            setattr(layer, name, layer_scales.to(pool.device))
 
 
 @torch.inference_mode()
@@ -96,11 +96,11 @@ def calibrate(pool: KVPool, decoder: Decoder) -> None:
     tokens = torch.randint(decoder.config.vocab_size, (count,), generator=torch.Generator().manual_seed(0))
     attention = whole_attention(decoder)
 
-    own = dict(zip(decoder.config.attention_layers, pool.layers, strict=True))
+    kv_of = dict(zip(decoder.config.attention_layers, pool.layers, strict=True))
 
     def observed(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if layer in own:
-            own[layer].k_scale, own[layer].v_scale = _scale(k), _scale(v)
+        if layer in kv_of:
+            kv_of[layer].k_scale, kv_of[layer].v_scale = _scale(k), _scale(v)
         return attention(layer, q, k, v)
 
     decoder(tokens.to(decoder.device), torch.arange(count, device=decoder.device), observed)

@@ -46,14 +46,14 @@ class Outputs:
         rows = self.state.rows
         where = step.rows[step.sampled]
         if not np.count_nonzero(rows.special[where]):
-            at, streams = np.arange(len(where), dtype=np.int64), rows.stream[where]
-            if len(at):
-                self._append(where, at, streams, *self.state.executor.sample(at, streams, step, rows))
+            indices, streams = np.arange(len(where), dtype=np.int64), rows.stream[where]
+            if len(indices):
+                self._append(where, indices, streams, *self.state.executor.sample(indices, streams, step, rows))
             return
-        at, streams, beams = self._expand(where)
-        if len(at):
-            tokens, bad = self.state.executor.sample(at, streams, step, rows)
-            self._append(where[at], at, streams, tokens, bad)
+        indices, streams, beams = self._expand(where)
+        if len(indices):
+            tokens, bad = self.state.executor.sample(indices, streams, step, rows)
+            self._append(where[indices], indices, streams, tokens, bad)
         for group, places in beams.items():
             try:
                 self.beams.step(group, places)
@@ -64,7 +64,7 @@ class Outputs:
 
     def _expand(self, where: IntArray) -> tuple[IntArray, IntArray, dict[BeamGroup, dict[Sequence, int]]]:
         """Index into the sampled rows, and stream, of each token to draw; apart, the index of each beam, by group."""
-        at: list[int] = []
+        indices: list[int] = []
         streams: list[int] = []
         beams: dict[BeamGroup, dict[Sequence, int]] = {}
         for i, row in enumerate(where):
@@ -76,11 +76,11 @@ class Outputs:
                 continue
             # The parent's own token comes last: it may end it, and the others fork from it.
             for k in (*range(1, 1 + seq.forks_due), 0):
-                at.append(i)
+                indices.append(i)
                 streams.append(seq.stream + k)
-        return np.array(at, dtype=np.int64), np.array(streams, dtype=np.int64), beams
+        return np.array(indices, dtype=np.int64), np.array(streams, dtype=np.int64), beams
 
-    def _append(self, where: IntArray, at: IntArray, streams: IntArray, tokens: IntArray, bad: BoolArray) -> None:
+    def _append(self, where: IntArray, indices: IntArray, streams: IntArray, tokens: IntArray, bad: BoolArray) -> None:
         """Give each drawn token to its row; fork, finish and fail where it says so."""
         rows, now = self.state.rows, self.state.executor.now()
         present = rows.length[where] > 0
@@ -105,7 +105,7 @@ class Outputs:
             over = over[np.argsort(rows.order[over], kind="stable")]
         for row in over.tolist():
             self.life.finish_row(rows.sequence(row))
-        logprobs = self._logprobs([(i, seq) for i, seq in special if not bad[i]], at, tokens)
+        logprobs = self._logprobs([(i, seq) for i, seq in special if not bad[i]], indices, tokens)
         for i, seq in special:
             if seq.row == where[i]:
                 self._append_special(seq, logprobs.get(i), int(streams[i]), int(tokens[i]), bool(bad[i]), now)
@@ -154,15 +154,15 @@ class Outputs:
         return child
 
     def _logprobs(
-        self, special: list[tuple[int, Sequence]], at: IntArray, tokens: IntArray
+        self, special: list[tuple[int, Sequence]], indices: IntArray, tokens: IntArray
     ) -> dict[int, TokenLogprobs]:
-        """The log-probabilities of the rows that ask for them, by index into `at`: one call of the executor."""
+        """The log-probabilities of the rows that ask for them, by index into `indices`: one call of the executor."""
         counts = {i: seq.request.sampling.logprobs for i, seq in special}
         wanted = {i: k for i, k in counts.items() if k is not None}
         if not wanted:
             return {}
         rows = np.array(list(wanted), dtype=np.int64)
-        found = self.state.executor.logprobs(at[rows], tokens[rows], max(wanted.values()))
+        found = self.state.executor.logprobs(indices[rows], tokens[rows], max(wanted.values()))
         logprobs = {}
         for (i, k), chosen, ids, values in zip(wanted.items(), *found, strict=True):
             top = tuple((int(token), float(value)) for token, value in zip(ids[:k], values[:k], strict=True))

@@ -104,7 +104,7 @@ class KVPool:
 
     def layers_of(self, group: int) -> list[LayerKV]:
         """K and V of the layers of this group."""
-        return [layer for layer, own in zip(self.layers, self.group_of, strict=True) if own == group]
+        return [layer for layer, layer_group in zip(self.layers, self.group_of, strict=True) if layer_group == group]
 
     def freed(self, blocks: npt.NDArray[np.integer], group: int = 0) -> None:
         """These blocks hold no request's KV any more. With `poison` they become NaN, else nothing happens."""
@@ -171,9 +171,9 @@ def _too_large(asked: int, free: int, num_blocks: int, device: torch.device) -> 
 def _distinct_destinations(pairs: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
     """Split where a destination comes a second time: backends refuse it within one call, and order decides here."""
     groups, first, seen = [], 0, set[int]()
-    for at, destination in enumerate(pairs[:, 1].tolist()):
+    for index, destination in enumerate(pairs[:, 1].tolist()):
         if destination in seen:
-            groups.append(pairs[first:at])
-            first, seen = at, set()
+            groups.append(pairs[first:index])
+            first, seen = index, set()
         seen.add(destination)
     return [*groups, pairs[first:]]

@@ -203,11 +203,13 @@ class Scheduler:
     def _continue(self, num_new: IntArray) -> int:
         """New tokens and blocks for the running rows; returns what is left of the budget."""
         rows, budget = self.state.rows, self.max_batch_tokens
-        held = self._held_rows() if self.state.groups else []
+        held_rows = self._held_rows() if self.state.groups else []
         for row, seq in [(row, rows.sequence(row)) for row in rows.active().tolist()]:
             if seq.row != row:
                 continue
-            need = int(rows.length[row] - rows.computed[row]) - (row in held or self._too_wide(seq, num_new, budget))
+            need = int(rows.length[row] - rows.computed[row]) - (
+                row in held_rows or self._too_wide(seq, num_new, budget)
+            )
             count = min(need, budget, max(1, self.chunk_size))
             if self._ends_steps and need > 1:
                 count = self._whole_states(row, count)
@@ -301,14 +303,14 @@ class Scheduler:
 
     def _held_rows(self) -> list[int]:
         """Rows of beam groups that must not compute their last token yet: the others of the group are not there."""
-        held = []
+        held_rows = []
         for group in self.state.groups:
             ready = all(
                 s.row >= 0 and self.state.rows.length[s.row] - self.state.rows.computed[s.row] == 1 for s in group.live
             )
             if not ready and len(group.live) > 1:
-                held += [seq.row for seq in group.live if seq.row >= 0]
-        return held
+                held_rows += [seq.row for seq in group.live if seq.row >= 0]
+        return held_rows
 
     def _make_room(self, num_new: IntArray) -> IntArray:
         """Extend tables where needed, most important rows first; whoever is preempted gets no new tokens."""

@@ -51,7 +51,7 @@ def served_pass(
     ids = torch.tensor(tokens, dtype=torch.int64, device=decoder.device)
     served = _Pass(decoder, backends, spec, pool, len(ids))
     rows = [served.logits(ids[:num_prompt])[-1:]]
-    rows += [served.logits(ids[at : at + 1]) for at in range(num_prompt, len(ids) - 1)]
+    rows += [served.logits(ids[position : position + 1]) for position in range(num_prompt, len(ids) - 1)]
     return torch.cat(rows), served.gaps
 
 
@@ -71,14 +71,14 @@ class _Pass:
         num_tokens: int,
     ) -> None:
         self._decoder = decoder
-        guarded = {id(own): GuardedBackend(own) for own in backends}
-        self._backends, self._planners = [guarded[id(own)] for own in backends], list(guarded.values())
+        guarded = {id(backend): GuardedBackend(backend) for backend in backends}
+        self._backends, self._planners = [guarded[id(backend)] for backend in backends], list(guarded.values())
         num_blocks = -(-num_tokens // spec.block_size)
         self._pool = KVPool(spec, len(pool.layers), num_blocks, pool.device)
-        for own, served in zip(self._pool.layers, pool.layers, strict=True):
-            own.sinks, own.alibi_slopes = served.sinks, served.alibi_slopes
+        for layer, served in zip(self._pool.layers, pool.layers, strict=True):
+            layer.sinks, layer.alibi_slopes = served.sinks, served.alibi_slopes
             if pool.dtype == SCALED:
-                own.k_scale, own.v_scale = served.k_scale, served.v_scale
+                layer.k_scale, layer.v_scale = served.k_scale, served.v_scale
         self._keys: list[list[Tensor]] = [[] for _ in pool.layers]
         self._values: list[list[Tensor]] = [[] for _ in pool.layers]
         self._table = torch.arange(1, num_blocks + 1, dtype=torch.int32, device=pool.device)[None]

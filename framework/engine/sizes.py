@@ -114,9 +114,9 @@ def pool_blocks(
     if device.startswith("cpu"):
         fraction /= ranks.size  # they share the host's memory
     ranks.post(_blocks_of, fraction, spec, num_layers)
-    own = num_blocks_for(fraction, device, spec, num_layers)
+    own_blocks = num_blocks_for(fraction, device, spec, num_layers)
     others: list[int] = ranks.answers()
-    return min(own, *others)
+    return min(own_blocks, *others)
 
 
 def _blocks_of(worker: Worker, fraction: float, spec: AttentionSpec, num_layers: int) -> int:

@@ -41,7 +41,9 @@ class StatePool:
         config = decoder.config.recurrent
         assert config is not None
         self._delta = {
-            layer: own for layer in range(decoder.config.num_layers) if (own := delta_of(decoder, layer)) is not None
+            layer: recurrent
+            for layer in range(decoder.config.num_layers)
+            if (recurrent := delta_of(decoder, layer)) is not None
         }
         self.bytes = (num_blocks + 1) * len(self._delta) * config.state_bytes(decoder.dtype.itemsize)
         if self.bytes > (free := free_bytes(device)):
@@ -79,20 +81,20 @@ class StatePool:
     def recur(self, layer: int, x: Tensor, decay: Tensor, strength: Tensor) -> Tensor:
         """See `GatedDelta.forward`: that layer's rows of the step, each from its own state; states are written."""
         assert self._step is not None
-        delta, held, (read, written, others) = self._delta[layer], self._held[layer], self._step
+        delta, stored, (read, written, others) = self._delta[layer], self._held[layer], self._step
         count, parts = len(read), []
         if count:
             fresh = read == 0
-            before, memory = (part[read] for part in held)
+            before, memory = (part[read] for part in stored)
             before[fresh], memory[fresh] = 0, 0  # block 0 may hold anything
             out, after = delta.step(x[:count], decay[:count], strength[:count], (before, memory))
-            for part, new in zip(held, after, strict=True):
+            for part, new in zip(stored, after, strict=True):
                 part[written] = new
             parts.append(out)
         for start, new_tokens, computed, table in others:
             parts.append(
                 self._sequence(
-                    delta, held, table, computed, *(a[start : start + new_tokens] for a in (x, decay, strength))
+                    delta, stored, table, computed, *(a[start : start + new_tokens] for a in (x, decay, strength))
                 )
             )
         return torch.cat(parts)
@@ -100,7 +102,7 @@ class StatePool:
     def _sequence(
         self,
         delta: GatedDelta,
-        held: State,
+        stored: State,
         table: Sequence[int],
         computed: int,
         x: Tensor,
@@ -110,18 +112,18 @@ class StatePool:
         """One row's new tokens."""
         size = self.block_size
         last = table[(computed - 1) // size]
-        state = (held[0][last], held[1][last]) if computed else delta.zero_state(x.device)
+        state = (stored[0][last], stored[1][last]) if computed else delta.zero_state(x.device)
 
         def save(count: int, after: State) -> None:
             block = table[(count - 1) // size]
-            held[0][block], held[1][block] = after
+            stored[0][block], stored[1][block] = after
 
         return delta.sequence(x, decay, strength, state, computed, size, save)
 
     @property
     def parts(self) -> list[Tensor]:
         """What a block has, (N + 1, ...) each: two tensors a recurrent layer."""
-        return [part for held in self._held.values() for part in held]
+        return [part for stored in self._held.values() for part in stored]
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (source, destination), in order, in every layer."""

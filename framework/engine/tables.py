@@ -109,9 +109,9 @@ class BlockTables:
         """
         blocks = self.host[rows, positions // self.block_size].astype(np.int64)
         if not blocks.all():
-            at = int(np.argmin(blocks))
+            index = int(np.argmin(blocks))
             raise InvalidArgument(
-                f"row {int(rows[at])} has no block for position {int(positions[at])}: extend it first"
+                f"row {int(rows[index])} has no block for position {int(positions[index])}: extend it first"
             )
         return blocks * self.block_size + positions % self.block_size
 

@@ -93,11 +93,11 @@ class LeaderExecutor(Executor):
             self.ranks.tell([*calls, (forward, (step, rows.tokens[_packed(step)]))])
             self.inner.forward(step, rows)
 
-    def sample(self, at: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
-        return self._drawn(lambda: self.inner.sample(at, streams, step, rows))
+    def sample(self, indices: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
+        return self._drawn(lambda: self.inner.sample(indices, streams, step, rows))
 
-    def logprobs(self, at: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
-        return self._drawn(lambda: self.inner.logprobs(at, tokens, k))
+    def logprobs(self, indices: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
+        return self._drawn(lambda: self.inner.logprobs(indices, tokens, k))
 
     def now(self) -> float:
         return self.inner.now()

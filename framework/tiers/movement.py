@@ -55,9 +55,9 @@ class LowerTiers:
             path: the request's blocks in prompt order. in_pool: whether the pool holds each, as truth values.
         """
         places: list[int] = []
-        for key, held in zip(path, in_pool, strict=True):
-            place = 0 if held else self.where(key)
-            if not held and not place:
+        for key, present in zip(path, in_pool, strict=True):
+            place = 0 if present else self.where(key)
+            if not present and not place:
                 break
             places.append(place)
         if not self.rule.wants_load or not any(places):
@@ -89,12 +89,12 @@ class LowerTiers:
         """
         self.count_hits(path, places, own_tokens)
         for tier, pinned in zip(self.tiers, self._held, strict=True):
-            held = [key for key in reversed(path) if key in tier]
-            if held and self.rule.exclusive:
-                self.drop(tier, held, now)
-            elif held:
-                tier.use(held, now)
-                pinned += held
+            keys = [key for key in reversed(path) if key in tier]
+            if keys and self.rule.exclusive:
+                self.drop(tier, keys, now)
+            elif keys:
+                tier.use(keys, now)
+                pinned += keys
 
     def drop(self, tier: Tier, keys: Sequence[Key], now: float) -> None:
         """These contents, not pinned, leave the tier."""

@@ -44,8 +44,8 @@ class NamedBlocks:
         rows = len(self.name_of)
         zeros = dict.fromkeys(("depth", "num_tokens", "priority", "tenant", "children"), ConstantColumn(0, rows))
         given: dict[str, Any] = zeros | {"next_use": ConstantColumn(float("inf"), rows)} | columns
-        own: dict[str, Any] = {"admitted": self.admitted, "last_access": self.last_access, "hits": self.hits}
-        self.host.policy.attach(SizedView(capacity=self.num_blocks, **own, **given))
+        kept: dict[str, Any] = {"admitted": self.admitted, "last_access": self.last_access, "hits": self.hits}
+        self.host.policy.attach(SizedView(capacity=self.num_blocks, **kept, **given))
 
     def by_name(self, fact: Callable[[Name], Any]) -> Sequence[Any]:
         """A column of what is known of a content, whatever its block."""
@@ -284,16 +284,16 @@ class Tier(NamedBlocks):
 
     def check(self) -> None:
         """Raise AssertionError where the blocks do not add up."""
-        counts, held = self.counts, len(self.block_of)
-        assert held <= self.num_blocks, f"tier {self.number} holds {held} blocks of {self.num_blocks}"
+        counts, num_held = self.counts, len(self.block_of)
+        assert num_held <= self.num_blocks, f"tier {self.number} holds {num_held} blocks of {self.num_blocks}"
         gone = counts.evicted + counts.dropped + counts.lost
-        assert counts.stored + counts.adopted - gone == held, (counts, held)
+        assert counts.stored + counts.adopted - gone == num_held, (counts, num_held)
         assert all(self.name_of[block] == key for key, block in self.block_of.items())
-        assert held + len(self.free) == len(self.name_of) - 1
+        assert num_held + len(self.free) == len(self.name_of) - 1
         assert self._pinned.keys() <= self.block_of.keys()
-        assert sum(self.host.candidate) == held - len(self._pinned)
+        assert sum(self.host.candidate) == num_held - len(self._pinned)
         assert self._unread <= self.block_of.keys() == self._parent_of.keys()
-        assert sum(self._children.values()) == held
+        assert sum(self._children.values()) == num_held
 
     def _forget(self, key: Key, now: float) -> None:
         self.host.now = now

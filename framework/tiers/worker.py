@@ -192,13 +192,13 @@ class WorkerTransfers(Transfers):
     def _failed(self, tier: int, error: BaseException) -> str:
         """Note what a store did wrong; returns it as a copy's failure."""
         if isinstance(error, FrameworkError):
-            said = str(error)
+            reason = str(error)
         elif isinstance(error, OUTSIDE):
-            said = f"store {self._stores[tier - 1].name} raised {shown(error)}"
+            reason = f"store {self._stores[tier - 1].name} raised {shown(error)}"
         else:
-            said = f"internal error: {type(error).__name__}: {error}"  # of the copy itself
-        self.failure = self.failure or f"tier {tier}: {said}"
-        return f"tier {tier}: {said}"
+            reason = f"internal error: {type(error).__name__}: {error}"  # of the copy itself
+        self.failure = self.failure or f"tier {tier}: {reason}"
+        return f"tier {tier}: {reason}"
 
     def _run(self) -> None:
         while True:
@@ -258,10 +258,10 @@ class WorkerTransfers(Transfers):
             return self._loads.popleft()
         self._loads_in_a_row = 0
         job = self._jobs.popleft()
-        at = job.tier, job.key
-        self._of_key[at] -= 1
-        if not self._of_key[at]:
-            del self._of_key[at]
+        key = job.tier, job.key
+        self._of_key[key] -= 1
+        if not self._of_key[key]:
+            del self._of_key[key]
         return job
 
     def _begin(self, job: _Job) -> None:

@@ -236,9 +236,9 @@ class FakeExecutor(Executor):
         )
         assert (rows.tokens[row, :end] == rows.tokens[writer, :end]).all(), f"rows {row} and {writer} differ in a block"
 
-    def sample(self, at: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
-        tokens, bad = np.zeros(len(at), dtype=np.int64), np.zeros(len(at), dtype=bool)
-        for i, (which, stream) in enumerate(zip(at.tolist(), streams.tolist(), strict=True)):
+    def sample(self, indices: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
+        tokens, bad = np.zeros(len(indices), dtype=np.int64), np.zeros(len(indices), dtype=bool)
+        for i, (which, stream) in enumerate(zip(indices.tolist(), streams.tolist(), strict=True)):
             row, logits = int(step.rows[step.sampled[which]]), self._logits[which]
             bad[i] = not np.isfinite(logits).all()
             if not bad[i]:
@@ -246,8 +246,8 @@ class FakeExecutor(Executor):
                 tokens[i] = self.model.draw(logits, temperature, seed, stream, int(rows.length[row]))
         return tokens, bad
 
-    def logprobs(self, at: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
-        all_logprobs = np.stack([log_softmax(self._logits[which]) for which in at])
+    def logprobs(self, indices: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
+        all_logprobs = np.stack([log_softmax(self._logits[which]) for which in indices])
         ids = np.argsort(-all_logprobs, axis=1, kind="stable")[:, :k]
         chosen = np.take_along_axis(all_logprobs, np.asarray(tokens)[:, None], axis=1)[:, 0]
         return chosen.astype(np.float32), ids, np.take_along_axis(all_logprobs, ids, axis=1).astype(np.float32)

@@ -85,11 +85,11 @@ class Executor(ABC):
         """Compute the step's tokens and keep the logits of `step.sampled`."""
 
     @abstractmethod
-    def sample(self, at: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
-        """Next tokens (K,), and which rows' logits were not finite (K,). `at` (K,) indexes `step.sampled`."""
+    def sample(self, indices: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
+        """Next tokens (K,), and which rows' logits were not finite (K,). `indices` (K,) are into `step.sampled`."""
 
     @abstractmethod
-    def logprobs(self, at: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
+    def logprobs(self, indices: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
         """Log-probabilities (K,) of `tokens`, and the k likeliest: ids (K, k) and log-probabilities (K, k)."""
 
     @abstractmethod

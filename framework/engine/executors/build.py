@@ -52,8 +52,8 @@ def make_executor(
         further_blocks = further_blocks or 1  # a step that is only measured
         states = StatePool(decoder, further_blocks, sizes.spec.block_size, device, poison)
     pool = KVPool(sizes.spec, sizes.num_layers, sizes.num_blocks, device, poison, further)
-    for at, kv in zip(config.attention_layers, pool.layers, strict=True):
-        layer = decoder.layers[at]
+    for layer_index, kv in zip(config.attention_layers, pool.layers, strict=True):
+        layer = decoder.layers[layer_index]
         assert isinstance(layer, DecoderLayer)
         kv.sinks = None if layer.sinks is None else layer.sinks.float()
     set_scales(pool, decoder, kv_scales)
@@ -114,8 +114,8 @@ def _backends(decoder: Decoder, backend: AttentionBackend, sizes: Sizes, device:
     for window in windows:
         if window not in found:
             found[window] = _copy_of(backend, "this model has layers with and without a sliding window")
-    for window, own in found.items():
-        GuardedBackend(own).setup(replace(sizes.spec, sliding_window=window), device)
+    for window, layer_backend in found.items():
+        GuardedBackend(layer_backend).setup(replace(sizes.spec, sliding_window=window), device)
     return [found[window] for window in windows]
 
 

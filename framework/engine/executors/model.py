@@ -63,11 +63,11 @@ class ModelExecutor(Executor):
         self._forward: Callable[..., Any] = decoder
         self._attention: Attention = self.attend
         self._batches: Sequence[Batch] = ()  # a group each
-        self._kv_of = {layer: at for at, layer in enumerate(decoder.config.attention_layers)}
-        guarded = {id(own): GuardedBackend(own) for own in by_layer}
-        groups = {id(own): group for own, group in zip(by_layer, pool.group_of, strict=True)}
-        self._planners = [(one, groups[own]) for own, one in guarded.items()]
-        self._layer_backends = [guarded[id(own)] for own in by_layer]
+        self._kv_of = {layer: index for index, layer in enumerate(decoder.config.attention_layers)}
+        guarded = {id(layer_backend): GuardedBackend(layer_backend) for layer_backend in by_layer}
+        groups = {id(layer_backend): group for layer_backend, group in zip(by_layer, pool.group_of, strict=True)}
+        self._planners = [(one, groups[key]) for key, one in guarded.items()]
+        self._layer_backends = [guarded[id(layer_backend)] for layer_backend in by_layer]
         features = self._layer_backends[0].capabilities.features
         self._backend_rotates = "rope" in features and decoder.config.rotary_dim is None
         self._rope: tuple[Rope, Rope] | None = None  # of layers without and with a window
@@ -200,10 +200,10 @@ class ModelExecutor(Executor):
             host_query_starts=starts,
         )
         batches = [batch]
-        for further, own in zip(self._further, range(9, len(sent), 3), strict=self.states is None):
-            further.apply(sent[own + 1], sent[own + 2])
+        for further, first in zip(self._further, range(9, len(sent), 3), strict=self.states is None):
+            further.apply(sent[first + 1], sent[first + 2])
             table = further.gather(sent[5], batch.block_tables.shape[1])
-            batches.append(replace(batch, block_tables=table, slot_mapping=sent[own]))
+            batches.append(replace(batch, block_tables=table, slot_mapping=sent[first]))
         return self.decoder.logits(self._hidden(sent[0], sent[1], batches, sent[6]))
 
     def _compute(self, tokens: Tensor, positions: Tensor, batch: Batch) -> Tensor:
@@ -232,12 +232,12 @@ class ModelExecutor(Executor):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """One layer's attention over the batch that was planned last."""
-        at = self._kv_of.get(layer)
-        if at is None:
+        index = self._kv_of.get(layer)
+        if index is None:
             assert self.states is not None
             return self.states.recur(layer, q, k, v)
-        kv, backend = self.pool.layers[at], self._layer_backends[at]
-        batch = self._batches[self.pool.group_of[at]]
+        kv, backend = self.pool.layers[index], self._layer_backends[index]
+        batch = self._batches[self.pool.group_of[index]]
         if self._rope is None:
             backend.write(kv, k, v, batch.slot_mapping)
         else:
@@ -248,11 +248,11 @@ class ModelExecutor(Executor):
         return out
 
     @torch.inference_mode()
-    def sample(self, at: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
-        where = step.rows[step.sampled][at]
-        logits = self._logits if len(at) == len(self._logits) and (np.diff(at) == 1).all() else None
+    def sample(self, indices: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
+        where = step.rows[step.sampled][indices]
+        logits = self._logits if len(indices) == len(self._logits) and (np.diff(indices) == 1).all() else None
         if logits is None:
-            logits = self._logits[self._drawing.upload(at)[0]]
+            logits = self._logits[self._drawing.upload(indices)[0]]
         tokens, _ = sampler.sample(
             logits,
             temperature=rows.temperature[where],
@@ -267,8 +267,8 @@ class ModelExecutor(Executor):
         return found, found < 0  # a bad row's token is -1
 
     @torch.inference_mode()
-    def logprobs(self, at: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
-        index, chosen = self._drawing.upload(at, tokens)
+    def logprobs(self, indices: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
+        index, chosen = self._drawing.upload(indices, tokens)
         chosen, ids, values = sampler.logprobs(self._logits[index], chosen, k)
         # float64 holds float32 and token ids exactly: one copy brings all three.
         found = self._drawing.fetch(torch.cat((chosen[:, None].double(), ids.double(), values.double()), dim=1))

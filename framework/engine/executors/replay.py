@@ -133,9 +133,9 @@ class ReplayExecutor(Executor):
         if not self._step_clock:
             self._now += self._step_time(step, rows)
 
-    def sample(self, at: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
+    def sample(self, indices: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
         """See Executor. Token = OUTPUT_BASE + a number of the request and sample: equal within one sequence."""
-        where = self._where[at]
+        where = self._where[indices]
         number = rows.order[where]
         tokens = OUTPUT_BASE + ((number * 64 + streams) & (OUTPUT_BASE - 1))
         if self._outputs:
@@ -146,21 +146,21 @@ class ReplayExecutor(Executor):
                     tokens[i] = recorded[position[i]]
                     if position[i] + 1 == len(recorded):
                         del self._outputs[key]
-        return tokens, np.zeros(len(at), dtype=bool)
+        return tokens, np.zeros(len(indices), dtype=bool)
 
-    def logprobs(self, at: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
+    def logprobs(self, indices: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
         """See Executor: recorded candidates, or a fixed pseudo-random fork tree for beams nobody recorded."""
         assert self._rows is not None
-        numbers = self._rows.order[self._where[at]]
+        numbers = self._rows.order[self._where[indices]]
         number = int(numbers[0])
         call = self._beam_calls.get(number, 0)
         self._beam_calls[number] = call + 1
         if (number, call) in self._tops:
             ids, values = self._tops[number, call]
-            return np.zeros(len(at), np.float32), np.array(ids, np.int64), np.array(values, np.float64)
+            return np.zeros(len(indices), np.float32), np.array(ids, np.int64), np.array(values, np.float64)
         if self._tops:
             raise Unsupported(f"the recording holds no candidates for beam search step {call} of request {number}")
-        return self._invented(number, call, len(at), k)
+        return self._invented(number, call, len(indices), k)
 
     def _invented(self, number: int, call: int, beams: int, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
         """Candidates as alike as a language model's: log-probabilities of a geometric tail, jittered by a hash."""

@@ -28,12 +28,12 @@ class Wanted:
     """Blocks of one group of KV that are to be loaded, a run of a prompt's.
 
     Attributes:
-        at: what lies where in this group.
+        placement: what lies where in this group.
         first: their first index in the request's table.
         keys, places: of each, its content and its tier; 0 for one that the pool holds, and this table does not.
     """
 
-    at: Placement
+    placement: Placement
     first: int
     keys: list[BlockHash]
     places: list[int]
@@ -111,12 +111,12 @@ class EngineTiers(Below):
     # What changes in the pool
 
     def flush(self) -> None:
-        for at in self.placements:
-            at.flush()
+        for placement in self.placements:
+            placement.flush()
 
     def committed(self, seq: Row, before: int, after: int) -> None:
-        for at in self.placements:
-            at.committed(seq, before, after)
+        for placement in self.placements:
+            placement.committed(seq, before, after)
 
     # A sequence that waits
 
@@ -125,52 +125,54 @@ class EngineTiers(Below):
         return len(self.loading) + len(self.ready) >= self._state.rows.max_rows
 
     def plan(self, seq: Row, hit: Hit) -> Plan | None:
-        at, size = self.placement, self._size
+        placement, size = self.placement, self._size
         full, limit = hit.num_tokens // size, (len(seq.tokens) - 1) // size
-        if full >= limit or len(hit.hashes) < limit or at.off:
+        if full >= limit or len(hit.hashes) < limit or placement.off:
             return None
         path = list(hit.hashes[:limit])
-        if not at.holds(path[full]):
+        if not placement.holds(path[full]):
             return None
         places = list[int]()
-        with at.sound():
-            if at.rule.wants_load:
-                at.contents.learn(path)
-            places = at.lower.find(path, [n < full or key in at.pool for n, key in enumerate(path)], at.now)
+        with placement.sound():
+            if placement.rule.wants_load:
+                placement.contents.learn(path)
+            places = placement.lower.find(
+                path, [n < full or key in placement.pool for n, key in enumerate(path)], placement.now
+            )
         places = places[full:]
         while places and not places[-1]:
             places.pop()
         if not places:
             return None
         whole = Hit(full * size, hit.blocks[:full], hit.hashes, hit.version)
-        wanted = Wanted(at, full, path[full : full + len(places)], places)
+        wanted = Wanted(placement, full, path[full : full + len(places)], places)
         return Plan(whole, full, [0] * full + places, [wanted])
 
     def prefetch(self, seq: Row, hit: Hit) -> None:
-        at = self.placement
-        if not at.rule.wants_prefetch or self._waiting == seq.id or (plan := self.plan(seq, hit)) is None:
+        placement = self.placement
+        if not placement.rule.wants_prefetch or self._waiting == seq.id or (plan := self.plan(seq, hit)) is None:
             return
         self._waiting = seq.id
         path, wanted = list(hit.hashes), plan.parts[0]
-        with at.sound():
-            at.contents.learn(path)
-            offer = at.lower.offer(path, [0] * wanted.first + wanted.places, wanted.first)
-            count = at.rule.prefetch(offer, at.now)
-            held = {key: place for key, place in zip(wanted.keys, wanted.places, strict=True) if place}
-            pins = [(tier, [key for key in reversed(held) if key in tier]) for tier in at.lower.tiers]
+        with placement.sound():
+            placement.contents.learn(path)
+            offer = placement.lower.offer(path, [0] * wanted.first + wanted.places, wanted.first)
+            count = placement.rule.prefetch(offer, placement.now)
+            tier_of = {key: place for key, place in zip(wanted.keys, wanted.places, strict=True) if place}
+            pins = [(tier, [key for key in reversed(tier_of) if key in tier]) for tier in placement.lower.tiers]
             for tier, keys in pins:  # none of them is evicted for another
-                tier.pin(keys, at.now)
+                tier.pin(keys, placement.now)
             for key in wanted.keys[:count]:
-                if held.get(key, 0) > 1 and key not in at.lower.tiers[0]:
-                    at.lower.lift(key, held[key], at.now)
+                if tier_of.get(key, 0) > 1 and key not in placement.lower.tiers[0]:
+                    placement.lower.lift(key, tier_of[key], placement.now)
             for tier, keys in pins:
-                tier.unpin(keys, at.now)
+                tier.unpin(keys, placement.now)
 
     def park(self, seq: Row, plan: Plan) -> bool:
         for part in plan.parts:
             for key in part.keys:
-                if key in part.at.arriving:
-                    part.at.arriving[key].load.parked.append(seq)
+                if key in part.placement.arriving:
+                    part.placement.arriving[key].load.parked.append(seq)
                     return True
         return False
 
@@ -202,9 +204,9 @@ class EngineTiers(Below):
         full, path = hit.num_tokens // self._size, hit.hashes[: len(seq.request.prompt) // self._size]
         places = [0] * full if plan is None else plan.places
         self.placement.contents.used(seq.info, path, len(seq.request.prompt), len(places))
-        self.placement.contents.prune(lambda key: any(at.holds(key) for at in self.placements))
+        self.placement.contents.prune(lambda key: any(placement.holds(key) for placement in self.placements))
         for part in () if plan is None else plan.parts:
-            part.at.lower.count_hits(part.keys, part.places, [self._size] * len(part.keys))
+            part.placement.lower.count_hits(part.keys, part.places, [self._size] * len(part.keys))
         self.pool_hits += places.count(0)
         self.pool_hit_tokens += hit.num_tokens if plan is None else places.count(0) * self._size
         self._hits[seq.id] = path[:full]
@@ -222,17 +224,17 @@ class EngineTiers(Below):
         for part, coming in zip(plan.parts, wanted, strict=True):
             for copy in coming:
                 copy.load = load
-                part.at.arriving[copy.key] = copy
+                part.placement.arriving[copy.key] = copy
         self.loading[seq.id] = load
         self.num_loads += 1
         self._state.note("load", seq, blocks=load.left)
         for part, coming in zip(plan.parts, wanted, strict=True):
-            part.at.transfers.submit(coming)
+            part.placement.transfers.submit(coming)
 
     def _copies(self, seq: Row, part: Wanted) -> list[Copy | None]:
         """Copies into the table of `seq`, which has just got it; those within the pool are carried out."""
-        executor, group = self._state.executor, part.at.group
-        table = part.at.table(seq.id, len(seq.tokens))
+        executor, group = self._state.executor, part.placement.group
+        table = part.placement.table(seq.id, len(seq.tokens))
         blocks = table[part.first : part.first + len(part.keys)].tolist()
         if not group:
             executor.fresh(table[part.first :])
@@ -241,7 +243,7 @@ class EngineTiers(Below):
         for key, place, block in zip(part.keys, part.places, blocks, strict=True):
             copy = Copy(key, place, 0, block) if place else None
             if not place:
-                source = part.at.pool.get(key)
+                source = part.placement.pool.get(key)
                 if source is None:  # evicted for this very table
                     copy = Copy(key, 0, 0, failed="evicted")
                 else:
@@ -252,9 +254,9 @@ class EngineTiers(Below):
         return copies
 
     def drop(self, seq: Row, *, returning: bool = False) -> None:
-        at = next((at for at, (other, _) in enumerate(self.ready) if other is seq), None)
-        if at is not None:
-            del self.ready[at]
+        index = next((index for index, (other, _) in enumerate(self.ready) if other is seq), None)
+        if index is not None:
+            del self.ready[index]
             self._free(seq, returning=returning)
         elif (load := self.loading.pop(seq.id, None)) is not None:
             load.dropped, load.returns = True, returning
@@ -269,32 +271,32 @@ class EngineTiers(Below):
 
     def ending(self, seq: Row) -> None:
         keys = self._hits.pop(seq.id, ())
-        for at in self.placements:
-            at.used(keys)
+        for placement in self.placements:
+            placement.used(keys)
 
     def discard(self, seq: Row) -> None:
-        for at in self.placements:
-            at.discard(at.table(seq.id))
+        for placement in self.placements:
+            placement.discard(placement.table(seq.id))
 
     # As copies end
 
     def poll(self) -> None:
-        for at in self.placements:
-            for number, keys in at.transfers.discovered():
-                if not at.off:
-                    at.adopt(number, keys)
-            for copy in at.transfers.finished():
+        for placement in self.placements:
+            for number, keys in placement.transfers.discovered():
+                if not placement.off:
+                    placement.adopt(number, keys)
+            for copy in placement.transfers.finished():
                 if copy.target:
-                    at.stored(copy)
+                    placement.stored(copy)
                 else:
-                    self._loaded(at, copy)
+                    self._loaded(placement, copy)
 
-    def _loaded(self, at: Placement, copy: Copy) -> None:
+    def _loaded(self, placement: Placement, copy: Copy) -> None:
         load: Load = copy.load
-        if copy.failed and at.setup.holds_kv[copy.source - 1]:
-            at.failed_loads[copy.source - 1] += 1
-        at.arriving.pop(copy.key, None)
-        at.end_at(at.lower.tiers[copy.source - 1], copy)
+        if copy.failed and placement.setup.holds_kv[copy.source - 1]:
+            placement.failed_loads[copy.source - 1] += 1
+        placement.arriving.pop(copy.key, None)
+        placement.end_at(placement.lower.tiers[copy.source - 1], copy)
         load.left -= 1
         if not load.left:
             self._arrived(load)
@@ -327,7 +329,7 @@ class EngineTiers(Below):
             if blocks > found:
                 self._state.guarded.commit(seq.id, seq.tokens[:tokens])
                 for part in load.plan.parts:
-                    part.at.committed(seq, part.first * self._size, tokens)
+                    part.placement.committed(seq, part.first * self._size, tokens)
         except FrameworkError as error:
             self._life.free_table(seq)
             self._life.fail(seq, error)
@@ -342,7 +344,7 @@ class EngineTiers(Below):
     def _usable(self, load: Load) -> int | None:
         """Leading blocks of the table that hold their contents now; None: the sequence has to begin anew."""
         [copies] = load.copies
-        failed = (at for at, copy in enumerate(copies) if copy is not None and copy.failed)
+        failed = (index for index, copy in enumerate(copies) if copy is not None and copy.failed)
         return load.plan.found + next(failed, len(copies))
 
     # Waiting, ending, results
@@ -352,7 +354,7 @@ class EngineTiers(Below):
         return bool(self.loading or self.dropped)
 
     def wait(self, until: float | None) -> None:
-        busy = [at.transfers for at in self.placements if at.transfers.num_pending]
+        busy = [placement.transfers for placement in self.placements if placement.transfers.num_pending]
         if len(busy) > 1:  # of the others a copy may end first
             soon = self._state.executor.now() + _SOON_S
             until = soon if until is None else min(until, soon)
@@ -363,17 +365,17 @@ class EngineTiers(Below):
         return [load.seq for load in self.loading.values()] + [seq for seq, _ in self.ready]
 
     def close(self, *, drain: bool) -> None:
-        for at in self.placements:
-            at.transfers.close(drain=drain)
+        for placement in self.placements:
+            placement.transfers.close(drain=drain)
 
     def check(self, *, settle: bool = False) -> None:
-        while settle and any(at.transfers.num_pending for at in self.placements):
+        while settle and any(placement.transfers.num_pending for placement in self.placements):
             self.wait(None)
             self.poll()
         try:
-            for at in self.placements:
-                if not at.off:
-                    at.check(idle=not (at.transfers.num_pending or self.loading or self.dropped))
+            for placement in self.placements:
+                if not placement.off:
+                    placement.check(idle=not (placement.transfers.num_pending or self.loading or self.dropped))
         except AssertionError as error:
             raise InvariantViolation(f"EngineTiers: T1: {error}") from error
 
@@ -385,22 +387,27 @@ class EngineTiers(Below):
             "loaded_blocks": int(self.num_loaded),
             "load_wait_s": self.load_wait_s,
         }
-        for at in reversed(self.placements):
-            for tier, loads, stores in zip(at.lower.tiers, at.failed_loads, at.failed_stores, strict=True):
-                facts = {**tier.facts(at.setup.block_bytes), "failed_loads": loads, "failed_stores": stores}
-                if at.group:  # bytes and failures are a tier's, of all groups
-                    facts = {f"{at.setup.kind}_hit_blocks": facts["hit_blocks"], **{key: facts[key] for key in _TOTALS}}
+        for placement in reversed(self.placements):
+            for tier, loads, stores in zip(
+                placement.lower.tiers, placement.failed_loads, placement.failed_stores, strict=True
+            ):
+                facts = {**tier.facts(placement.setup.block_bytes), "failed_loads": loads, "failed_stores": stores}
+                if placement.group:  # bytes and failures are a tier's, of all groups
+                    facts = {
+                        f"{placement.setup.kind}_hit_blocks": facts["hit_blocks"],
+                        **{key: facts[key] for key in _TOTALS},
+                    }
                 for key, value in facts.items():
                     key = f"tier{tier.number}_{key}"
                     measured[key] = measured.get(key, 0) + value
-            measured |= {"tier_failure": at.first_failure} if at.first_failure else {}
-            measured |= {"store_failure": at.transfers.failure} if at.transfers.failure else {}
-            measured |= {"tiers_off": at.off} if at.off else {}
+            measured |= {"tier_failure": placement.first_failure} if placement.first_failure else {}
+            measured |= {"store_failure": placement.transfers.failure} if placement.transfers.failure else {}
+            measured |= {"tiers_off": placement.off} if placement.off else {}
         return measured
 
     def step_row(self) -> dict[str, Any]:
-        held = {f"tier{tier.number}_blocks": len(tier) for tier in self.placement.lower.tiers}
-        return {**held, "loading": len(self.loading)}
+        blocks = {f"tier{tier.number}_blocks": len(tier) for tier in self.placement.lower.tiers}
+        return {**blocks, "loading": len(self.loading)}
 
 
 def tier_maker(setup: Callable[[], TierSetup]) -> Callable[[EngineState, Lifecycle, EventStream | None], EngineTiers]:
@@ -410,7 +417,7 @@ def tier_maker(setup: Callable[[], TierSetup]) -> Callable[[EngineState, Lifecyc
 
 def _by_tier(plan: Plan) -> Iterator[tuple[Tier, list[BlockHash]]]:
     for part in plan.parts:
-        for tier in part.at.lower.tiers:
+        for tier in part.placement.lower.tiers:
             keys = [key for key, place in zip(part.keys, part.places, strict=True) if place == tier.number]
             if keys:
                 yield tier, keys

@@ -74,13 +74,13 @@ class Placement:
     ) -> None:
         self._state, self.setup, self.group = state, setup, int(first is not None)
         self.transfers, self.block_size = setup.transfers, state.guarded.block_size
-        held = state.guarded.num_blocks + sum(num_blocks for num_blocks, _ in setup.tiers)
+        capacity = state.guarded.num_blocks + sum(num_blocks for num_blocks, _ in setup.tiers)
         requests = any(policy.needs_requests for _, policy in setup.tiers)
         self.contents: KnownContents
         if first is not None:
             self.contents = first.contents
         else:
-            self.contents = KnownContents(self.block_size, 4 * held, with_requests=requests)
+            self.contents = KnownContents(self.block_size, 4 * capacity, with_requests=requests)
         tiers = [Tier(n, count, policy, self.contents) for n, (count, policy) in enumerate(setup.tiers, start=1)]
         self.lower = LowerTiers(tiers, setup.rule, self.contents, self, self._costs)
         self.rule = self.lower.rule
@@ -428,11 +428,11 @@ class KnownContents:
         known.depth, known.num_tokens, known.parent = depth, (depth + 1) * self._size, parent
         return known
 
-    def prune(self, held: Callable[[BlockHash], bool]) -> None:
+    def prune(self, holds: Callable[[BlockHash], bool]) -> None:
         """Forget contents that are held nowhere, those longest unused first, when there are too many."""
         if len(self._known) <= 2 * self._most:
             return
-        gone = sorted((known.last_use, key) for key, known in self._known.items() if not held(key))
+        gone = sorted((known.last_use, key) for key, known in self._known.items() if not holds(key))
         for _, key in gone[: len(self._known) - self._most]:
             del self._known[key]
 
