@@ -131,12 +131,12 @@ class LLM:
             self._settle_groups(options)
             advice = self._settle_sizes(options)
             built = self._build_allocator()
-            executor, own = serving_executor(
+            executor, model_executor = serving_executor(
                 self.model, self.backend, self.sizes, options, self.device, chosen=chosen, seed=self.seed,
                 poison=self._trial.faults.poison, kv_scales=cache.kv_scales,
             )  # fmt: skip
-            self.pool, self.backends = own.pool, own.by_layer
-            self._states = own.states
+            self.pool, self.backends = model_executor.pool, model_executor.by_layer
+            self._states = model_executor.states
             self.executor: Executor = executor
             self.engine = self._make_engine(built, options, advice)
             weakref.finalize(self, _close_tiers, self.engine, drain=True)
@@ -149,12 +149,12 @@ class LLM:
 
     def _settle_spec(self) -> None:
         """What attention computes, of one rank's heads, and the namespace of blocks that hold its K and V."""
-        own = str(self.model.decoder.dtype).removeprefix("torch.")
+        dtype = str(self.model.decoder.dtype).removeprefix("torch.")
         shape = self.model.decoder.shard.config(self.model.config)
-        self.spec = attention_spec(shape, own, self.cache)
-        self.kv_dtype = self.spec.kv_dtype or own
+        self.spec = attention_spec(shape, dtype, self.cache)
+        self.kv_dtype = self.spec.kv_dtype or dtype
         require_backend(self.backend, self.spec, self.device)
-        stored = own if self.kv_dtype == own else f"{own}/{self.kv_dtype}"
+        stored = dtype if self.kv_dtype == dtype else f"{dtype}/{self.kv_dtype}"
         self.namespace = Namespace(model=f"{self.model.name}/{stored}")
 
     def _settle_groups(self, options: EngineOptions) -> None:
@@ -213,8 +213,8 @@ class LLM:
                 num_blocks = max(1, num_blocks + spared // full.block_bytes)
         sizes = replace(sizes, num_blocks=num_blocks, further_blocks=further_blocks)
         max_len, advice = longest_sequence(options.max_model_len, sizes, positions, self.model.name)
-        if said := shortened(options.max_model_len, max_len, advice):
-            warnings.warn(said, LengthWarning, stacklevel=3)
+        if message := shortened(options.max_model_len, max_len, advice):
+            warnings.warn(message, LengthWarning, stacklevel=3)
         self.sizes = replace(sizes, max_len=max_len)
         self.num_blocks, self.further_blocks, self.max_model_len = num_blocks, further_blocks, max_len
         return advice
@@ -235,8 +235,8 @@ class LLM:
         allocator = build_allocator(kind, self.policy, hash, num_blocks=self.num_blocks, **self._shared)
         if self.further_blocks is None:
             return allocator
-        own = build_allocator(*self._components, num_blocks=self.further_blocks, **self._shared)
-        return GroupedAllocator(self.groups, (allocator, own))
+        further = build_allocator(*self._components, num_blocks=self.further_blocks, **self._shared)
+        return GroupedAllocator(self.groups, (allocator, further))
 
     def _make_engine(self, allocator: Allocator, options: EngineOptions, advice: str) -> Engine:
         tokenizer = self.model.tokenizer
@@ -403,15 +403,15 @@ class LLM:
             EngineInterrupted: a step was interrupted that may have left an object of your own half changed.
             RankError: the other ranks of the model were ended with the step; load it again.
         """
-        own = [name for name, part in zip(("allocator", "eviction", "hash"), self._components, strict=True)
-               if not isinstance(part, (str, Mapping, type))]  # fmt: skip
-        if not own:
+        own_parts = [name for name, part in zip(("allocator", "eviction", "hash"), self._components, strict=True)
+                     if not isinstance(part, (str, Mapping, type))]  # fmt: skip
+        if not own_parts:
             self.engine.reset(self._build_allocator())
             return
         if self.engine.interrupted:
             raise EngineInterrupted(
-                f"a step was interrupted, and {' and '.join(own)} is an object of your own, which may be half changed: "
-                "make a new LLM with a new one, or give it by name or class"
+                f"a step was interrupted, and {' and '.join(own_parts)} is an object of your own, which may be half "
+                "changed: make a new LLM with a new one, or give it by name or class"
             )
         abandon(self.engine, list(self.engine.state.requests.values()))
         self.allocator.reset()
