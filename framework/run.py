@@ -89,8 +89,8 @@ def job(config: DictConfig) -> Outcome:
 
     hydra = HydraConfig.get()
     sweep = str(Path(hydra.sweep.dir).absolute()) if _is_sweep(hydra) else None
-    own = Path(sweep, folder_name(list(hydra.overrides.task))) if sweep else Path(hydra.runtime.output_dir)
-    directory = str(own.absolute())
+    folder = Path(sweep, folder_name(list(hydra.overrides.task))) if sweep else Path(hydra.runtime.output_dir)
+    directory = str(folder.absolute())
     state: State = "ok"
     status, reason, disk = DONE, "", False
     result: dict[str, Any] = {}
@@ -152,8 +152,8 @@ def _prepare(
     settings = checked(config)
     on_begin: Callable[[Path], None] = lambda directory: None  # noqa: E731
     if sweep is None:
-        for said in (*registry.clashes(settings.plain()), *without_effect(settings)):
-            complain(said)
+        for warning in (*registry.clashes(settings.plain()), *without_effect(settings)):
+            complain(warning)
     else:
         on_begin = partial(begin, overrides=list(hydra.overrides.task), wanted=identity(settings.plain()))
         # The sweep's own progress has the terminal.
