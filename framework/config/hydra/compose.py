@@ -139,8 +139,8 @@ def refusal(error: Exception, overrides: Sequence[str], path: ConfigSearchPath) 
         return _no_option(str(error.missing_cfg_file), list(error.options or ()))
     try:
         _check_values(parsed, path)
-    except FrameworkError as own:
-        return own
+    except FrameworkError as refused:
+        return refused
     except HYDRA_ERRORS:
         pass
     return ConfigError(f"cannot compose the configuration: {_in_one_line(error)}")
