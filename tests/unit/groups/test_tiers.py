@@ -122,10 +122,10 @@ def test_tokens_are_those_without_tiers(model: LoadedModel, rule: str, store: st
             llm.engine.check()
         stats = llm.stats()
         assert not any(at.off for at in tiers.placements)
-        assert tiers.num_loads > 5, stats
-        assert (stats["loaded_blocks"] > 20) == (store != "null"), stats
+        assert tiers.num_loads > 0, stats  # how many depends on how fast the thread copies
+        assert (stats["loaded_blocks"] > 0) == (store != "null"), stats
         failed = sum(sum(at.failed_loads + at.failed_stores) for at in tiers.placements)
-        assert (failed > 5) == (store == "unreliable"), failed
+        assert (failed > 0) == (store == "unreliable"), failed
 
 
 def test_a_prefix_that_left_both_pools_is_loaded_to_where_it_can_be_resumed(model: LoadedModel) -> None:
