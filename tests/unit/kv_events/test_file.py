@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import base64
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kv_event_lines import HEADER, REMOVED, STORED, line, written
 
 from framework.errors import WorkloadError
 from framework.kv_events.file import Header, header_of, is_stream, read_batches
-from framework.kv_events.schema import BlockRemoved, BlockStored, EventBatch, as_array, as_map, from_map
-
-STORED = BlockStored(block_hashes=["a", "b"], parent_block_hash=None, token_ids=[], block_size=2, medium="GPU")
-AGAIN = BlockStored(block_hashes=["c"], parent_block_hash="a", token_ids=[], block_size=2, medium="GPU")
-REMOVED = BlockRemoved(block_hashes=["b"], medium="GPU")
-HEADER = {"format": "kvlab-kv-events", "version": 1, "clock": "seconds", "block_size": 2}
-
-
-def written(path: Path, *records: Any) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
-
-def line(number: int, ts: float, *events: Any) -> dict[str, Any]:
-    return {"seq": number, "ts": ts, "events": [as_map(event) for event in events]}
+from framework.kv_events.schema import BlockStored, EventBatch, as_array, as_map, from_map
 
 
 def test_json_lines_are_read_with_a_header_and_without_one(tmp_path: Path) -> None:

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from kv_event_lines import AGAIN, HEADER, REMOVED, STORED, line, written
 
 from framework.errors import WorkloadError
-from framework.kv_events.schema import BlockRemoved, BlockStored, as_map
+from framework.kv_events.schema import BlockStored
 from framework.workload.traces import open_trace
 from framework.workload.traces.kv_events import KVEventStream
-
-STORED = BlockStored(block_hashes=["a", "b"], parent_block_hash=None, token_ids=[], block_size=2, medium="GPU")
-AGAIN = BlockStored(block_hashes=["c"], parent_block_hash="a", token_ids=[], block_size=2, medium="GPU")
-REMOVED = BlockRemoved(block_hashes=["b"], medium="GPU")
-HEADER = {"format": "kvlab-kv-events", "version": 1, "clock": "seconds", "block_size": 2}
-
-
-def written(path: Path, *records: Any) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
-
-def line(number: int, ts: float, *events: Any) -> dict[str, Any]:
-    return {"seq": number, "ts": ts, "events": [as_map(event) for event in events]}
 
 
 def test_a_file_that_is_no_stream_is_refused(tmp_path: Path) -> None:
