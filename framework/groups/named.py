@@ -62,6 +62,17 @@ class StateOrder(EvictionPolicy):
     def choose(self, states: Sequence[BlockId], view: GroupView) -> BlockId:
         """The one of these states to give up."""
 
+    def above(self, state: BlockId) -> BlockId:
+        """The view's column, remembered until a state above it comes or goes."""
+        if state not in self._above:
+            self._above[state] = found = BlockId(self.view.above[state])
+            self._below.setdefault(found, set()).add(state)
+        return self._above[state]
+
+    def _moved(self, above: BlockId) -> None:
+        for state in self._below.pop(above, ()):
+            del self._above[state]
+
     def attach(self, blocks: BlockView) -> None:
         super().attach(blocks)
         assert isinstance(blocks, GroupView)
@@ -69,6 +80,13 @@ class StateOrder(EvictionPolicy):
         self._states: set[BlockId] = set()
         self._others: dict[BlockId, None] = {}  # K and V, in the order of their release
         self._ends: dict[BlockId, None] = {}  # perhaps K and V at the end of a path without a state, or part of one
+        self._above: dict[BlockId, BlockId] = {}
+        self._below: dict[BlockId, set[BlockId]] = {}
+
+    def admit(self, blocks: Sequence[BlockId], now: PolicyTime) -> None:
+        for block in blocks:
+            if self._is_state[self.view.group[block]]:
+                self._moved(BlockId(self.view.above[block]))
 
     def pin(self, blocks: Sequence[BlockId], now: PolicyTime) -> None:
         self._states.difference_update(blocks)
@@ -85,6 +103,9 @@ class StateOrder(EvictionPolicy):
 
     def evicted(self, block: BlockId, now: PolicyTime) -> None:
         self.pin((block,), now)
+        self._moved(block)
+        if self._above.get(block) is not None:
+            self._below[self._above.pop(block)].discard(block)
         if parent := self.view.parent[block]:
             self._ends[BlockId(parent)] = None
 
@@ -110,10 +131,10 @@ class Coverage(StateOrder):
 
     def choose(self, states: Sequence[BlockId], view: GroupView) -> BlockId:
         oldest = min(states, key=lambda block: view.last_access[block])
-        below = {view.above[block]: block for block in sorted(states, key=lambda block: -view.last_access[block])}
+        below = {self.above(block): block for block in sorted(states, key=lambda block: -view.last_access[block])}
         path = [oldest]
-        while above := view.above[path[0]]:
-            path.insert(0, BlockId(above))
+        while above := self.above(path[0]):
+            path.insert(0, above)
         while path[-1] in below:
             path.append(below[path[-1]])
         inner = [(view.end[after] - view.end[before], view.last_access[block], block)
@@ -152,7 +173,7 @@ class Marconi(StateOrder):
     def choose(self, states: Sequence[BlockId], view: GroupView) -> BlockId:
         states = [block for block in states if view.branches[block] < 2] or states
         newest = 1 + max(view.last_access[block] for block in states)
-        worth = _normalised([self.efficiency(view.end[view.above[block]], view.end[block]) for block in states])
+        worth = _normalised([self.efficiency(view.end[self.above(block)], view.end[block]) for block in states])
         recent = _normalised([1 / (newest - view.last_access[block]) for block in states])
         return min(zip(states, worth, recent, strict=True), key=lambda each: self.alpha * each[1] + each[2])[0]
 
