@@ -74,7 +74,8 @@ private:
 template <class Score> class Scored {
 public:
     static constexpr bool kReads = true;
-    explicit Scored(const Residents &residents, Score score = {}) : residents_(residents), score_(score), key_(residents.rows()) {}
+    explicit Scored(const Residents &residents, Score score = {})
+        : residents_(residents), score_(score), key_(residents.rows()), entered_(residents.rows(), kNone) {}
     void pin(int32_t block) {
         key_[block] = kNone;
         --size_;
@@ -82,6 +83,7 @@ public:
     void release(int32_t block) {
         key_[block] = score_(residents_, block);
         ++size_;
+        if (std::exchange(entered_[block], key_[block]) == key_[block]) return; // its entry counts again
         heap_.push_back({key_[block], block});
         std::push_heap(heap_.begin(), heap_.end(), std::greater<>());
         if (heap_.size() > 64 + 4 * size_) compact();
@@ -90,6 +92,7 @@ public:
         for (; !heap_.empty(); heap_.pop_back()) {
             const auto &[key, block] = heap_.front();
             if (key_[block] == key) return block;
+            forget(heap_.front());
             std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
         }
         return 0;
@@ -101,18 +104,23 @@ public:
 
 private:
     using Key = decltype(Score{}(std::declval<const Residents &>(), 0));
+    using Entry = std::pair<Key, int32_t>;
     static constexpr Key kNone = ~Key{0}; // no block: the last access is at most 2^31
     void compact() {
-        heap_.erase(std::remove_if(heap_.begin(), heap_.end(), [&](const auto &e) { return key_[e.second] != e.first; }),
-                    heap_.end());
-        std::sort(heap_.begin(), heap_.end()); // a heap, in which a block that came back with the key it had stands twice
-        heap_.erase(std::unique(heap_.begin(), heap_.end()), heap_.end());
+        const auto counts = [&](const Entry &entry) { return key_[entry.second] == entry.first; };
+        const auto end = std::partition(heap_.begin(), heap_.end(), counts);
+        std::for_each(end, heap_.end(), [&](const Entry &entry) { forget(entry); });
+        heap_.erase(end, heap_.end());
+        std::make_heap(heap_.begin(), heap_.end(), std::greater<>());
+    }
+    void forget(const Entry &entry) {
+        if (entered_[entry.second] == entry.first) entered_[entry.second] = kNone;
     }
 
     const Residents &residents_;
     Score score_;
-    std::vector<Key> key_;
-    std::vector<std::pair<Key, int32_t>> heap_;
+    std::vector<Key> key_, entered_; // of a candidate; of the block's latest heap entry
+    std::vector<Entry> heap_;
     size_t size_ = 0;
 };
 
