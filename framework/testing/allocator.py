@@ -9,9 +9,11 @@ that are seen to share.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from random import Random
+from typing import Any
 
 from framework.errors import OutOfBlocks, PluginError
 from framework.guard.allocator import GuardedAllocator
@@ -28,12 +30,109 @@ from framework.testing.adversarial import (
     bad_names,
     bad_victims,
 )
-from framework.testing.driver import Driver, Violation
+from framework.testing.driver import Driver, Traits, Violation
+from framework.testing.hash import spreads
 from framework.testing.histories import PROMISING, WINDOWED, Step, fail_shortest, play, random_history
 from framework.testing.oracles.eviction import SlowFifo, SlowLru
-from framework.testing.rules import require_plain_facts
-from framework.testing.subjects import PLAIN, Make, collides_often, driver_of, fresh, info, traits_of
+from framework.testing.rules import checks_of, require_plain_facts
 from framework.types import Namespace, RequestId, RequestInfo, TokenArray, as_tokens
+
+Make = Callable[..., Allocator]
+
+PLAIN = Namespace()
+
+
+def traits_of(make: Make, *, collides: bool = False, num_blocks: int = 8, block_size: int = 2) -> Traits:
+    """What a fresh allocator is seen to do: share, keep tables exact, give one request the whole pool."""
+    try:
+        return _traits(make, collides, num_blocks, block_size)
+    except Exception as error:
+        raise Violation(f"the simplest life of one request failed: {error!r}") from error
+
+
+def _traits(make: Make, collides: bool, num_blocks: int, block_size: int) -> Traits:
+    allocator = fresh(make, 8, 2)
+    prompt = as_tokens([0, 1, 0, 1, 0])
+    allocator.allocate(info(1, 16), prompt[:1], allocator.lookup(prompt[:1], PLAIN))
+    exact = len(allocator.table(RequestId(1))) == 1
+    allocator.free(RequestId(1))
+    allocator.allocate(info(2, 5), prompt, allocator.lookup(prompt, PLAIN))
+    allocator.promise(RequestId(2), prompt)
+    promises = allocator.lookup(prompt, PLAIN).num_tokens > 0
+    allocator.commit(RequestId(2), prompt)
+    shares = allocator.lookup(prompt, PLAIN).num_tokens > 0
+    idle = fresh(make, num_blocks, block_size)
+    capacity = _most_blocks(idle)
+    idle.allocate(info(1, 1), prompt[:1], idle.lookup(prompt[:1], PLAIN))
+    kept = num_blocks - 1 - _most_blocks(idle) if exact else 0
+    return Traits(
+        shares=shares,
+        exact=exact,
+        capacity=capacity * block_size,
+        kept=kept,
+        promises=promises,
+        strict=shares and not collides,
+    )
+
+
+def _most_blocks(allocator: Allocator) -> int:
+    """The most blocks that one more request may have now, as `fits` says."""
+    for blocks in range(allocator.num_blocks, 0, -1):
+        prompt = as_tokens([7] * (blocks * allocator.block_size))
+        if allocator.fits(info(9, len(prompt)), prompt, allocator.lookup(prompt, PLAIN)):
+            return blocks
+    return 0
+
+
+def info(number: int, tokens: int = 8) -> RequestInfo:
+    """A request of this id."""
+    return RequestInfo(id=RequestId(number), max_total_tokens=tokens)
+
+
+def fresh(
+    make: Make,
+    num_blocks: int,
+    block_size: int,
+    scheme: HashScheme | None = None,
+    policy: EvictionPolicy | None = None,
+) -> Allocator:
+    """An allocator from those shared values that `make` takes."""
+    shared: dict[str, Any] = {
+        "num_blocks": num_blocks,
+        "block_size": block_size,
+        "max_model_len": max(block_size, num_blocks * block_size * 2 // 3),
+        "hash": scheme or ReferenceHash(),
+        "eviction": policy or SlowLru(),
+    }
+    accepted = inspect.signature(make).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
+        return make(**shared)
+    return make(**{name: value for name, value in shared.items() if name in accepted})
+
+
+def collides_often(scheme: HashScheme) -> bool:
+    """Whether misses through collisions are to be expected: for few bits, and for names that change."""
+    return isinstance(scheme, Fickle) or not spreads(scheme)
+
+
+def driver_of(
+    make: Make,
+    num_blocks: int,
+    block_size: int,
+    scheme: HashScheme | None = None,
+    policy: EvictionPolicy | None = None,
+    traits: Traits | None = None,
+) -> Driver:
+    """A fresh allocator under a driver that knows its traits."""
+    scheme, policy = scheme or ReferenceHash(), policy or SlowLru()
+    if traits is None:
+        traits = traits_of(make, collides=collides_often(scheme), num_blocks=num_blocks, block_size=block_size)
+    allocator = fresh(make, num_blocks, block_size, scheme, policy)
+    about = (
+        f"{type(allocator).__name__}, {num_blocks} blocks of {block_size} tokens, "
+        f"{type(scheme).__name__}, {type(policy).__name__}"
+    )
+    return Driver(allocator, traits, about, repeats=not isinstance(scheme, Fickle))
 
 
 def _allocate(allocator: Allocator, request: RequestInfo, prompt: TokenArray) -> bool:
@@ -55,31 +154,24 @@ def check_max_request_tokens_is_true(make: Make) -> None:
             raise Violation(f"{tokens} tokens in 4 blocks of 2: max_request_tokens says {promised}, the pool {given}")
 
 
-def check_what_fits_is_given(make: Make) -> None:
-    """At every fill of a pool `allocate` gives what `fits` says it would, and refuses what it says it would not.
+def check_facts_are_plain(make: Make) -> None:
+    """`facts` gives names to texts and finite numbers at any time, and changes nothing."""
+    driver = driver_of(make, 8, 2)
+    require_plain_facts("allocator", driver.allocator)
+    driver.do_admit([0, 1, 1, 0], PLAIN)
+    driver.do_compute(0, 4, extend=True, commit=True)
+    before = driver.snapshot()
+    require_plain_facts("allocator", driver.allocator)
+    driver.need(driver.snapshot() == before, "facts changed something")
 
-    Also beside a hit of 80 blocks, in use or not: 20 more blocks can be had, and no more.
-    """
-    for used in range(1, 12):
-        for wanted in range(1, 13):
-            allocator = fresh(make, 6, 2)
-            _allocate(allocator, info(1, used), as_tokens([1] * used))
-            prompt, request = as_tokens([2] * wanted), info(2, wanted)
-            promised = allocator.fits(request, prompt, allocator.lookup(prompt, PLAIN))
-            given = _allocate(allocator, request, prompt)
-            if promised != given:
-                raise Violation(
-                    f"{type(allocator).__name__}: fits said {promised} of {wanted} tokens beside {used} in 6 blocks "
-                    f"of 2, allocate said {given}"
-                )
-    found = [0, 1] * 40
-    for in_use, more in ((False, 20), (False, 21), (True, 20), (True, 21)):
-        driver = driver_of(make, 100, 1)
-        driver.do_admit(found, PLAIN)
-        driver.do_compute(0, len(found), extend=True, commit=True)
-        if not in_use:
-            driver.do_free(0)
-        driver.do_admit(found + [9] * more, PLAIN)
+
+def check_listening_ends(make: Make) -> None:
+    """listen(None) stops the events."""
+    driver = driver_of(make, 4, 1)
+    driver.allocator.listen(None)
+    driver.do_admit([0, 1], PLAIN)
+    driver.do_compute(0, 2, extend=True, commit=True)
+    driver.need(not driver.events, "events were sent to nobody", driver.events)
 
 
 def check_discarded_content_is_not_found(make: Make) -> None:
@@ -111,24 +203,31 @@ def check_discarded_content_is_not_found(make: Make) -> None:
         driver.do_free(0)
 
 
-def check_facts_are_plain(make: Make) -> None:
-    """`facts` gives names to texts and finite numbers at any time, and changes nothing."""
-    driver = driver_of(make, 8, 2)
-    require_plain_facts("allocator", driver.allocator)
-    driver.do_admit([0, 1, 1, 0], PLAIN)
-    driver.do_compute(0, 4, extend=True, commit=True)
-    before = driver.snapshot()
-    require_plain_facts("allocator", driver.allocator)
-    driver.need(driver.snapshot() == before, "facts changed something")
+def check_what_fits_is_given(make: Make) -> None:
+    """At every fill of a pool `allocate` gives what `fits` says it would, and refuses what it says it would not.
 
-
-def check_listening_ends(make: Make) -> None:
-    """listen(None) stops the events."""
-    driver = driver_of(make, 4, 1)
-    driver.allocator.listen(None)
-    driver.do_admit([0, 1], PLAIN)
-    driver.do_compute(0, 2, extend=True, commit=True)
-    driver.need(not driver.events, "events were sent to nobody", driver.events)
+    Also beside a hit of 80 blocks, in use or not: 20 more blocks can be had, and no more.
+    """
+    for used in range(1, 12):
+        for wanted in range(1, 13):
+            allocator = fresh(make, 6, 2)
+            _allocate(allocator, info(1, used), as_tokens([1] * used))
+            prompt, request = as_tokens([2] * wanted), info(2, wanted)
+            promised = allocator.fits(request, prompt, allocator.lookup(prompt, PLAIN))
+            given = _allocate(allocator, request, prompt)
+            if promised != given:
+                raise Violation(
+                    f"{type(allocator).__name__}: fits said {promised} of {wanted} tokens beside {used} in 6 blocks "
+                    f"of 2, allocate said {given}"
+                )
+    found = [0, 1] * 40
+    for in_use, more in ((False, 20), (False, 21), (True, 20), (True, 21)):
+        driver = driver_of(make, 100, 1)
+        driver.do_admit(found, PLAIN)
+        driver.do_compute(0, len(found), extend=True, commit=True)
+        if not in_use:
+            driver.do_free(0)
+        driver.do_admit(found + [9] * more, PLAIN)
 
 
 def check_a_bad_policy_is_named_and_contained(make: Make) -> None:
@@ -266,17 +365,4 @@ def check_the_same_history_gives_the_same_events(make: Make) -> None:
         fail_shortest(run, random_history(Random(seed), num_steps=30, longest=8))
 
 
-allocator_checks = (
-    check_max_request_tokens_is_true,
-    check_facts_are_plain,
-    check_listening_ends,
-    check_discarded_content_is_not_found,
-    check_what_fits_is_given,
-    check_a_bad_policy_is_named_and_contained,
-    check_a_bad_hash_is_named_and_contained,
-    check_a_failing_policy_leaves_sound_metadata,
-    check_random_histories,
-    check_random_histories_under_colliding_hashes,
-    check_blocks_that_windows_passed_are_unreferenced_soundly,
-    check_the_same_history_gives_the_same_events,
-)
+allocator_checks = checks_of(globals())

@@ -149,10 +149,15 @@ def place(stored: Tensor, values: Tensor, slots: Tensor, scale: Tensor | None, l
     values = values.to(stored.dtype)
     if stored.dtype.itemsize == 1:  # torch indexes no float8
         stored, values = stored.view(torch.uint8), values.view(torch.uint8)
-    where = (slots // size, slots % size) if layout == "NHD" else (slots // size, slice(None), slots % size)
-    stored[where] = values
+    index = places(slots, size, layout)
+    stored[index] = values
     if scale is not None and token_scales is not None:
-        scale[where] = token_scales
+        scale[index] = token_scales
+
+
+def places(slots: Tensor, size: int, layout: str) -> tuple[Any, ...]:
+    """The index of these slots in the K or V of a pool with blocks of `size` tokens."""
+    return (slots // size, slots % size) if layout == "NHD" else (slots // size, slice(None), slots % size)
 
 
 def _to(pool: LayerKV, device: str) -> LayerKV:

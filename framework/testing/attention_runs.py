@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from framework.errors import InvariantViolation
 from framework.interfaces.backend import LAYOUTS, AttentionBackend, AttentionSpec, LayerKV, Loss
 from framework.testing.attention_cases import LENGTHS, QUERIES, WINDOWS, Case, Problem, pairwise, query_lengths
-from framework.testing.oracles.attention import attend_dense, attend_plain, gather_tokens
+from framework.testing.oracles.attention import attend_dense, gather_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -183,7 +183,7 @@ def judge(out: Tensor, problem: Problem, loss: Loss | None = None) -> Verdict:
     """
     spec = problem.spec
     want, _ = attend_dense(problem.q, problem.pool, problem.batch, spec)
-    plain = attend_plain(problem.q, problem.pool, problem.batch, spec)
+    plain, _ = attend_dense(problem.q, problem.pool, problem.batch, spec, problem.q.dtype)
     plain_error = float((plain.double() - want).abs().max()) if want.numel() else 0.0
     floor = 1e-10 if spec.dtype == "float64" else 1e-5
     factor = 4 if spec.kv_dtype else 2

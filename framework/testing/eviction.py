@@ -23,7 +23,7 @@ from framework.paged.pool import BlockPool, LastRequests
 from framework.testing.driver import Violation
 from framework.testing.histories import fail_shortest
 from framework.testing.oracles.eviction import SlowLru
-from framework.testing.rules import require_plain_facts
+from framework.testing.rules import checks_of, require_plain_facts
 from framework.types import UNKNOWN_REQUEST, BlockHash, BlockId, Hint, RequestFacts
 
 Step = tuple[str, int, int]
@@ -260,7 +260,37 @@ def evictions_of(policy: EvictionPolicy, history: list[Step], num_blocks: int) -
     return _played(Cache(policy, num_blocks), history).evictions
 
 
-# The checks
+def check_a_score_that_reads_the_time_says_so(make: Make) -> None:
+    """Without `time_varying` a score is taken once, at `release`: what it takes from `now` would be out of date."""
+    if not isinstance(make(), ScoredPolicy) or getattr(make(), "time_varying", False):
+        return
+    for seed in range(8):
+        cache = Cache(make(), 6)
+        cache.play(random_steps(seed))
+        for block in sorted(cache.candidates):
+            scores = []
+            for later in (0.0, 1.0, 1000.0):
+                seen: Any = cache.policy
+                policy = deepcopy(seen, {id(seen.blocks): seen.blocks})  # a score may draw random numbers, or count
+                facts = Block(policy.blocks)
+                facts.id = block
+                scores.append(policy.score(facts, cache.host.now + later))
+            cache.need(
+                scores[0] == scores[1] == scores[2],
+                "the score changes with `now` while nothing happens to the block; set time_varying = True",
+                f"block {block}: {scores}",
+            )
+
+
+def check_random_histories(make: Make) -> None:
+    """Every rule, over 80 random legal histories; a failure shows the shortest."""
+    for seed in range(80):
+        num_blocks = 1 + seed % 9
+
+        def run(history: list[Step], num_blocks: int = num_blocks) -> None:
+            evictions_of(make(), history, num_blocks)
+
+        fail_shortest(run, random_steps(seed))
 
 
 def check_contents_decide_and_not_ids(make: Make) -> None:
@@ -302,50 +332,6 @@ def check_a_recency_stack_is_one(make: Make) -> None:
         fail_shortest(run, random_steps(seed, 60))
 
 
-def check_a_score_that_reads_the_time_says_so(make: Make) -> None:
-    """Without `time_varying` a score is taken once, at `release`: what it takes from `now` would be out of date."""
-    if not isinstance(make(), ScoredPolicy) or getattr(make(), "time_varying", False):
-        return
-    for seed in range(8):
-        cache = Cache(make(), 6)
-        cache.play(random_steps(seed))
-        for block in sorted(cache.candidates):
-            scores = []
-            for later in (0.0, 1.0, 1000.0):
-                seen: Any = cache.policy
-                policy = deepcopy(seen, {id(seen.blocks): seen.blocks})  # a score may draw random numbers, or count
-                facts = Block(policy.blocks)
-                facts.id = block
-                scores.append(policy.score(facts, cache.host.now + later))
-            cache.need(
-                scores[0] == scores[1] == scores[2],
-                "the score changes with `now` while nothing happens to the block; set time_varying = True",
-                f"block {block}: {scores}",
-            )
-
-
-def check_a_large_pool(make: Make) -> None:
-    """Hundreds of blocks, published, hit, evicted and drained by the same rules as a few."""
-    cache = Cache(make(), 160)
-    for turn in range(200):
-        cache.begin((turn % 70, turn % 3, turn % 2))
-        if turn % 2:
-            cache.end(turn)
-        cache.host.now += turn % 5 == 0
-    cache.drain()
-
-
-def check_random_histories(make: Make) -> None:
-    """Every rule, over 80 random legal histories; a failure shows the shortest."""
-    for seed in range(80):
-        num_blocks = 1 + seed % 9
-
-        def run(history: list[Step], num_blocks: int = num_blocks) -> None:
-            evictions_of(make(), history, num_blocks)
-
-        fail_shortest(run, random_steps(seed))
-
-
 def check_two_instances_evict_alike(make: Make) -> None:
     """Same seed, same history, same evictions, though the instances run side by side."""
     for seed in range(12):
@@ -375,6 +361,17 @@ def check_facts_are_plain_and_change_nothing(make: Make) -> None:
     cache.drain()
     unasked = evictions_of(make(), history, 5)
     cache.need(cache.evictions == unasked, "facts changed what is evicted", f"{cache.evictions}, else {unasked}")
+
+
+def check_a_large_pool(make: Make) -> None:
+    """Hundreds of blocks, published, hit, evicted and drained by the same rules as a few."""
+    cache = Cache(make(), 160)
+    for turn in range(200):
+        cache.begin((turn % 70, turn % 3, turn % 2))
+        if turn % 2:
+            cache.end(turn)
+        cache.host.now += turn % 5 == 0
+    cache.drain()
 
 
 def check_work_does_not_grow_with_the_pool(make: Make) -> None:
@@ -456,13 +453,4 @@ def _work(policy: EvictionPolicy, num_blocks: int, rounds: int = 64) -> float:
     return (calls + CountedId.compared) / rounds
 
 
-eviction_checks = (
-    check_a_score_that_reads_the_time_says_so,
-    check_random_histories,
-    check_contents_decide_and_not_ids,
-    check_a_recency_stack_is_one,
-    check_two_instances_evict_alike,
-    check_facts_are_plain_and_change_nothing,
-    check_a_large_pool,
-    check_work_does_not_grow_with_the_pool,
-)
+eviction_checks = checks_of(globals())

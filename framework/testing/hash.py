@@ -14,7 +14,7 @@ import numpy as np
 
 from framework.interfaces.hash import HashScheme
 from framework.testing.driver import Violation
-from framework.testing.rules import elsewhere, need
+from framework.testing.rules import checks_of, elsewhere, need
 from framework.types import BlockHash, Namespace, as_tokens
 
 Make = Callable[[], HashScheme]
@@ -171,13 +171,4 @@ def probe(make: Make) -> str:
     return " ".join(bytes(name).hex() for name in [root, *scheme.blocks(root, as_tokens(range(12)), 4)])
 
 
-hash_checks = (
-    check_names_are_bytes_of_one_length,
-    check_naming_is_pure,
-    check_one_call_equals_many,
-    check_tokens_are_left_alone,
-    check_namespace_and_block_size_matter,
-    check_prefix_order_and_content_matter,
-    check_resistant_schemes_do_not_collide,
-    check_processes_agree,
-)
+hash_checks = checks_of(globals())

@@ -18,6 +18,7 @@ from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.testing.driver import Violation
 from framework.testing.oracles.eviction import SlowLru
+from framework.testing.rules import checks_of
 
 Make = Callable[[], ReplayCore]
 
@@ -40,9 +41,6 @@ def check_a_pool_of_no_blocks_is_refused(make: Make) -> None:
         except InvalidArgument:
             continue
         raise Violation(f"{type(make()).__name__}.count of 0 blocks must raise InvalidArgument, returned {found}")
-
-
-replay_core_checks = (check_it_counts_as_the_reference, check_a_pool_of_no_blocks_is_refused)
 
 
 def _compare(
@@ -104,3 +102,6 @@ def _policies() -> list[Callable[..., EvictionPolicy]]:
             continue  # one that does not load, or needs options, is not this allocator's fault
         found.append(partial(made, name))
     return found
+
+
+replay_core_checks = checks_of(globals())

@@ -1,4 +1,4 @@
-"""What the kits share: saying that a rule is broken, plain facts, and answers of other processes."""
+"""What the kits share: their lists, saying that a rule is broken, plain facts, and answers of other processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from framework.errors import PluginError
@@ -16,6 +16,11 @@ from framework.guard.facts import checked_facts
 from framework.testing.driver import Violation
 
 _SKIPPED = 77
+
+
+def checks_of(module: Mapping[str, Any]) -> tuple[Callable[..., None], ...]:
+    """The kit of a module, given as its `globals()`: the functions `check_*` in the order they stand there."""
+    return tuple(check for name, check in module.items() if name.startswith("check_"))
 
 
 def need(plugin: object, holds: bool, rule: str, seen: object = "") -> None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from framework.errors import StoreFailed
 from framework.interfaces.store import BlockFormat, Store
 from framework.testing.driver import Violation
-from framework.testing.rules import need
+from framework.testing.rules import checks_of, need
 from framework.types import BlockHash
 
 Make = Callable[[], Store]
@@ -191,13 +191,4 @@ def check_places_are_blocks(make: Make) -> None:
             need(store, _read(store, key) is None, "found a block that was removed", key)
 
 
-store_checks = (
-    check_what_was_written_comes_back,
-    check_nothing_of_the_caller_is_kept,
-    check_the_last_write_counts,
-    check_what_was_removed_is_gone,
-    check_all_blocks_fit,
-    check_formats_do_not_mix,
-    check_only_store_failures_leave_it,
-    check_places_are_blocks,
-)
+store_checks = checks_of(globals())

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from framework.interfaces.tiering import Event, LoadOffer, TierBlock, Tiering
-from framework.testing.rules import need
+from framework.testing.rules import checks_of, need
 from framework.types import BlockHash
 
 Make = Callable[[], Tiering]
@@ -97,10 +97,4 @@ def check_content_used_often_is_stored(make: Make) -> None:
     need(rule, stored, f"content used {OFTEN} times, and evicted in between, was never stored, though others are")
 
 
-tiering_checks = (
-    check_answers_are_bools,
-    check_loads_are_part_of_the_offer,
-    check_prefetches_are_part_of_the_offer,
-    check_equal_histories_get_equal_answers,
-    check_content_used_often_is_stored,
-)
+tiering_checks = checks_of(globals())

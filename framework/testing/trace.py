@@ -15,7 +15,7 @@ from random import Random
 from framework.errors import FrameworkError
 from framework.interfaces.trace import FieldError, Line, TraceReader, WorkloadRequest
 from framework.testing.driver import Violation
-from framework.testing.rules import need
+from framework.testing.rules import checks_of, need
 from framework.workload.traces.reader import Trace, lines_of
 
 Make = Callable[[], TraceReader]
@@ -129,9 +129,4 @@ def damaged(good: bytes, draw: Random, count: int = 300) -> Iterator[bytes]:
             yield good[:place] + draw.choice(odd) + good[place + 1 :]
 
 
-trace_checks = (
-    check_it_recognises_its_example,
-    check_its_example_is_read,
-    check_reading_again_gives_the_same,
-    check_damage_is_named,
-)
+trace_checks = checks_of(globals())

@@ -17,7 +17,7 @@ from typing import Any
 
 from framework.interfaces.tracker import RunLabel, Tracker
 from framework.testing.driver import Violation
-from framework.testing.rules import need
+from framework.testing.rules import checks_of, need
 
 Make = Callable[[], Tracker]
 
@@ -129,11 +129,4 @@ def check_two_runs_at_once_stay_apart(make: Make) -> None:
         _call(second, "finish", SUMMARY)
 
 
-tracker_checks = (
-    check_it_follows_a_run,
-    check_it_follows_a_failed_run,
-    check_a_run_that_never_started_can_finish,
-    check_what_it_is_given_stays,
-    check_the_files_of_the_run_stay,
-    check_two_runs_at_once_stay_apart,
-)
+tracker_checks = checks_of(globals())

@@ -11,7 +11,7 @@ from hashlib import sha256
 from itertools import islice
 
 from framework.interfaces.workload import Workload, WorkloadRequest
-from framework.testing.rules import elsewhere, need, require_plain_facts
+from framework.testing.rules import checks_of, elsewhere, need, require_plain_facts
 
 Make = Callable[[], Workload]
 
@@ -90,12 +90,4 @@ def fingerprint(make: Make) -> str:
     return digest.hexdigest()
 
 
-workload_checks = (
-    check_it_yields_requests,
-    check_each_call_begins_anew,
-    check_requests_come_in_order_of_arrival,
-    check_keys_name_one_request_each,
-    check_turns_count_up_in_their_session,
-    check_facts_are_plain,
-    check_processes_agree,
-)
+workload_checks = checks_of(globals())

@@ -16,12 +16,7 @@ if TYPE_CHECKING:
 
 
 def attend_dense(
-    q: Tensor,
-    layer_kv: LayerKV,
-    batch: Batch,
-    spec: AttentionSpec,
-    sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
+    q: Tensor, layer_kv: LayerKV, batch: Batch, spec: AttentionSpec, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor]:
     """Causal softmax attention of every row, one row and one head at a time, in fp64.
 
@@ -29,61 +24,13 @@ def attend_dense(
         q: (T, H, D), any float dtype.
         layer_kv: the pool. Only slots below each row's context length are read.
         batch: its tensors decide (`block_tables`, `context_lens`, `query_starts`); host copies are ignored.
-        sinks, alibi_slopes: (H,); default to the layer's own.
+        dtype: in which everything is computed; q's own shows the error that a plain PyTorch program makes.
 
     Returns:
-        out (T, H, D) float64 and lse (T, H) float64, on the CPU: the natural log of the softmax's denominator, a sink
+        out (T, H, D) and lse (T, H) of `dtype`, on the CPU: the natural log of the softmax's denominator, a sink
         included. Rows of context 0: zeros and -inf.
     """
-    return _attend(q, layer_kv, batch, spec, torch.float64, sinks, alibi_slopes)
-
-
-def attend_plain(q: Tensor, layer_kv: LayerKV, batch: Batch, spec: AttentionSpec) -> Tensor:
-    """The same formula in q's own dtype throughout: the error a plain PyTorch program makes. (T, H, D) on the CPU."""
-    return _attend(q, layer_kv, batch, spec, q.dtype, None, None)[0]
-
-
-def gather_tokens(layer_kv: LayerKV, table: list[int], context: int) -> tuple[Tensor, Tensor]:
-    """K and V of a row's first `context` tokens: two (C, K, D) in the pool's dtype, descaled to fp64 when the pool has
-    scales."""
-    size, nhd = layer_kv.block_size, layer_kv.layout == "NHD"
-    positions = torch.arange(context)
-    blocks = torch.tensor(table, dtype=torch.int64)[positions // size]
-    gathered = []
-    for stored, scale in ((layer_kv.k, layer_kv.k_scale), (layer_kv.v, layer_kv.v_scale)):
-        block, offset = blocks.to(stored.device), (positions % size).to(stored.device)
-        rows = stored[block, offset] if nhd else stored[block, :, offset]
-        if scale is not None and scale.dim() == 3:
-            factors = scale[block, offset] if nhd else scale[block, :, offset]
-            rows = rows.double() * factors.double()[:, :, None]
-        elif scale is not None:
-            rows = rows.float().double() * scale.double()[None, :, None]
-        gathered.append(rows)
-    return gathered[0], gathered[1]
-
-
-def alibi_slopes_for(num_heads: int) -> Tensor:
-    """The published geometric slopes, (H,) float32.
-
-    Source: Press et al. 2021, arXiv:2108.12409 section 3; heads that are no power of 2 interleave the next power's.
-    """
-    power = 2 ** math.floor(math.log2(num_heads))
-    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
-    slopes += [2 ** (-4 * (2 * i + 1) / power) for i in range(num_heads - power)]
-    return torch.tensor(slopes, dtype=torch.float32)
-
-
-def _attend(
-    q: Tensor,
-    layer_kv: LayerKV,
-    batch: Batch,
-    spec: AttentionSpec,
-    dtype: torch.dtype,
-    sinks: Tensor | None,
-    alibi_slopes: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    sinks = layer_kv.sinks if sinks is None else sinks
-    slopes = layer_kv.alibi_slopes if alibi_slopes is None else alibi_slopes
+    sinks, slopes = layer_kv.sinks, layer_kv.alibi_slopes
     heads, group = q.shape[1], q.shape[1] // spec.num_kv_heads
     out = torch.zeros(q.shape, dtype=dtype)
     lse = torch.full(q.shape[:2], -math.inf, dtype=dtype)
@@ -115,3 +62,33 @@ def _attend(
             out[first:last, head] = probability @ v[:, head // group]
             lse[first:last, head] = torch.logsumexp(score, dim=1)
     return out, lse
+
+
+def gather_tokens(layer_kv: LayerKV, table: list[int], context: int) -> tuple[Tensor, Tensor]:
+    """K and V of a row's first `context` tokens: two (C, K, D) in the pool's dtype, descaled to fp64 when the pool has
+    scales."""
+    size, nhd = layer_kv.block_size, layer_kv.layout == "NHD"
+    positions = torch.arange(context)
+    blocks = torch.tensor(table, dtype=torch.int64)[positions // size]
+    gathered = []
+    for stored, scale in ((layer_kv.k, layer_kv.k_scale), (layer_kv.v, layer_kv.v_scale)):
+        block, offset = blocks.to(stored.device), (positions % size).to(stored.device)
+        rows = stored[block, offset] if nhd else stored[block, :, offset]
+        if scale is not None and scale.dim() == 3:
+            factors = scale[block, offset] if nhd else scale[block, :, offset]
+            rows = rows.double() * factors.double()[:, :, None]
+        elif scale is not None:
+            rows = rows.float().double() * scale.double()[None, :, None]
+        gathered.append(rows)
+    return gathered[0], gathered[1]
+
+
+def alibi_slopes_for(num_heads: int) -> Tensor:
+    """The published geometric slopes, (H,) float32.
+
+    Source: Press et al. 2021, arXiv:2108.12409 section 3; heads that are no power of 2 interleave the next power's.
+    """
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    slopes += [2 ** (-4 * (2 * i + 1) / power) for i in range(num_heads - power)]
+    return torch.tensor(slopes, dtype=torch.float32)
