@@ -236,6 +236,19 @@ def test_the_native_core_hashes_each_block_once(name):
         assert turn < 7 or after.evictions - before.evictions == half + generated, (before, after)
 
 
+def beside(base: list[float], spent: list[float]) -> str:
+    """The median of `spent`, ns of CPU, and how many times as much `base` is, with the spread of that."""
+    ratios = sorted(b / a for a, b in zip(spent, base, strict=True))
+    low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
+    return f"{median(spent):9.1f} ns CPU  {median(ratios):6.1f}x (from {low:.1f} to {high:.1f})"
+
+
+def base_of(name: str, names: list[str]) -> str:
+    """The subject that `name` is compared with: vLLM's where it is installed, with the same hash."""
+    _, colon, scheme = name.partition(":")
+    return ("vllm" if "vllm" in names else "prefix_cow") + colon + scheme
+
+
 def compare(unshared: bool, rounds: int = 15) -> None:
     """Print ns of CPU a unit for each subject, and how many times the slowest's (vLLM's where it is installed)."""
     names = [*NAMES, *(["vllm", "vllm:xxh3_128"] if vllm_is_there() else [])]
@@ -256,13 +269,7 @@ def compare(unshared: bool, rounds: int = 15) -> None:
                     spent.setdefault((phase, name), []).append((time.process_time() - start) * 1e9 / units)
     for phase in ("prompt block", "decode token", "free block"):
         for name in names:
-            scheme = name.partition(":")[2]
-            base = spent[phase, ("vllm" if "vllm" in names else "prefix_cow") + (f":{scheme}" if scheme else "")]
-            ratios = sorted(b / a for a, b in zip(spent[phase, name], base, strict=True))
-            print(
-                f"{phase:13} {name:19} {median(spent[phase, name]):9.1f} ns CPU  {median(ratios):6.1f}x "
-                f"(from {ratios[len(ratios) // 10]:.1f} to {ratios[-1 - len(ratios) // 10]:.1f})"
-            )
+            print(f"{phase:13} {name:19} {beside(spent[phase, base_of(name, names)], spent[phase, name])}")
 
 
 if __name__ == "__main__":

@@ -17,12 +17,10 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
-import pytest
-from test_bench_allocator import NAMES, NS, SIZE, Ours, subject, vllm_is_there
+from test_bench_allocator import NAMES, NS, SIZE, Ours, base_of, beside, subject, vllm_is_there
 
 from framework.types import RequestId, RequestInfo
 
@@ -79,23 +77,6 @@ class Conversation:
         return request
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_allocator_finds_what_the_trace_shares(name: str, traces: Path) -> None:
-    made, seen, shared = Conversation(name), set[bytes](), 0
-    for prompt in prompts(traces, 60):
-        before = made.subject.manager.stats()
-        made.admit(prompt)
-        known = [prompt[:end].tobytes() for end in range(SIZE, len(prompt) + 1, SIZE)]
-        hits = next((at for at, prefix in enumerate(known) if prefix not in seen), len(known))
-        shared = min(hits, (len(prompt) - 1) // SIZE) * SIZE
-        after = made.subject.manager.stats()
-        if not after.evictions:
-            assert after.hit_tokens - before.hit_tokens == shared
-            seen.update(known)
-    assert after.evictions
-    made.subject.manager.check()
-
-
 def compare(folder: Path, unshared: bool, turns: int = 20) -> None:
     """Print ns of CPU a prompt block for each subject, and how many times the slowest's (vLLM's if installed)."""
     names = [*NAMES, *(["vllm", "vllm:xxh3_128"] if vllm_is_there() else [])]
@@ -110,11 +91,7 @@ def compare(folder: Path, unshared: bool, turns: int = 20) -> None:
             if turn >= 2:  # the pool is full from here on
                 spent[name].append(taken * 1e9 / sum(len(prompt) // SIZE for prompt in part))
     for name in names:
-        scheme = name.partition(":")[2]
-        base = spent[("vllm" if "vllm" in names else "prefix_cow") + (f":{scheme}" if scheme else "")]
-        ratios = sorted(b / a for a, b in zip(spent[name], base, strict=True))
-        low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
-        print(f"{name:19} {median(spent[name]):9.1f} ns CPU  {median(ratios):6.1f}x (from {low:.1f} to {high:.1f})")
+        print(f"{name:19} {beside(spent[base_of(name, names)], spent[name])}")
 
 
 if __name__ == "__main__":

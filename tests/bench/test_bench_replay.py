@@ -8,6 +8,8 @@ brackets with the time that building the paths takes, and with reading the trace
 `framework` is the reference in Python, `native` (any installed replay core) the one in C++.
 `plain` is an OrderedDict loop with prefix semantics; kvcache-simulator is theirs in Python, `C++` their C++ program;
 libcachesim is a C core without prefix semantics, fed one object at a time from Python. KVLAB_BENCH_ROUNDS=3 by default.
+`file_to_hits` alone (-k) is this package from the trace file to LRU's hits, which are asserted: `read` is opening,
+parsing and numbering blocks, `count` the replay by the fastest installed core, else in Python.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from plain_caches import plain_lru
 
 from framework import registry
 from framework.replay.paths import RequestPaths, build_paths
-from framework.replay.reference import core_of, count, replay
+from framework.replay.reference import PYTHON, core_of, count, replay
 from framework.workload.traces import open_trace
 from framework_builtin.eviction.lru import Lru
 
 ROUNDS = int(os.environ.get("KVLAB_BENCH_ROUNDS", "3"))
-CONVERSATION, AGENTIC = "mooncake_conversation_trace.jsonl.gz", "agentic_coding_100_sessions.jsonl.gz"
+CONVERSATION, AGENTIC = ("mooncake_conversation_trace.jsonl.gz", None), ("agentic_coding_100_sessions.jsonl.gz", 512)
 
 
 def read(traces: Path, file: str, block_tokens: int | None) -> RequestPaths:
@@ -93,9 +95,7 @@ def core_lru(name: str, paths: RequestPaths, size: int) -> int:
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize(
-    ("file", "block_tokens"), [(CONVERSATION, None), (AGENTIC, 512)], ids=["conversation", "agentic"]
-)
+@pytest.mark.parametrize(("file", "block_tokens"), [CONVERSATION, AGENTIC], ids=["conversation", "agentic"])
 def test_cache_only_replay(benchmark, traces: Path, file: str, block_tokens: int | None) -> None:
     paths, size = read(traces, file, block_tokens), 10_000
     lists = list(paths.walk())
@@ -140,3 +140,27 @@ def test_cache_only_replay(benchmark, traces: Path, file: str, block_tokens: int
         )
     for name in ("read", "paths"):
         print(f"\n{name:18} {million / min(seconds[name]):7.2f} M references/s of CPU", end="")
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(
+    ("file", "block_tokens", "references", "hits"),
+    [(*CONVERSATION, 288_500, 61_046), (*AGENTIC, 1_327_320, 1_261_002)],
+    ids=["conversation", "agentic"],
+)
+def test_file_to_hits(benchmark, traces: Path, file: str, block_tokens: int | None, references: int, hits: int) -> None:
+    core, spent = next(iter(registry.names("replay_core")), PYTHON), []
+
+    def one_round() -> None:
+        start = time.process_time()
+        paths = read(traces, file, block_tokens)
+        between = time.process_time()
+        _, found = count(core_of(core), paths, Lru(), 10_000)
+        spent.append((between - start, time.process_time() - between))
+        assert (paths.num_references, found.hit_blocks) == (references, hits)
+
+    benchmark.pedantic(one_round, rounds=ROUNDS, iterations=1)
+    reading, counting = (min(column) for column in zip(*spent, strict=True))
+    rate = references / (reading + counting) / 1e6
+    benchmark.extra_info["M references/s"] = round(rate, 2)
+    print(f"\n{rate:6.2f} M references/s of CPU (read {reading:.4f} s, count {counting:.4f} s, {core})", end="")

@@ -21,6 +21,7 @@ from framework.model.decoder import _linear
 from framework.model.loading import load_model, random_model
 from framework.model.shapes import SHAPES
 from framework.sampling import Sampling
+from framework.testing.checkpoints import make_checkpoint
 
 ROUNDS = int(os.environ.get("KVLAB_BENCH_ROUNDS", "3"))
 
@@ -31,27 +32,13 @@ def checkpoint(tmp_path_factory):
     import transformers
 
     shape = SHAPES["qwen3-100m"]
-    torch.manual_seed(0)
-    model = transformers.Qwen3ForCausalLM(
-        transformers.Qwen3Config(
-            vocab_size=shape.vocab_size,
-            hidden_size=shape.hidden_size,
-            num_hidden_layers=shape.num_layers,
-            num_attention_heads=shape.num_heads,
-            num_key_value_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            intermediate_size=shape.intermediate_size,
-            tie_word_embeddings=True,
-            max_position_embeddings=4096,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-    ).eval()
-    folder = tmp_path_factory.mktemp("qwen3-100m")
-    model.save_pretrained(folder)
-    from framework.testing.checkpoints import save_tokenizer
-
-    save_tokenizer(folder, shape.vocab_size)
+    folder = make_checkpoint(
+        tmp_path_factory.mktemp("qwen3-100m"), "qwen3", tokenizer=False, vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size, num_hidden_layers=shape.num_layers, num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads, head_dim=shape.head_dim, intermediate_size=shape.intermediate_size,
+        tie_word_embeddings=True, max_position_embeddings=4096, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     return folder, model
 
 

@@ -6,8 +6,6 @@ import gc
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import weakref
 from functools import partial
 from importlib.metadata import entry_points
@@ -388,29 +386,3 @@ def test_a_capacity_of_a_million_blocks_costs_less_than_200_bytes_a_block():
     cost = (resident() - before) / count
     assert allocator.stats().cached_blocks == count
     assert cost < 200, f"{cost:.0f} bytes a block"
-
-
-TRACES = Path(os.environ.get("KVLAB_TRACES", Path(__file__).parents[4] / "shared" / "traces"))
-
-
-def replay(allocator: str, policy: str, trace: Path, run: Path) -> list[dict[str, object]]:
-    """The event log of a full replay of the trace's first requests: pinned, decoding, preempted."""
-    command = [
-        sys.executable, "-m", "framework.run", "mode=replay", "workload=trace", f"workload.path={trace}",
-        "workload.limit=200", "executor=none", "run.events=true", "run.progress=false", f"run.dir={run}",
-        f"allocator={allocator}", f"eviction={policy}", "cache.num_blocks=1500", "cache.block_size=512",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, cwd=run.parent)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.parametrize("policy", ["lru", "arc", "belady"])
-def test_the_conversation_trace_gives_the_same_event_log(tmp_path, policy):
-    trace = TRACES / "mooncake_conversation_trace.jsonl.gz"
-    if not trace.exists():
-        pytest.skip(f"{trace.name} is not there; set KVLAB_TRACES")
-    expected, found = (replay(name, policy, trace, tmp_path / name) for name in ("prefix_cow", "native_cow"))
-    evictions = sum(event["event"] == "evict" for event in expected)
-    assert evictions > 1000, f"only {evictions} evictions"
-    assert found == expected

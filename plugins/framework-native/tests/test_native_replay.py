@@ -111,46 +111,23 @@ def test_wrong_arguments_are_refused():
 
 
 TRACES = Path(os.environ.get("KVLAB_TRACES", Path(__file__).parents[4] / "shared" / "traces"))
-CONVERSATION, AGENTIC = "mooncake_conversation_trace.jsonl.gz", "agentic_coding_100_sessions.jsonl.gz"
 GOLDEN = {
-    CONVERSATION: {
-        "lru": {10_000: 61_046, 5_000: 32_260, 1_000: 12_847, 100_000: 104_924},
-        "lfu": {10_000: 38_004, 1_000: 13_871},
-        "fifo": {10_000: 52_403, 1_000: 12_840},
-        "length_aware": {10_000: 32_285, 1_000: 14_495},
-        "optimum": {10_000: 105_710, 5_000: 98_448, 1_000: 55_019},
+    ("mooncake_conversation_trace.jsonl.gz", None): {
+        "lru": 61_046, "lfu": 38_004, "fifo": 52_403, "length_aware": 32_285, "optimum": 105_710,
     },
-    AGENTIC: {
-        "lru": {30_000: 1_271_817, 10_000: 1_261_002, 5_000: 1_212_151, 3_000: 1_081_461, 1_000: 550_057},
-        "lfu": {30_000: 1_155_583, 10_000: 820_230, 1_000: 452_163},
-        "fifo": {30_000: 1_269_444, 10_000: 1_212_683},
-        "optimum": {10_000: 1_272_370, 5_000: 1_246_117, 1_000: 848_623},
+    ("agentic_coding_100_sessions.jsonl.gz", 512): {
+        "lru": 1_261_002, "lfu": 820_230, "fifo": 1_212_683, "optimum": 1_272_370,
     },
-}
+}  # fmt: skip
+"""Hit blocks in a pool of 10,000, as in tests/unit/replay/test_golden.py."""
 
 
-@pytest.fixture(scope="module", params=[CONVERSATION, AGENTIC])
-def trace(request) -> tuple[str, RequestPaths]:
-    path = TRACES / request.param
-    if not path.exists():
-        pytest.skip(f"no real trace at {path}; set KVLAB_TRACES to their folder")
-    tokens = 512 if request.param == AGENTIC else None
-    return request.param, build_paths(open_trace(path, block_tokens=tokens))
-
-
-def test_golden_hit_blocks_of_the_real_traces(trace):
-    file, paths = trace
-    for name, hits in GOLDEN[file].items():
+@pytest.mark.parametrize(("file", "block_tokens"), GOLDEN)
+def test_golden_hit_blocks_of_the_real_traces(file: str, block_tokens: int | None) -> None:
+    if not (TRACES / file).exists():
+        pytest.skip(f"no real trace at {TRACES / file}; set KVLAB_TRACES to their folder")
+    paths = build_paths(open_trace(TRACES / file, block_tokens=block_tokens))
+    for name, wanted in GOLDEN[file, block_tokens].items():
         make = POLICIES[name]
-        for size, wanted in hits.items():
-            counts = NativeReplay().count(paths, make(), size, bypass=make.bypass)
-            assert int(counts.request_hits.sum()) == wanted, (name, size)
-
-
-def test_fifo_leaf_first_on_the_conversation_trace(trace):
-    file, paths = trace
-    if file != CONVERSATION:
-        pytest.skip("golden figures of the other trace")
-    for size, wanted in {100_000: 104_922, 50_000: 102_250, 30_000: 93_985, 10_000: 60_852, 1_000: 12_842}.items():
-        counts = NativeReplay().count(paths, Fifo(), size, leaf_first=True)
-        assert int(counts.request_hits.sum()) == wanted, size
+        counts = NativeReplay().count(paths, make(), 10_000, bypass=make.bypass)
+        assert int(counts.request_hits.sum()) == wanted, name
