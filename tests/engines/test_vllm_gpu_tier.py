@@ -16,39 +16,11 @@ from experiments.live.server import policy_config
 from experiments.shared import CONVERSATION, MissingTrace, trace_path
 from framework import registry
 from framework.export import vllm_connector
-from framework.interfaces.eviction import ScoredPolicy
 
 pytestmark = pytest.mark.timeout(600)
 
 
-class FailsLater(ScoredPolicy):
-    """Least recently used, until its twentieth score."""
-
-    def __init__(self) -> None:
-        self.left = 20
-
-    def score(self, block: Any, now: float) -> int:
-        self.left -= 1
-        if self.left < 0:
-            raise RuntimeError("out of ideas")
-        return int(block.last_access)
-
-
-class KeepsNothing(ScoredPolicy):
-    """Declines every second block."""
-
-    def score(self, block: Any, now: float) -> int:
-        return int(block.last_access)
-
-    def keep(self, block: Any, now: float) -> bool:
-        return bool(block % 2)
-
-
 transfer = partial(policy_config, clock="steps")
-
-
-def place(policy: type) -> str:
-    return f"{__file__}:{policy.__name__}"
 
 
 def in_vllm(talks: list[Talk], eviction: Any = None, *, num_blocks: int = 200, **limits: Any) -> tuple[Outcome, Any]:
@@ -146,46 +118,6 @@ def test_merged_duplicates_are_why_s3fifo_would_differ() -> None:
     theirs, _ = in_vllm(talks, "s3fifo", max_batch_requests=1)
     assert in_replay(talks, "s3fifo", duplicates="merge").hits != theirs.hits
     assert in_replay(talks, "s3fifo", duplicates="keep").hits == theirs.hits
-
-
-def test_a_policy_that_fails_leaves_the_engine_in_vllms_order() -> None:
-    talks = grown(300)
-    outcome, scheduler = in_vllm(talks, place(FailsLater), max_batch_requests=4)
-    assert len(outcome.hits) == len(talks)
-    assert scheduler.connector.watch.queue.facts is None
-    stock, _ = in_vllm(talks, None, max_batch_requests=4)
-    assert outcome.evicted == stock.evicted, "it was least recently used, as vLLM is"
-    assert "out of ideas" in str(scheduler.connector.watch.queue.failure)
-
-
-def test_declined_blocks_are_reused_first_and_never_found() -> None:
-    talks = grown(200)
-    outcome, scheduler = in_vllm(talks, place(KeepsNothing), max_batch_requests=4)
-    assert scheduler.connector.watch.queue.failure is None
-    pool = scheduler.kv_cache_manager.block_pool
-    assert {block.block_id % 2 for block in pool.blocks if block.block_hash is not None} == {1}
-    assert len(outcome.hits) == len(talks)
-
-
-def test_a_reset_prefix_cache_empties_the_policy() -> None:
-    _, scheduler = in_vllm(grown(100), "s3fifo", max_batch_requests=4)
-    assert scheduler.kv_cache_manager.reset_prefix_cache()
-    facts = scheduler.connector.watch.queue.facts
-    assert facts is not None
-    assert not any(facts.pool.candidate)
-    assert not any(facts.pool.block_hash)
-    again = vllm_side.run(grown(100, seed=1), scheduler)
-    assert len(again.hits) == 100
-    assert scheduler.connector.watch.queue.failure is None
-
-
-def test_evicted_blocks_are_reused_first() -> None:
-    _, scheduler = in_vllm(grown(100), "mru", max_batch_requests=4)
-    pool = scheduler.kv_cache_manager.block_pool
-    cached = [block.block_id for block in pool.blocks if block.block_hash is not None]
-    scheduler.kv_cache_manager.evict_blocks(set(cached[:5]))
-    assert {block.block_id for block in pool.get_new_blocks(5)} == set(cached[:5])
-    assert scheduler.connector.watch.queue.failure is None
 
 
 def test_another_version_with_the_same_hooks_is_led_and_named(
