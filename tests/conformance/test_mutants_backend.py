@@ -102,34 +102,12 @@ class Correct(AttentionBackend):
         return torch.stack(outs, 1), torch.stack(sums, 1)
 
 
-class ReadsOneTokenTooMany(Correct):
-    """Softmax over one slot behind the context."""
-
-    def attend_row(self, q, k, v, context, pool):
-        return super().attend_row(q, k, v, context + 1, pool)
-
-    def slots(self, table, context):
-        return super().slots(table, min(context + 1, len(table) * self.spec.block_size))
-
-
 class LastBlockTailIsRead(Correct):
     """Whole blocks enter the softmax."""
 
     def slots(self, table, context):
         size = self.spec.block_size
         return super().slots(table, -(-context // size) * size)
-
-    def seen(self, query, key):
-        return super().seen(query, key) | (key > query.max())
-
-
-class NullPaddingGetsWeight(Correct):
-    """Pads to a multiple of 4 blocks through entries of 0, and forgets the mask."""
-
-    def slots(self, table, context):
-        size = self.spec.block_size
-        slots = super().slots(table, context)
-        return torch.cat([slots, torch.zeros(size, dtype=torch.int64)])
 
     def seen(self, query, key):
         return super().seen(query, key) | (key > query.max())
@@ -181,17 +159,6 @@ class Int32Offsets(Correct):
         stride = pool.k[0].numel()
         first = (slots // pool.block_size).int() * stride
         return super().read(pool, first.long() // stride * pool.block_size + slots % pool.block_size)
-
-
-class WriteWrapsPaddingAround(Correct):
-    def write(self, pool, k, v, slot_mapping):
-        size = pool.block_size
-        block, offset = slot_mapping // size, slot_mapping % size
-        for stored, values in ((pool.k, k), (pool.v, v)):
-            if pool.layout == "NHD":
-                stored[block, offset] = values
-            else:
-                stored[block, :, offset] = values
 
 
 class WriteIgnoresTheLayout(Correct):
@@ -511,44 +478,33 @@ def test_the_backend_every_mutant_starts_from_is_right(check):
     check(Correct)
 
 
+INTENDED = {
+    "check_a_row_does_not_depend_on_its_batch": "DependsOnTheBatch",
+    "check_what_is_no_input_changes_no_bit":
+        "DependsOnTheCallBefore DependsOnBlockIds LastBlockTailIsRead MaskAfterMultiplying",
+    "check_a_context_beyond_its_table_is_refused": "ReadsBeyondTheTable",
+    "check_extreme_logits_stay_finite": "NoRunningMaximum SplitsJoinByLogSumExps",
+    "check_rows_of_context_zero_give_zeros": "EmptyRowIsNaN WritesToThePool",
+    "check_numbers_match_fp64_over_the_grid":
+        "ContiguousQueriesAssumed WindowFromTheContextsEnd HeadsInterleaved RowsAfterTheFirstDropped",
+    "check_values_decide_and_not_shapes": "RemembersByShape",
+    "check_rows_of_unequal_length": "FirstPaddingKeyIsSeen GroupCutTo16 SplitsMergeInBaseTwo",
+    "check_rows_may_share_blocks": "SharesByTheFirstBlock",
+    "check_interleaved_pools_are_read_and_written": "StridesOfThePoolIgnored",
+    "check_a_block_outside_the_pool_is_refused": "BlockIdsClamped",
+    "check_a_recorded_step_serves_other_lengths": "ReadsLengthsOnTheHost",
+    "check_narrow_writes_round_to_nearest": "NarrowWritesAreCutOff Int8WritesAreCutOff Int8CopiesForgetTheScales",
+}  # fmt: skip
+"""Of a check, the mutants that it must catch alone; the others are caught by any."""
+CAUGHT_BY = {mutant: check for check, mutants in INTENDED.items() for mutant in mutants.split()}
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_the_kit_kills_the_mutant(mutant):
-    assert first_killer(mutant), f"{mutant.__name__} survives all {len(backend_checks)} checks"
-
-
-INTENDED = {
-    "DependsOnTheBatch": "check_a_row_does_not_depend_on_its_batch",
-    "DependsOnTheCallBefore": "check_what_is_no_input_changes_no_bit",
-    "DependsOnBlockIds": "check_what_is_no_input_changes_no_bit",
-    "LastBlockTailIsRead": "check_what_is_no_input_changes_no_bit",
-    "MaskAfterMultiplying": "check_what_is_no_input_changes_no_bit",
-    "ReadsBeyondTheTable": "check_a_context_beyond_its_table_is_refused",
-    "NoRunningMaximum": "check_extreme_logits_stay_finite",
-    "EmptyRowIsNaN": "check_rows_of_context_zero_give_zeros",
-    "WritesToThePool": "check_rows_of_context_zero_give_zeros",
-    "ContiguousQueriesAssumed": "check_numbers_match_fp64_over_the_grid",
-    "WindowFromTheContextsEnd": "check_numbers_match_fp64_over_the_grid",
-    "HeadsInterleaved": "check_numbers_match_fp64_over_the_grid",
-    "RemembersByShape": "check_values_decide_and_not_shapes",
-    "FirstPaddingKeyIsSeen": "check_rows_of_unequal_length",
-    "GroupCutTo16": "check_rows_of_unequal_length",
-    "SplitsMergeInBaseTwo": "check_rows_of_unequal_length",
-    "SharesByTheFirstBlock": "check_rows_may_share_blocks",
-    "SplitsJoinByLogSumExps": "check_extreme_logits_stay_finite",
-    "StridesOfThePoolIgnored": "check_interleaved_pools_are_read_and_written",
-    "BlockIdsClamped": "check_a_block_outside_the_pool_is_refused",
-    "ReadsLengthsOnTheHost": "check_a_recorded_step_serves_other_lengths",
-    "NarrowWritesAreCutOff": "check_narrow_writes_round_to_nearest",
-    "Int8WritesAreCutOff": "check_narrow_writes_round_to_nearest",
-    "Int8CopiesForgetTheScales": "check_narrow_writes_round_to_nearest",
-    "RowsAfterTheFirstDropped": "check_numbers_match_fp64_over_the_grid",
-}
-
-
-@pytest.mark.parametrize("name", INTENDED)
-def test_the_rule_a_mutant_breaks_is_the_one_that_fails(name):
-    (mutant,) = (mutant for mutant in MUTANTS if mutant.__name__ == name)
-    check = next(check for check in backend_checks if check.__name__ == INTENDED[name])
+    if mutant.__name__ not in CAUGHT_BY:
+        assert first_killer(mutant), f"{mutant.__name__} survives all {len(backend_checks)} checks"
+        return
+    check = next(check for check in backend_checks if check.__name__ == CAUGHT_BY[mutant.__name__])
     with pytest.raises(AssertionError):
         check(mutant, "cpu", "small")
 
