@@ -253,7 +253,7 @@ def test_a_conversation_becomes_the_same_tokens(tokenizers):
 
 
 @pytest.mark.parametrize(
-    ("top_k", "top_p", "temperature"), [(7, 1.0, 1.0), (0, 0.6, 0.7), (12, 0.8, 1.3), (3, 0.99, 2)]
+    ("top_k", "top_p", "temperature"), [(0, 1.0, 1.7), (7, 1.0, 1.0), (0, 0.6, 0.7), (12, 0.8, 1.3), (3, 0.99, 2)]
 )
 def test_what_can_be_drawn_is_what_transformers_warpers_leave(top_k, top_p, temperature):
     from transformers.generation.logits_process import (

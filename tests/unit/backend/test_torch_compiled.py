@@ -79,15 +79,6 @@ def test_rows_are_taken_a_bounded_number_of_chunks_at_a_time(monkeypatch):
     assert [chunks.tokens.tolist() for chunks in backend._attention._chunks] == [[0, 1, 2], [3], [4]]
 
 
-@needs_compiler
-@pytest.mark.slow
-def test_bfloat16_is_compiled_and_within_its_budget():
-    spec = spec_of(dtype="bfloat16")
-    problem = build_problem(Case(spec, (100, 64, 1), (1,) * 3))
-    out, _ = run_attention(ready(COMPILED, spec), problem)
-    assert judge(out, problem).ok, judge(out, problem)
-
-
 def test_small_steps_stay_eager_and_big_ones_are_compiled(monkeypatch):
     made = itertools.count()
 

@@ -9,7 +9,7 @@ import torch
 
 from framework.errors import InvalidArgument, ModelError
 from framework.model.decoder import Decoder
-from framework.model.dense import dense_attention, dense_logits, greedy
+from framework.model.dense import dense_logits, greedy
 from framework.model.loading import TINY_CONFIG, build_model, load_model, model_config, random_model
 from framework.model.shapes import SHAPES
 from framework.model.tokenizer import BOS, EOS, ByteTokenizer
@@ -59,14 +59,6 @@ def test_the_first_words_of_a_long_prompt_decide_what_comes_out(tiny):
     assert one != two
 
 
-def test_greedy_over_its_cache_equals_dense_logits_without_one(tiny):
-    prompt = tiny.tokenizer.encode(TEXTS[0])
-    found = greedy(tiny.decoder, prompt, 300)
-    logits = dense_logits(tiny.decoder, prompt + found.tokens[:-1])[len(prompt) - 1 :]
-    assert logits.argmax(-1).tolist() == found.tokens
-    assert len(found.tokens) == len(found.gaps) == 300
-
-
 def test_greedy_stops_with_the_stop_token_and_keeps_it(tiny):
     prompt = tiny.tokenizer.encode("Stop. ")
     free = greedy(tiny.decoder, prompt, 20).tokens
@@ -77,33 +69,6 @@ def test_greedy_stops_with_the_stop_token_and_keeps_it(tiny):
 def test_a_prompt_without_tokens_is_refused(tiny):
     with pytest.raises(InvalidArgument, match="at least one token"):
         greedy(tiny.decoder, [], 4)
-
-
-def test_packed_sequences_do_not_see_each_other(tiny):
-    decoder = tiny.decoder
-    parts = [torch.tensor(tiny.tokenizer.encode(text)) for text in TEXTS]
-    lengths = [len(part) for part in parts]
-
-    def attention(_, q, k, v):
-        rows = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
-        return torch.cat([dense_attention(*row) for row in rows])
-
-    packed = decoder(torch.cat(parts), torch.cat([torch.arange(length) for length in lengths]), attention)
-    for part, logits in zip(parts, decoder.logits(packed).split(lengths), strict=True):
-        torch.testing.assert_close(logits, dense_logits(decoder, part), atol=2e-4, rtol=0)
-
-
-def test_dense_attention_is_the_softmax_by_the_book():
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(n, h, 8, generator=generator, dtype=torch.float64) for n, h in ((5, 4), (9, 2), (9, 2)))
-    for window in (None, 3):
-        found = dense_attention(q, k, v, window=window)
-        for i in range(5):
-            first = 0 if window is None else 4 + i - window + 1
-            for head in range(4):
-                keys, values = k[first : 5 + i, head // 2], v[first : 5 + i, head // 2]
-                expected = torch.softmax(keys @ q[i, head] * 8**-0.5, 0) @ values
-                torch.testing.assert_close(found[i, head], expected)
 
 
 def test_bytes_come_back_as_text():
