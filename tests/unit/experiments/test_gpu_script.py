@@ -82,18 +82,6 @@ def test_with_torch_triton_and_numpy_alone_it_serves_and_says_what_is_missing(
     assert "kit: skipped" in found["printed"], found["printed"]
 
 
-@pytest.mark.slow
-def test_the_dry_run_goes_through_with_torch_triton_and_numpy_alone(
-    bare_python: Path, repository: Path, tmp_path: Path
-) -> None:
-    found = dry_run(bare_python, repository, tmp_path, "--wheels", str(tmp_path / "none"))
-    statuses = {part: step["status"] for part, step in found["parts"].items() if part in ("grid", "serve", "links")}
-    assert statuses == {"grid": "ok", "serve": "ok", "links": "ok"}, found
-    model, *points = found["parts"]["links"]["rows"]
-    assert "read_bytes_per_s" in model, model
-    assert {point["direction"] for point in points} == {"read", "write"}, points
-
-
 def test_without_a_gpu_it_says_so_and_measures_nothing(
     script: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:

@@ -94,15 +94,6 @@ def test_parts_compute_the_logits_of_the_whole(name: str, size: int) -> None:
     torch.testing.assert_close(found, dense_logits(noisy(config), tokens), atol=1e-12, rtol=1e-12)
 
 
-def test_every_rank_ends_with_the_same_hidden_states() -> None:
-    def hidden(decoder: Decoder) -> Tensor:
-        positions = torch.arange(3)
-        return decoder(positions + 7, positions, lambda _, q, k, v: q)
-
-    first, second = on_every_rank([noisy(TINY_CONFIG, Shard(rank, 2)) for rank in range(2)], hidden)
-    assert torch.equal(first, second)
-
-
 @pytest.mark.parametrize("kind", ["tiny", "random"])
 def test_drawn_weights_are_parts_of_one_whole_however_many_ranks(kind: str) -> None:
     source = ModelSource(name=kind, kind=kind, config=TINY_CONFIG, seed=5)

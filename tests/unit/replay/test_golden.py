@@ -6,7 +6,6 @@ import functools
 from pathlib import Path
 
 import pytest
-from replay_helpers import flat_paths
 
 from framework.interfaces.eviction import EvictionPolicy
 from framework.replay.optimum import optimum_hits
@@ -14,7 +13,6 @@ from framework.replay.paths import RequestPaths, build_paths, replay_infinite
 from framework.replay.reference import replay
 from framework.replay.stack import lru_curve
 from framework.workload.traces import open_trace
-from framework_builtin.eviction.belady import Belady
 from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.length_aware import LengthAware
 from framework_builtin.eviction.lfu import Lfu
@@ -100,15 +98,6 @@ def test_fifo_leaf_first_on_the_conversation_trace(traces: Path, size: int, hits
     assert replay(read(traces / CONVERSATION), Fifo(), size, leaf_first=True).hit_blocks == hits
 
 
-@pytest.mark.parametrize(
-    "name", ["lru", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lfu", "length_aware"))]
-)
-def test_leaf_first_changes_nothing_for_orders_that_follow_the_tree(traces: Path, name: str) -> None:
-    paths = read(traces / CONVERSATION)
-    plain, leaf = (replay(paths, POLICIES[name](), 10_000, leaf_first=flag) for flag in (False, True))
-    assert plain == leaf
-
-
 def test_full_blocks_only_on_the_conversation_trace(traces: Path) -> None:
     paths = read(traces / CONVERSATION, full_blocks_only=True)
     assert (paths.num_references, replay_infinite(paths).hit_blocks) == (276_491, 105_592)
@@ -145,17 +134,3 @@ def test_both_optima_counted_by_coming_requests(traces: Path, name: str, size: i
     paths = read(traces / name, 512)
     found = tuple(int(optimum_hits(paths, size, pinned=pinned).sum()) for pinned in (False, True))
     assert found == BOTH_OPTIMA[name][size]
-
-
-@pytest.mark.slow
-def test_belady_as_a_policy_with_bypass_hits_as_much_as_the_optimum(traces: Path) -> None:
-    paths = read(traces / CONVERSATION)
-    assert replay(paths, Belady(), 1_000, bypass=True).hit_blocks == 55_019
-    pinned = optimum_hits(paths, 1_000, pinned=True)
-    assert replay(paths, Belady(), 1_000).request_hits.tolist() == pinned.tolist()
-
-
-@pytest.mark.slow
-def test_flat_belady_on_the_conversation_trace(traces: Path) -> None:
-    paths = flat_paths(read(traces / CONVERSATION))
-    assert round(replay(paths, Belady(), 10_000).block_hit_rate, 4) == 0.3664

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,6 @@ from replay_helpers import random_requests, workload
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.errors import ConfigError
-from framework.interfaces.eviction import EvictionPolicy
 from framework.registry.components import build_allocator
 from framework.replay.items import Foresight, feed, trace_items
 from framework.replay.reference import replay
@@ -165,76 +163,3 @@ def test_an_allocator_that_takes_no_future_is_refused(lengths: Iterator[Workload
 def test_a_trace_of_lengths_has_no_future(lengths: Iterator[WorkloadRequest]) -> None:
     with pytest.raises(ConfigError, match="lengths only"):
         Foresight(engine_of(Belady(), 5, 4).allocator, lengths, max_len=10)
-
-
-MOST_SCHEDULES = 3_000
-
-
-class Scripted(EvictionPolicy):
-    """Evicts as a script says: the number of a candidate, in order of ids, at each eviction; then the first."""
-
-    def __init__(self, script: list[int]) -> None:
-        self._script, self._candidates, self.choices = script, set(), []
-
-    def pin(self, blocks, now):
-        self._candidates.difference_update(blocks)
-
-    def release(self, blocks, now):
-        self._candidates.update(blocks)
-
-    def victim(self, now):
-        at = len(self.choices)
-        return sorted(self._candidates)[self._script[at] if at < len(self._script) else 0]
-
-    def evicted(self, block, now):
-        self.choices.append(len(self._candidates))
-        self._candidates.discard(block)
-
-
-def drawn(draw: random.Random, count: int) -> list[WorkloadRequest]:
-    """Requests of one to three blocks in a small tree, each after the one before has ended."""
-    found = []
-    for number in range(count):
-        path = [draw.randrange(3)]
-        while len(path) < draw.randint(1, 3):
-            path.append(10 * path[-1] + draw.randrange(2) + 10)
-        (request,) = requests_of([path])
-        found.append(replace(request, arrival_s=100.0 * number, output_tokens=draw.randint(1, 2)))
-    return found
-
-
-def hits(policy: EvictionPolicy, requests: list[WorkloadRequest], num_blocks: int) -> int:
-    """Cached prompt tokens of all requests, one at a time."""
-    engine = engine_of(policy, num_blocks, 4, max_batch_requests=1)
-    if policy.needs_future:
-        Foresight(engine.allocator, requests, max_len=200).attach(engine)
-    cached: list[int] = []
-    engine.state.on_end = lambda request: cached.append(request.num_cached_tokens)
-    for _ in feed(engine, trace_items(requests)):
-        pass
-    return sum(cached)
-
-
-def of_all_schedules(requests: list[WorkloadRequest], num_blocks: int) -> Iterator[int]:
-    """Hits under every order of evictions, by backtracking over the choices that came up."""
-    script: list[int] = []
-    for _ in range(MOST_SCHEDULES):
-        policy = Scripted(script)
-        yield hits(policy, requests, num_blocks)
-        script = (script + [0] * len(policy.choices))[: len(policy.choices)]
-        while script and script[-1] + 1 >= policy.choices[len(script) - 1]:
-            script.pop()
-        if not script:
-            return
-        script[-1] += 1
-    pytest.fail(f"more than {MOST_SCHEDULES} schedules: a smaller instance is needed")
-
-
-def test_one_request_at_a_time_no_order_of_evictions_hits_more() -> None:
-    below = 0
-    for seed in range(6):
-        requests = drawn(random.Random(seed), 6)
-        found = list(of_all_schedules(requests, 5))
-        assert hits(Belady(), requests, 5) == max(found), seed
-        below += min(found) < max(found)
-    assert below >= 2, "else every order is as good and nothing is shown"

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from framework.interfaces.backend import AttentionSpec
-from framework_builtin.backend.triton_kernels.configs import ARCHS, arch_of, kind_of, padded_dim, prefill_tiles
+from framework_builtin.backend.triton_kernels.configs import ARCHS, arch_of, kind_of, padded_dim
 from framework_builtin.backend.triton_kernels.variants import shipped_variants
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
@@ -81,26 +80,6 @@ def test_every_head_dim_and_dtype_has_a_row_on_every_chip() -> None:
                 key = (kind_of(dtype, kv_dtype), padded_dim(head_dim))
                 assert key in arch.decode, f"{name} has no decode row for {key}"
                 assert key in arch.prefill, f"{name} has no prefill row for {key}"
-
-
-def test_prefill_has_another_limit_of_registers_under_a_soft_cap_or_alibi_where_the_table_says_so() -> None:
-    def limit(chip: str, **changes: Any) -> int:
-        base: dict[str, Any] = {
-            "num_heads": 8,
-            "num_kv_heads": 2,
-            "head_dim": 64,
-            "dtype": "bfloat16",
-            "block_size": 16,
-        }
-        return prefill_tiles(
-            ARCHS[chip], AttentionSpec(**(base | {"kv_dtype": "float8_e4m3fn"} | changes))
-        ).max_registers
-
-    assert (limit("sm_80"), limit("sm_80", soft_cap=20.0), limit("sm_80", alibi=True)) == (0, 255, 255)
-    assert limit("sm_80", kv_dtype=None, soft_cap=20.0) == limit("sm_90", soft_cap=20.0) == 0
-    assert limit("sm_80", dtype="float32", kv_dtype=None, alibi=True) == 128
-    unaligned = {"dtype": "float32", "kv_dtype": None, "head_dim": 58}
-    assert limit("sm_80", **unaligned, alibi=True) == limit("sm_80", **unaligned) == 255, "such tiles have their own"
 
 
 def test_a_capability_takes_the_newest_row_that_it_can_run() -> None:
