@@ -46,7 +46,7 @@ class Outcome:
 
 def of_trace(path: Path, count: int, *, longest: int = 10**9) -> list[Talk]:
     """The first `count` requests of a trace; answers of unique tokens, as long as recorded, at most `longest`."""
-    requests = islice(iter(TraceFile(path=str(path)).requests()), count)
+    requests = islice(iter(TraceFile(path=path).requests()), count)
     return _with_answers(trace_items(requests), longest)
 
 

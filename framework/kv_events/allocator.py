@@ -21,14 +21,16 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _settled(method: Method) -> Method:
-    """The method, which takes a request first, with its cache events turned into KV events at the end of each call."""
+    """The method, which takes a request first, or what is known of one, with its cache events turned into KV events at
+    the end of each call.
+    """
 
-    def call(self: EventAllocator, request: RequestId, *args: Any, **kwargs: Any) -> Any:
+    def call(self: EventAllocator, request: RequestId | RequestInfo, *args: Any, **kwargs: Any) -> Any:
         try:
             return method(self, request, *args, **kwargs)
         finally:
             if self._came:
-                self._settle(request)
+                self._settle(request.id if isinstance(request, RequestInfo) else request)
 
     return call  # type: ignore[return-value]
 
@@ -62,16 +64,13 @@ class EventAllocator(GuardedAllocator):
         if self._other is not None:
             self._other(event)
 
+    @_settled
     def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
-        try:
-            super().allocate(request, tokens, hit, num_tokens)
-            self._requests[request.id], self._tokens[request.id] = request, bytearray(as_tokens(tokens))
-            found = [*hit.hashes[: hit.num_tokens // self.block_size]]
-            if found and self._stream.report_hits:
-                self._store(request.id, found, None, 0)
-        finally:
-            if self._came:
-                self._settle(request.id)
+        super().allocate(request, tokens, hit, num_tokens)
+        self._requests[request.id], self._tokens[request.id] = request, bytearray(as_tokens(tokens))
+        found = [*hit.hashes[: hit.num_tokens // self.block_size]]
+        if found and self._stream.report_hits:
+            self._store(request.id, found, None, 0)
 
     extend = _settled(GuardedAllocator.extend)
     withdraw = _settled(GuardedAllocator.withdraw)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from framework.kv_events.index import BlockIndex
@@ -125,21 +125,16 @@ class RequestFinder:
 
     def facts(self) -> dict[str, Any]:
         """What a run's result says of a recorded stream that is over."""
-        counts = self.counts
-        return {
-            "recorded_requests": counts.num_requests,
-            "recorded_prompt_blocks": counts.prompt_blocks,
-            "recorded_hit_blocks": counts.hit_blocks,
-            "recorded_hit_rate": counts.hit_blocks / counts.prompt_blocks if counts.prompt_blocks else None,
-            "recorded_stored_blocks": counts.stored_blocks,
-            "recorded_lost_blocks": counts.lost_blocks,
-            "recorded_duplicate_blocks": counts.duplicate_blocks,
-            "recorded_removed_blocks": counts.removed_blocks,
-            "recorded_clears": counts.num_clears,
-            "recorded_peak_blocks": counts.peak_blocks,
-            "recorded_final_blocks": self.num_blocks,
-            "recorded_stored_by_medium": dict(sorted(counts.stored_by_medium.items())),
+        counts = asdict(self.counts)
+        hits, blocks = counts["hit_blocks"], counts["prompt_blocks"]
+        counts |= {
+            "hit_rate": hits / blocks if blocks else None,
+            "stored_blocks": self.counts.stored_blocks,
+            "final_blocks": self.num_blocks,
+            "stored_by_medium": dict(sorted(self.counts.stored_by_medium.items())),
         }
+        del counts["first_blocks"]
+        return {f"recorded_{name.removeprefix('num_')}": value for name, value in counts.items()}
 
     def _is_over(self, request: SeenRequest, now: float) -> bool:
         idle = _IDLE_S if self._clock == "seconds" else float(_IDLE_BLOCKS * self._block_size)

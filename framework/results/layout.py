@@ -10,3 +10,8 @@ SWEEP, JOURNAL = "multirun.yaml", "search.journal"
 LOCK, MARK = "lock", ".run-directory"
 REGRET = "regret.jsonl"
 REPORT = ".report"  # lies where a report was written, whose files the next report replaces
+OF_A_RUN = (
+    RESULT, FAILURE, CONFIG, PROVENANCE, METRICS, EVENTS, REQUESTS, KERNEL, ROOFLINE, ROOFLINE_SVG, RECORDING,
+    KV_EVENTS, REGRET,
+)  # fmt: skip
+"""What a run writes, and what the next one in the same directory removes; the result first."""

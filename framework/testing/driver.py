@@ -663,8 +663,56 @@ class Driver(Judge):
             self.do_free(pick)
             self.do_admit(row.tokens, row.info.namespace)
 
-    def do_reset(self) -> None:
-        """The weights changed. A policy that fails is named, but what was cached is forgotten all the same."""
+    def do_finish(self, pick: int) -> None:
+        """Compute all that is known of a request, and end it."""
+        self.do_compute(pick, 99, extend=True, commit=True)
+        self.do_free(pick)
+
+    def do_branch(self, pick: int, back: int, end_parent: bool) -> None:
+        """Fork, perhaps end the parent, then let who lives write one token; the child's differs from the parent's."""
+        parent, child = self.pick(pick), self.do_fork(pick, back)
+        if parent is None or child is None:
+            return
+        theirs, position = self.live[parent].tokens, len(self.live[child].tokens)
+        child_token = 1 - theirs[position] if position < len(theirs) else 1
+        if end_parent:
+            self.do_free(self._place(parent))
+        for token, request in ((1 - child_token, parent), (child_token, child)):
+            if request in self.live:
+                self.do_append(self._place(request), [token])
+                self.do_compute(self._place(request), 99, extend=True, commit=True)
+
+    def do_follow(self, pick: int, count: int, kept: bool) -> None:
+        """Promise what a step computes, admit who shares it and promises more, and so on; then withdraw the first
+        promise.
+
+        `kept`: it is computed first, so that what is withdrawn is the next step's promise, on which nobody relies.
+        """
+        first = self.pick(pick)
+        if first is None:
+            return
+        owner: int | None = first
+        for token in (0, 1):
+            if owner in self.live:
+                row = self.live[owner]
+                self.do_promise(self._place(owner), 1 + 2 * count)
+                owner = self.do_admit([*row.tokens, token], row.info.namespace)
+        row, place = self.live[first], self._place(first)
+        if kept:
+            self.do_compute(place, 99, extend=True, commit=True)
+            self.do_append(place, [count % 2] * self.size)
+            self.do_promise(place, 99)
+        tokens = [*row.tokens, 0]
+        hit = self.do_lookup(tokens, row.info.namespace)
+        if first in self.pending.values():
+            self.withdraw(first)
+            self.do_admit(tokens, row.info.namespace, hit=hit)
+
+    def do_reset(self, pick: int) -> None:
+        """The weights changed while a request computes. A policy that fails is named, but what was cached is forgotten
+        all the same.
+        """
+        self.do_compute(pick, 1, extend=True, commit=False)
         while self.pending:
             self.do_withdraw(0)
         try:
@@ -733,3 +781,7 @@ class Driver(Judge):
     def pick(self, number: int) -> int | None:
         """The request that a history's small number names."""
         return sorted(self.live)[number % len(self.live)] if self.live else None
+
+    def _place(self, request: int) -> int:
+        """The number that `pick` takes for a request."""
+        return sorted(self.live).index(request)

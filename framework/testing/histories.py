@@ -15,7 +15,7 @@ from framework.testing.driver import Contained, Driver, Violation
 from framework.types import Namespace
 
 Step = tuple[Any, ...]
-"""A step's name and its small numbers; requests are picked by position, so that any step suits any state."""
+"""A `do_` method of the driver, and what it is given: requests by position, so that any step suits any state."""
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ def random_history(draw: Random, num_steps: int, longest: int, weights: Mapping[
     def step(name: str) -> Step:
         pick, few = draw.randint(0, 3), draw.randint(0, 4)
         if name == "admit":
-            return (name, prompt(draw, longest), int(draw.random() < 0.2))
+            return (name, prompt(draw, longest), NAMESPACES[draw.random() < 0.2])
         if name == "compute":
             return (name, pick, draw.choice((1, 2, 3, longest)), draw.random() < 0.7, draw.random() < 0.7)
         if name == "append":
@@ -71,73 +71,9 @@ def random_history(draw: Random, num_steps: int, longest: int, weights: Mapping[
 
 def play(driver: Driver, history: list[Step]) -> None:
     """Do the steps one by one; the driver checks after each, and goes on after an error that it tolerates."""
-    for step in history:
+    for name, *given in history:
         with suppress(Contained):
-            _do(driver, step)
-
-
-def _do(driver: Driver, step: Step) -> None:
-    name, *given = step
-    if name == "admit":
-        driver.do_admit(list(given[0]), NAMESPACES[given[1]])
-    elif name == "finish":
-        driver.do_compute(given[0], 99, extend=True, commit=True)
-        driver.do_free(given[0])
-    elif name == "reset":
-        driver.do_compute(given[0], 1, extend=True, commit=False)
-        driver.do_reset()
-    elif name == "branch":
-        branch(driver, *given)
-    elif name == "follow":
-        follow(driver, *given)
-    elif name == "append":
-        driver.do_append(given[0], list(given[1]))
-    elif name == "wrong":
-        driver.do_wrong(*given)
-    else:
-        getattr(driver, f"do_{name}")(*given)
-
-
-def branch(driver: Driver, pick: int, back: int, end_parent: bool) -> None:
-    """Fork, perhaps end the parent, then let whoever lives write one token; the child's differs from the parent's."""
-    parent, child = driver.pick(pick), driver.do_fork(pick, back)
-    if parent is None or child is None:
-        return
-    theirs, position = driver.live[parent].tokens, len(driver.live[child].tokens)
-    child_token = 1 - theirs[position] if position < len(theirs) else 1
-    if end_parent:
-        driver.do_free(sorted(driver.live).index(parent))
-    for token, request in ((1 - child_token, parent), (child_token, child)):
-        if request in driver.live:
-            place = sorted(driver.live).index(request)
-            driver.do_append(place, [token])
-            driver.do_compute(place, 99, extend=True, commit=True)
-
-
-def follow(driver: Driver, pick: int, count: int, kept: bool) -> None:
-    """Promise what a step computes, admit who shares it and promises more, and so on; then withdraw the first promise.
-
-    `kept`: it is computed first, so that what is withdrawn is the next step's promise, on which nobody relies.
-    """
-    first = driver.pick(pick)
-    if first is None:
-        return
-    owner: int | None = first
-    for token in (0, 1):
-        if owner in driver.live:
-            row = driver.live[owner]
-            driver.do_promise(sorted(driver.live).index(owner), 1 + 2 * count)
-            owner = driver.do_admit([*row.tokens, token], row.info.namespace)
-    row, place = driver.live[first], sorted(driver.live).index(first)
-    if kept:
-        driver.do_compute(place, 99, extend=True, commit=True)
-        driver.do_append(place, [count % 2] * driver.size)
-        driver.do_promise(place, 99)
-    tokens = [*row.tokens, 0]
-    hit = driver.do_lookup(tokens, row.info.namespace)
-    if first in driver.pending.values():
-        driver.withdraw(first)
-        driver.do_admit(tokens, row.info.namespace, hit=hit)
+            getattr(driver, f"do_{name}")(*given)
 
 
 def fail_shortest(run: Callable[[list[T]], None], history: list[T]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -28,11 +27,9 @@ FOREIGN = (
 """First lines of files that are nobody's trace."""
 
 
-@contextmanager
-def _example(reader: TraceReader) -> Iterator[Path | None]:
-    """The path of the reader's example, written out; None where it has none."""
+def _example(reader: TraceReader) -> Iterator[Path]:
+    """The path of the reader's example, written out for as long as it is asked; nothing where it has none."""
     if not reader.example:
-        yield None
         return
     with tempfile.TemporaryDirectory() as folder:
         for name, text in reader.example.items():
@@ -48,10 +45,9 @@ def _trace(reader: TraceReader, path: Path, on_error: str = "raise") -> Trace:
 def check_it_recognises_its_example(make: Make) -> None:
     """`recognises` is True of its own example and False, without raising, of what is nobody's trace."""
     reader = make()
-    with _example(reader) as path:
-        if path is not None:
-            found = reader.recognises(list(lines_of(path))[:2], path)
-            need(reader, found is True, "does not recognise its own example", found)
+    for path in _example(reader):
+        found = reader.recognises(list(lines_of(path))[:2], path)
+        need(reader, found is True, "does not recognise its own example", found)
     for line in FOREIGN:
         head: list[Line] = [(1, line)] if line else []
         try:
@@ -64,27 +60,23 @@ def check_it_recognises_its_example(make: Make) -> None:
 def check_its_example_is_read(make: Make) -> None:
     """Every line of the example is a request with a prompt, in order of arrival, with blocks of the size it says."""
     reader = make()
-    with _example(reader) as path:
-        if path is None:
-            return
+    for path in _example(reader):
         try:
             requests, size = list(_trace(reader, path)), reader.block_size(list(lines_of(path))[:2], None)
         except FrameworkError as error:
             raise Violation(f"{type(reader).__name__}: cannot read its own example: {error}") from error
-    for request in requests:
-        need(reader, isinstance(request, WorkloadRequest), "yields something else than requests", request)
-        need(reader, request.input_tokens > 0 or isinstance(request.prompt, (str, tuple)), "an empty prompt", request)
-        if request.block_ids is not None:
-            need(reader, request.block_tokens == size, "blocks of another size than block_size says", request)
-        need(reader, request.session != "" and request.category != "", 'unknown is None, found ""', request)
+        for one in requests:
+            need(reader, isinstance(one, WorkloadRequest), "yields something else than requests", one)
+            need(reader, one.input_tokens > 0 or isinstance(one.prompt, (str, tuple)), "an empty prompt", one)
+            if one.block_ids is not None:
+                need(reader, one.block_tokens == size, "blocks of another size than block_size says", one)
+            need(reader, one.session != "" and one.category != "", 'unknown is None, found ""', one)
 
 
 def check_reading_again_gives_the_same(make: Make) -> None:
     """Two passes, each by a reader of its own, yield equal requests: no state is left behind."""
     reader = make()
-    with _example(reader) as path:
-        if path is None:
-            return
+    for path in _example(reader):
         passes = [list(_trace(make(), path)) for _ in range(2)]
         need(reader, passes[0] == passes[1], "a second pass reads something else", passes)
 
@@ -92,9 +84,7 @@ def check_reading_again_gives_the_same(make: Make) -> None:
 def check_damage_is_named(make: Make) -> None:
     """Whatever byte is changed or cut off, reading ends in requests or in an error that names the file's line."""
     reader, draw = make(), Random(0)
-    with _example(reader) as path:
-        if path is None:
-            return
+    for path in _example(reader):
         good = path.read_bytes()
         for content in damaged(good, draw):
             path.write_bytes(content)

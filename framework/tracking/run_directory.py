@@ -14,33 +14,11 @@ from framework.errors import ConfigError, FrameworkError, RunDirectoryError
 from framework.files.atomic import missing_folders, remove_empty, write_json, write_text
 from framework.files.jsonl import dump_line, to_plain
 from framework.files.secrets import masked
-from framework.results.layout import (
-    CONFIG,
-    EVENTS,
-    FAILURE,
-    JOB,
-    KERNEL,
-    KV_EVENTS,
-    LOCK,
-    MARK,
-    METRICS,
-    PROVENANCE,
-    RECORDING,
-    REGRET,
-    REQUESTS,
-    RESULT,
-    ROOFLINE,
-    ROOFLINE_SVG,
-)
+from framework.results.layout import CONFIG, FAILURE, JOB, LOCK, MARK, OF_A_RUN, PROVENANCE, RESULT
 from framework.tracking.lock import Lock
 
 _FLUSH_BYTES = 1 << 16
 _FLUSH_AFTER_S = 1.0
-_OF_A_RUN = (
-    RESULT, FAILURE, CONFIG, PROVENANCE, METRICS, EVENTS, REQUESTS, KERNEL, ROOFLINE, ROOFLINE_SVG, RECORDING,
-    KV_EVENTS, REGRET,
-)  # fmt: skip
-"""What a run writes, and what the next one in the same directory removes; the result first."""
 _NOT_FOREIGN = re.compile(rf"{LOCK}|{re.escape(JOB)}|{re.escape(FAILURE)}|\.hydra|.*\.log|\..*\.tmp")
 """What may lie in a directory before a run's mark does: a lock, a sweep's job, Hydra's files, cut-off writes."""
 
@@ -164,7 +142,7 @@ class RunDirectory:
         with _as_run_directory_error(self.path):
             write_json(self.path / MARK, {"format": "kvcache-framework run directory", "version": 1})
             self._on_begin(self.path)
-            for name in _OF_A_RUN:
+            for name in OF_A_RUN:
                 (self.path / name).unlink(missing_ok=True)
         self.begun = True
 

@@ -19,8 +19,6 @@ class TrackerWarning(UserWarning):
 class TrackedRun:
     """The run directory's metrics, always, and a tracker on probation.
 
-    As a context manager it lets a tracker that was never finished finish as failed, with an empty summary.
-
     Args:
         run: open for the whole run. Its errors are the run's errors: it is the source of truth.
         tracker: its first exception drops it with a TrackerWarning.
@@ -48,13 +46,6 @@ class TrackedRun:
         """Write `result.json`, then let the tracker finish."""
         self._run.write_result(summary)
         self._call("finish", summary, failed=failed)
-        self._tracker = None
-
-    def __enter__(self) -> TrackedRun:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._call("finish", {}, failed=True)
         self._tracker = None
 
     def _call(self, what: str, *given: Any, **options: Any) -> None:

@@ -9,6 +9,7 @@ import heapq
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,13 +20,11 @@ from framework.workload.draws import Draws, SeededWorkload, Zipf, at_least
 class Sessions(SeededWorkload):
     """Sessions of a few kinds, which are of Zipf popularity. A subclass says what a session of a kind asks for."""
 
+    kinds: ClassVar[str]
+    """The option that says how many kinds of session there are."""
+
     num_sessions: int
     zipf_alpha: float
-
-    @property
-    @abstractmethod
-    def num_kinds(self) -> int:
-        """Kinds of session to choose from."""
 
     @abstractmethod
     def _session(self, draws: Draws, popularity: Zipf, number: int, now_s: float) -> Iterator[WorkloadRequest]:
@@ -34,7 +33,7 @@ class Sessions(SeededWorkload):
     def requests(self) -> Iterator[WorkloadRequest]:
         """All sessions' requests in order of arrival; ties by turn, then by session."""
         draws, times = self.opening()
-        popularity = Zipf(self.num_kinds, self.zipf_alpha)
+        popularity = Zipf(getattr(self, self.kinds), self.zipf_alpha)
         active: list[tuple[float, int, int, WorkloadRequest, Iterator[WorkloadRequest]]] = []
         started, start_s = 0, next(times)
         while started < self.num_sessions or active:
@@ -72,6 +71,7 @@ class Conversations(Sessions):
     """
 
     name = "conversations"
+    kinds = "num_prompts"
 
     num_sessions: int = 12
     turns: float = 3.0
@@ -85,10 +85,6 @@ class Conversations(Sessions):
         at_least(self, 0, "zipf_alpha", "system_tokens", "think_s")
         at_least(self, 1, "num_sessions", "turns", "num_prompts", "user_tokens")
         super().__post_init__()
-
-    @property
-    def num_kinds(self) -> int:
-        return self.num_prompts
 
     def _session(self, draws: Draws, popularity: Zipf, number: int, now_s: float) -> Iterator[WorkloadRequest]:
         mine = draws.child("session", number)
@@ -131,6 +127,7 @@ class Agents(Sessions):
     """
 
     name = "agents"
+    kinds = "num_agents"
 
     num_sessions: int = 8
     steps: float = 5.0
@@ -148,10 +145,6 @@ class Agents(Sessions):
         at_least(self, 0, "zipf_alpha", "agent_tokens", "summary_tokens", "tool_s")
         at_least(self, 1, "num_sessions", "steps", "num_agents", "task_tokens", "tool_tokens", "max_context_tokens")
         super().__post_init__()
-
-    @property
-    def num_kinds(self) -> int:
-        return self.num_agents
 
     def _session(self, draws: Draws, popularity: Zipf, number: int, now_s: float) -> Iterator[WorkloadRequest]:
         mine = draws.child("session", number)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, ClassVar, cast
 
@@ -190,17 +191,15 @@ def write_trace(path: str | Path, requests: Iterable[WorkloadRequest], *, block_
 
 
 def _write(file: IO[bytes], requests: Iterable[WorkloadRequest], block_tokens: int, notes: dict[str, Any]) -> int:
+    waiting = iter(requests)
+    first = next(waiting, None)
+    block_tokens = block_tokens or (first.block_tokens if first is not None else 0) or DEFAULT_BLOCK_TOKENS
+    file.write(_line({"format": FORMAT, "version": VERSION, "block_tokens": block_tokens, **notes}))
     num_requests, last = 0, 0.0
-    for request in requests:
-        if num_requests == 0:
-            block_tokens = block_tokens or request.block_tokens or DEFAULT_BLOCK_TOKENS
-            file.write(_line({"format": FORMAT, "version": VERSION, "block_tokens": block_tokens, **notes}))
+    for request in () if first is None else chain([first], waiting):
         _check(request, num_requests, block_tokens, last)
         file.write(_line(_as_record(request)))
         num_requests, last = num_requests + 1, request.arrival_s
-    if num_requests == 0:
-        header = {"format": FORMAT, "version": VERSION, "block_tokens": block_tokens or DEFAULT_BLOCK_TOKENS}
-        file.write(_line({**header, **notes}))
     return num_requests
 
 
