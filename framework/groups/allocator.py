@@ -26,7 +26,7 @@ from framework.groups.memory import Memory, stranded_bytes
 from framework.groups.replay import GroupCounts, Run, give_up, state_tokens, step_end
 from framework.interfaces.allocator import Allocator, AllocatorStats, Hit
 from framework.interfaces.hash import HashScheme
-from framework.paged.hashing import BlockHasher
+from framework.paged.index import BlockHasher
 from framework.paged.pool import PromptEnds, facts_of
 from framework.types import (
     UNKNOWN_REQUEST,

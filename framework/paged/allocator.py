@@ -24,8 +24,7 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.paged.audit import audit
 from framework.paged.cache import BlockCache
-from framework.paged.hashing import BlockHasher
-from framework.paged.index import PrefixIndex
+from framework.paged.index import BlockHasher, PrefixIndex
 from framework.paged.pool import BlockPool, LastRequests
 from framework.paged.table import Promises, Table, count_of, without_copies
 from framework.types import (

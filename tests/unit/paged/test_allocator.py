@@ -185,7 +185,7 @@ def test_a_commit_into_a_block_published_with_other_content_is_refused(hash: obj
 
 
 def test_the_shared_namespaces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("framework.paged.hashing._MAX_NAMESPACES", 3)
+    monkeypatch.setattr("framework.paged.index._MAX_NAMESPACES", 3)
     for hash in (None, Xxh64()):
         allocator = make(32, 2, hash=hash)
         for number in range(10):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from framework.errors import InvalidArgument
-from framework.paged.hashing import BlockHasher, BlockHashes
+from framework.paged.index import BlockHasher, BlockHashes
 from framework.types import Namespace
 from framework_builtin.hash.sha256 import Sha256
 
