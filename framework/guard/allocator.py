@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.errors import DuplicateRequest, InvariantViolation, OutOfBlocks, PluginError
-from framework.guard.boundary import Boundary, is_count
+from framework.guard.boundary import Boundary, contained, is_count
 from framework.guard.facts import Facts, checked_facts
-from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit
+from framework.interfaces.allocator import Allocator, AllocatorStats, Hit
 from framework.types import BlockCopy, Namespace, RequestId, RequestInfo, TableChange, TokenArray
 
 _CONTRACT = (OutOfBlocks, InvariantViolation, PluginError)
@@ -46,6 +46,9 @@ class GuardedAllocator(Allocator):
         self._max_blocks = self.num_blocks if max_table_blocks is None else max_table_blocks
         self._contain = self._boundary.contain
         self._num_null: dict[RequestId, int] = {}  # of requests that `unref_leading` took blocks from
+
+    promise, reset, check = contained(Allocator.promise), contained(Allocator.reset), contained(Allocator.check)
+    advance, listen = contained(Allocator.advance), contained(Allocator.listen)
 
     def _size(self, name: str) -> int:
         try:
@@ -98,9 +101,6 @@ class GuardedAllocator(Allocator):
         if not is_count(found) or not start <= found <= end:
             self._boundary.wrong("step_end", f"must return a count from {start} to {end}", found)
         return int(found)
-
-    def promise(self, request: RequestId, tokens: TokenArray) -> None:
-        self._boundary.call("promise", self.plugin.promise, request, tokens)
 
     def withdraw(self, request: RequestId) -> Sequence[RequestId]:
         found: Any = self._boundary.call("withdraw", self.plugin.withdraw, request)
@@ -186,7 +186,7 @@ class GuardedAllocator(Allocator):
         if count - start == 1:  # a decoding row gets one block: min() and max() would cost more than all else
             low = high = table.item(start)
         else:
-            low, high = _bounds(table[start:])
+            low, high = (table[start:].min(), table[start:].max()) if count > start else (1, 1)
         if low < 1 or high > self.num_blocks:
             rule = f"must name blocks 1 to {self.num_blocks} for sequence {request}"
             self._boundary.wrong("table", rule, table[start:].tolist())
@@ -199,9 +199,6 @@ class GuardedAllocator(Allocator):
         if table[start:null].any():
             self._boundary.wrong("table", f"must begin with {null} null blocks, as unref_leading said", table.tolist())
         return max(start, null)
-
-    def reset(self, request: RequestId | None = None) -> None:
-        self._boundary.call("reset", self.plugin.reset, request)
 
     def stats(self) -> AllocatorStats:
         try:
@@ -224,22 +221,5 @@ class GuardedAllocator(Allocator):
             self._boundary.wrong("stats", "must return AllocatorStats of ints", stats)
         return stats
 
-    def check(self) -> None:
-        self._boundary.call("check", self.plugin.check)
-
-    def advance(self, now: float) -> None:
-        try:
-            self.plugin.advance(now)
-        except BaseException as error:
-            self._contain("advance", error)
-
-    def listen(self, listener: Callable[[CacheEvent], Any] | None) -> None:
-        self._boundary.call("listen", self.plugin.listen, listener)
-
     def facts(self) -> Facts:
         return checked_facts(self._boundary, self._boundary.call("facts", self.plugin.facts))
-
-
-def _bounds(ids: npt.NDArray[np.int32]) -> tuple[int, int]:
-    """Least and greatest; of no blocks (1, 1)."""
-    return (int(ids.min()), int(ids.max())) if len(ids) else (1, 1)

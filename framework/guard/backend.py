@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from framework.errors import InvalidArgument, InvariantViolation, OutOfMemory, PluginError, Unsupported
-from framework.guard.boundary import Boundary
+from framework.guard.boundary import Boundary, contained
 from framework.guard.facts import Facts, checked_facts
 from framework.interfaces.backend import (
     AttentionBackend,
     AttentionSpec,
-    Batch,
     Capabilities,
     CompiledKernel,
     LayerKV,
@@ -66,23 +65,9 @@ class GuardedBackend:
     def facts(self) -> Facts:
         return checked_facts(self._boundary, self._boundary.call("facts", self.plugin.facts))
 
-    def setup(self, spec: AttentionSpec, device: str) -> None:
-        self._boundary.call("setup", self.plugin.setup, spec, device)
-
-    def plan(self, batch: Batch) -> None:
-        try:
-            self.plugin.plan(batch)
-        except BaseException as error:
-            self._contain("plan", error)
-
-    def attend(self, q: Tensor, pool: LayerKV, batch: Batch, out: Tensor, *, lse: Tensor | None = None) -> None:
-        try:
-            if lse is None:
-                self.plugin.attend(q, pool, batch, out)
-            else:
-                self.plugin.attend(q, pool, batch, out, lse=lse)
-        except BaseException as error:
-            self._contain("attend", error)
+    setup, plan = contained(AttentionBackend.setup), contained(AttentionBackend.plan)
+    attend, require = contained(AttentionBackend.attend), contained(AttentionBackend.require)
+    write, copy_blocks = contained(AttentionBackend.write), contained(AttentionBackend.copy_blocks)
 
     def timed(self, work: Callable[[], Timed]) -> Timed:
         """`work`, which calls the plugin's `attend` directly so that nothing but it is timed."""
@@ -90,15 +75,6 @@ class GuardedBackend:
             return work()
         except BaseException as error:
             self._contain("attend", error)
-
-    def require(self, q: Tensor, pool: LayerKV, batch: Batch, out: Tensor, lse: Tensor | None = None) -> None:
-        self._boundary.call("require", self.plugin.require, q, pool, batch, out, lse)
-
-    def write(self, pool: LayerKV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
-        try:
-            self.plugin.write(pool, k, v, slot_mapping)
-        except BaseException as error:
-            self._contain("write", error)
 
     def rotate_and_write(
         self, pool: LayerKV, q: Tensor, k: Tensor, v: Tensor, rope: Rope, slot_mapping: Tensor
@@ -111,6 +87,3 @@ class GuardedBackend:
             rule = f"must return q rotated, {tuple(q.shape)} {q.dtype}"
             self._boundary.wrong("rotate_and_write", rule, getattr(rotated, "shape", rotated))
         return rotated
-
-    def copy_blocks(self, pool: LayerKV, copies: Tensor) -> None:
-        self._boundary.call("copy_blocks", self.plugin.copy_blocks, pool, copies)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from numbers import Integral
 from reprlib import Repr
-from typing import Any, NoReturn
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from framework import errors
@@ -14,6 +14,9 @@ from framework.errors import FrameworkError, Interruption, OutOfBlocks, PluginEr
 
 OUTSIDE = (KeyboardInterrupt, Interruption)
 """Raised into whatever runs, by a user, a signal or the watchdog: no plugin's failure, so nothing contains it."""
+
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
 
 _LONGEST = 400  # characters shown of what a plugin raised or returned
 _brief = Repr()
@@ -122,6 +125,21 @@ class Boundary:
     def wrong(self, hook: str, rule: str, found: Any) -> NoReturn:
         """Raise the error of a plugin whose `hook` must do as `rule` says and returned `found`."""
         raise self.fault(hook, f"{rule}, returned {shown(found)} ({type(found).__name__})")
+
+
+def contained(method: Callable[Concatenate[Any, Given], Answer]) -> Callable[Concatenate[Any, Given], Answer]:
+    """Of a method of an interface that of its guard: it calls the plugin's, whose answer needs no check."""
+    hook = method.__name__
+
+    def call(self: Any, /, *given: Given.args, **named: Given.kwargs) -> Answer:
+        boundary: Boundary = self._boundary
+        try:
+            answer: Answer = getattr(self.plugin, hook)(*given, **named)
+        except BaseException as error:
+            boundary.contain(hook, error)
+        return answer
+
+    return call
 
 
 def _readable(error: FrameworkError) -> FrameworkError:

@@ -8,9 +8,9 @@ from operator import length_hint
 from typing import Any, Protocol
 
 from framework.errors import NoCandidate, PluginError
-from framework.guard.boundary import Boundary
+from framework.guard.boundary import Boundary, contained
 from framework.guard.facts import Facts, checked_facts
-from framework.interfaces.eviction import BlockView, EvictionPolicy
+from framework.interfaces.eviction import EvictionPolicy
 from framework.types import BlockId, PolicyTime
 
 
@@ -39,11 +39,7 @@ class GuardedPolicy:
         self.in_bulk = names_in_bulk(policy)
         self.fault = self._boundary.fault
 
-    def attach(self, blocks: BlockView) -> None:
-        try:
-            self.plugin.attach(blocks)
-        except BaseException as error:
-            self._boundary.contain("attach", error)
+    attach, parameters = contained(EvictionPolicy.attach), contained(EvictionPolicy.parameters)
 
     def _call(self, callback: Callable[..., Any], hook: str, blocks: Sequence[int], now: float) -> None:
         try:
@@ -103,10 +99,6 @@ class GuardedPolicy:
             self._evicted(BlockId(block), now)
         except BaseException as error:
             self._boundary.contain("evicted", error, f" for block {block}")
-
-    def parameters(self) -> dict[str, float]:
-        found: dict[str, float] = self._boundary.call("parameters", self.plugin.parameters)
-        return found
 
     def facts(self) -> Facts:
         """What the policy reports of itself; nothing of one that was never attached."""

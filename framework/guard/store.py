@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from framework.errors import StoreFailed
-from framework.guard.boundary import Boundary
-from framework.interfaces.store import Allocate, BlockFormat, Store
+from framework.guard.boundary import Boundary, contained
+from framework.interfaces.store import BlockFormat, Store
 from framework.types import BlockHash
 
 
@@ -23,37 +23,34 @@ class GuardedStore:
     """
 
     def __init__(self, store: Store) -> None:
-        self._store, self._boundary = store, Boundary("store", type(store), (StoreFailed,))
+        self.plugin, self._boundary = store, Boundary("store", type(store), (StoreFailed,))
         self.name, self.holds_kv = type(store).__name__, bool(store.holds_kv)
         self.medium = str(store.medium)
         self._reserves = _as_near(type(store), "reserve", "write")
         self._shows = _as_near(type(store), "view", "read")
         self.lists = getattr(store.keys, "__func__", None) is not Store.keys
 
-    def use_memory(self, allocate: Allocate) -> None:
-        self._boundary.call("use_memory", self._store.use_memory, allocate)
+    use_memory, write = contained(Store.use_memory), contained(Store.write)
+    remove, close = contained(Store.remove), contained(Store.close)
 
     def open(self, format: BlockFormat, num_blocks: int) -> None:
         self._block_bytes = format.block_bytes
-        self._boundary.call("open", self._store.open, format, num_blocks)
-
-    def write(self, key: BlockHash, data: memoryview) -> None:
-        self._boundary.call("write", self._store.write, key, data)
+        self._boundary.call("open", self.plugin.open, format, num_blocks)
 
     def read(self, key: BlockHash, into: memoryview) -> bool:
         """The store's answer, checked: a bool."""
-        answer: Any = self._boundary.call("read", self._store.read, key, into)
+        answer: Any = self._boundary.call("read", self.plugin.read, key, into)
         if type(answer) is not bool:
             self._boundary.wrong("read", "must return a bool", answer)
         return bool(answer)
 
     def reserve(self, key: BlockHash) -> memoryview | None:
         """The place to write a block, checked; None: by `write`."""
-        return self._place("reserve", self._store.reserve, key) if self._reserves else None
+        return self._place("reserve", self.plugin.reserve, key) if self._reserves else None
 
     def view(self, key: BlockHash) -> memoryview | None:
         """The place of a block, checked; None: by `read`."""
-        return self._place("view", self._store.view, key) if self._shows else None
+        return self._place("view", self.plugin.view, key) if self._shows else None
 
     def _place(self, hook: str, ask: Callable[[BlockHash], Any], key: BlockHash) -> memoryview | None:
         place: Any = self._boundary.call(hook, ask, key)
@@ -63,13 +60,10 @@ class GuardedStore:
             self._boundary.wrong(hook, f"must return None or a memoryview of {self._block_bytes} bytes", place)
         return place
 
-    def remove(self, key: BlockHash) -> None:
-        self._boundary.call("remove", self._store.remove, key)
-
     def keys(self) -> Iterator[BlockHash]:
         """What it holds, checked: non-empty bytes."""
         try:
-            listed = self._store.keys()
+            listed = self.plugin.keys()
             for key in listed:
                 answer: Any = key
                 if type(answer) is not bytes or not answer:
@@ -79,9 +73,6 @@ class GuardedStore:
             raise
         except BaseException as error:
             self._boundary.contain("keys", error)
-
-    def close(self) -> None:
-        self._boundary.call("close", self._store.close)
 
 
 def _as_near(cls: type, name: str, other: str) -> bool:
