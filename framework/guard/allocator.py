@@ -48,7 +48,7 @@ class GuardedAllocator(Allocator):
         self._num_null: dict[RequestId, int] = {}  # of requests that `unref_leading` took blocks from
 
     promise, reset, check = contained(Allocator.promise), contained(Allocator.reset), contained(Allocator.check)
-    advance, listen = contained(Allocator.advance), contained(Allocator.listen)
+    listen = contained(Allocator.listen)
 
     def _size(self, name: str) -> int:
         try:
@@ -220,6 +220,12 @@ class GuardedAllocator(Allocator):
         if {*map(type, _counts_of(stats))} != _INT:
             self._boundary.wrong("stats", "must return AllocatorStats of ints", stats)
         return stats
+
+    def advance(self, now: float) -> None:
+        try:
+            self.plugin.advance(now)
+        except BaseException as error:
+            self._contain("advance", error)
 
     def facts(self) -> Facts:
         return checked_facts(self._boundary, self._boundary.call("facts", self.plugin.facts))

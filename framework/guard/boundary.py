@@ -128,16 +128,18 @@ class Boundary:
 
 
 def contained(method: Callable[Concatenate[Any, Given], Answer]) -> Callable[Concatenate[Any, Given], Answer]:
-    """Of a method of an interface that of its guard: it calls the plugin's, whose answer needs no check."""
+    """Of a method of an interface that of its guard: it calls the plugin's, whose answer needs no check.
+
+    Hooks of a step of the allocator write this out: it costs 0.3 us more.
+    """
     hook = method.__name__
 
     def call(self: Any, /, *given: Given.args, **named: Given.kwargs) -> Answer:
-        boundary: Boundary = self._boundary
         try:
-            answer: Answer = getattr(self.plugin, hook)(*given, **named)
+            return getattr(self.plugin, hook)(*given, **named)  # type: ignore[no-any-return]
         except BaseException as error:
+            boundary: Boundary = self._boundary
             boundary.contain(hook, error)
-        return answer
 
     return call
 
