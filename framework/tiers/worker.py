@@ -294,14 +294,10 @@ class WorkerTransfers(Transfers):
 
     def _do(self, job: _Job) -> str:
         """Carry out a job; returns why it failed, empty if it did not."""
-        copy = job.copy
         try:
-            if copy is None:
-                self._stores[job.tier - 1].remove(job.key)
-            elif not copy.target:
-                return self._load(copy)
-            else:
-                return self._store(copy, job)
+            if job.copy is not None:
+                return self._store(job.copy, job) if job.copy.target else self._load(job.copy)
+            self._stores[job.tier - 1].remove(job.key)
         except BaseException as error:  # a block less, not the run
             return self._failed(job.tier, error)
         return ""

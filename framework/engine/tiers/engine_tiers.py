@@ -178,7 +178,10 @@ class EngineTiers(Below):
 
     def begin(self, seq: Row, hit: Hit, plan: Plan | None) -> bool:
         try:
-            self._allocated(seq, hit, plan)
+            with self.placement.sound():
+                if not self.placement.off:
+                    self._use(seq, hit, plan)
+            self.flush()  # what was evicted for it
             if plan is not None:
                 self._load(seq, plan)
         except Exception:
@@ -189,16 +192,12 @@ class EngineTiers(Below):
             raise
         return plan is not None
 
-    def _allocated(self, seq: Row, hit: Hit, plan: Plan | None) -> None:
-        """Count what `seq` uses; then offer what was evicted for it."""
-        if not self.placement.off:
-            with self.placement.sound():
-                if not seq.was_admitted and seq.id not in self._hits:  # once, however often it returns to wait
-                    self._count(seq, hit, plan)
-                if plan is not None:
-                    for tier, keys in _by_tier(plan):
-                        tier.use(keys[::-1], self.placement.now)
-        self.flush()
+    def _use(self, seq: Row, hit: Hit, plan: Plan | None) -> None:
+        """Count what `seq` uses, and pin it below."""
+        if not seq.was_admitted and seq.id not in self._hits:  # once, however often it returns to wait
+            self._count(seq, hit, plan)
+        for tier, keys in () if plan is None else _by_tier(plan):
+            tier.use(keys[::-1], self.placement.now)
 
     def _count(self, seq: Row, hit: Hit, plan: Plan | None) -> None:
         full, path = hit.num_tokens // self._size, hit.hashes[: len(seq.request.prompt) // self._size]
@@ -241,22 +240,20 @@ class EngineTiers(Below):
         copies: list[Copy | None] = []
         within: list[PoolCopy] = []
         for key, place, block in zip(part.keys, part.places, blocks, strict=True):
-            copy = Copy(key, place, 0, block) if place else None
-            if not place:
-                source = part.placement.pool.get(key)
-                if source is None:  # evicted for this very table
-                    copy = Copy(key, 0, 0, failed="evicted")
-                else:
-                    within.append(PoolCopy(BlockId(source), BlockId(block), group))
-            copies.append(copy)
+            source = part.placement.pool.get(key)
+            if place or source is None:  # of place 0: evicted for this very table
+                copies.append(Copy(key, place, 0, block, failed="" if place else "evicted"))
+            else:
+                copies.append(None)
+                within.append(PoolCopy(BlockId(source), BlockId(block), group))
         if within:
             executor.copy_blocks(within)
         return copies
 
     def drop(self, seq: Row, *, returning: bool = False) -> None:
-        index = next((index for index, (other, _) in enumerate(self.ready) if other is seq), None)
-        if index is not None:
-            del self.ready[index]
+        others = [one for one in self.ready if one[0] is not seq]
+        if len(others) < len(self.ready):
+            self.ready[:] = others
             self._free(seq, returning=returning)
         elif (load := self.loading.pop(seq.id, None)) is not None:
             load.dropped, load.returns = True, returning
@@ -388,15 +385,11 @@ class EngineTiers(Below):
             "load_wait_s": self.load_wait_s,
         }
         for placement in reversed(self.placements):
-            for tier, loads, stores in zip(
-                placement.lower.tiers, placement.failed_loads, placement.failed_stores, strict=True
-            ):
+            kind, failed = placement.setup.kind, zip(placement.failed_loads, placement.failed_stores, strict=True)
+            for tier, (loads, stores) in zip(placement.lower.tiers, failed, strict=True):
                 facts = {**tier.facts(placement.setup.block_bytes), "failed_loads": loads, "failed_stores": stores}
                 if placement.group:  # bytes and failures are a tier's, of all groups
-                    facts = {
-                        f"{placement.setup.kind}_hit_blocks": facts["hit_blocks"],
-                        **{key: facts[key] for key in _TOTALS},
-                    }
+                    facts = {f"{kind}_hit_blocks": facts["hit_blocks"], **{key: facts[key] for key in _TOTALS}}
                 for key, value in facts.items():
                     key = f"tier{tier.number}_{key}"
                     measured[key] = measured.get(key, 0) + value

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,11 +78,9 @@ class Placement:
         self.transfers, self.block_size = setup.transfers, state.guarded.block_size
         capacity = state.guarded.num_blocks + sum(num_blocks for num_blocks, _ in setup.tiers)
         requests = any(policy.needs_requests for _, policy in setup.tiers)
-        self.contents: KnownContents
-        if first is not None:
-            self.contents = first.contents
-        else:
-            self.contents = KnownContents(self.block_size, 4 * capacity, with_requests=requests)
+        self.contents: KnownContents = (
+            KnownContents(self.block_size, 4 * capacity, with_requests=requests) if first is None else first.contents
+        )
         tiers = [Tier(n, count, policy, self.contents) for n, (count, policy) in enumerate(setup.tiers, start=1)]
         self.lower = LowerTiers(tiers, setup.rule, self.contents, self, self._costs)
         self.rule = self.lower.rule
@@ -101,9 +101,13 @@ class Placement:
         """Of the step that began last."""
         return self._state.now
 
-    def sound(self) -> _Sound:
-        """A context for all that changes tiers."""
-        return _Sound(self)
+    @contextmanager
+    def sound(self) -> Iterator[None]:
+        """A context in which tiers change: a plugin that breaks its contract in it turns them off; the run goes on."""
+        try:
+            yield
+        except PluginError as error:
+            self.off = self.off or str(error)
 
     def holds(self, key: BlockHash) -> bool:
         """Whether the pool or a tier has this content, or it is on its way."""
@@ -158,7 +162,6 @@ class Placement:
     # Moves, for LowerTiers
 
     def copy(self, key: BlockHash, source: int, target: int) -> None:
-        """See Moves."""
         block = 0 if source else self.pool[key]
         copy = Copy(key, source, target, block)
         if block:
@@ -166,7 +169,6 @@ class Placement:
         self.transfers.submit((copy,))
 
     def remove(self, key: BlockHash, tier: int) -> None:
-        """See Moves."""
         self.transfers.remove(key, tier)
         if self.events is not None:
             self.events.removed(key, tier)
@@ -290,22 +292,6 @@ class Placement:
                 assert not pinned, f"tier {tier.number}: {len(pinned)} blocks are pinned for no copy"
 
 
-class _Sound:
-    """A context in which tiers change: a plugin that breaks its contract in it turns them off, and the run goes on."""
-
-    def __init__(self, placement: Placement) -> None:
-        self._placement = placement
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, PluginError):
-            return False
-        self._placement.off = self._placement.off or str(error)
-        return True
-
-
 class TierEvents:
     """Says in KV events what lies below the pool: a block that can be loaded, and one that no longer can.
 
@@ -318,38 +304,27 @@ class TierEvents:
 
     def __init__(self, stream: EventStream, media: Sequence[str], block_size: int, contents: KnownContents) -> None:
         self._stream, self._media, self._size, self._contents = stream, media, block_size, contents
-        self._held: set[tuple[int, BlockHash]] = set()
-        self._copies: Counter[tuple[str, BlockHash]] = Counter()
+        self._tiers: dict[tuple[str, BlockHash], set[int]] = {}  # of the medium, those that hold the content
 
     def stored(self, key: BlockHash, tier: int) -> None:
         """The tier holds this content now."""
-        medium = self._media[tier - 1]
-        if (tier, key) in self._held:
-            return
-        self._held.add((tier, key))
-        self._copies[medium, key] += 1
-        if self._copies[medium, key] == 1:
-            self._stream.add(
-                BlockStored(
-                    block_hashes=[key],
-                    parent_block_hash=self._contents.parent(key),
-                    token_ids=[],
-                    block_size=self._size,
-                    medium=medium,
-                    group_idx=0,
-                )
-            )
+        medium, parent = self._media[tier - 1], self._contents.parent(key)
+        tiers = self._tiers.setdefault((medium, key), set())
+        if not tiers:
+            self._stream.add(BlockStored(
+                block_hashes=[key], parent_block_hash=parent, token_ids=[], block_size=self._size, medium=medium,
+                group_idx=0,
+            ))  # fmt: skip
+        tiers.add(tier)
 
     def removed(self, key: BlockHash, tier: int) -> None:
         """The tier holds this content no longer; nothing is said of one that was never announced."""
         medium = self._media[tier - 1]
-        if (tier, key) not in self._held:
-            return
-        self._held.remove((tier, key))
-        self._copies[medium, key] -= 1
-        if not self._copies[medium, key]:
-            del self._copies[medium, key]
+        tiers = self._tiers.get((medium, key), set())
+        if tiers == {tier}:
+            del self._tiers[medium, key]
             self._stream.add(BlockRemoved(block_hashes=[key], medium=medium, group_idx=0))
+        tiers.discard(tier)
 
 
 def measured_prefill(metrics: Metrics) -> Callable[[int, int], float] | None:
@@ -371,7 +346,7 @@ class _Known:
     tenant: int = 0
     last_use: int = 0
     uses: int = 0
-    request: RequestFacts = UNKNOWN_REQUEST
+    last_request: RequestFacts = UNKNOWN_REQUEST
 
 
 class KnownContents:
@@ -390,6 +365,14 @@ class KnownContents:
         self._tenants: dict[str, int] = {}
         self._requests = 0
         self._prompts = PromptEnds() if with_requests else None
+        facts = ("depth", "num_tokens", "parent", "tenant", "last_use", "uses", "last_request")
+        self.depth, self.num_tokens, self.parent, self.tenant, self.last_use, self.uses, self.last_request = (
+            self._fact(name) for name in facts
+        )
+
+    def _fact(self, name: str) -> Callable[[BlockHash], Any]:
+        value, known = attrgetter(name), self._known
+        return lambda key: value(known[key])
 
     def used(self, request: RequestInfo, path: Sequence[BlockHash], num_tokens: int, num_cached: int) -> None:
         """A request uses these contents, all full blocks of its prompt of `num_tokens`, `num_cached` of them found."""
@@ -403,7 +386,7 @@ class KnownContents:
         for depth, key in enumerate(path):
             known = self._learn(key, depth, parent)
             known.uses += 1
-            known.last_use, known.request = self._requests, facts
+            known.last_use, known.last_request = self._requests, facts
             if depth >= num_cached:
                 known.tenant = tenant
             parent = key
@@ -443,29 +426,8 @@ class KnownContents:
     def name(self, key: BlockHash) -> BlockHash:
         return key
 
-    def depth(self, key: BlockHash) -> int:
-        return self._known[key].depth
-
-    def num_tokens(self, key: BlockHash) -> int:
-        return self._known[key].num_tokens
-
-    def parent(self, key: BlockHash) -> BlockHash | None:
-        return self._known[key].parent
-
     def partial(self, key: BlockHash) -> bool:
         return False
 
-    def tenant(self, key: BlockHash) -> int:
-        return self._known[key].tenant
-
-    def last_use(self, key: BlockHash) -> int:
-        return self._known[key].last_use
-
-    def uses(self, key: BlockHash) -> int:
-        return self._known[key].uses
-
     def next_use(self, key: BlockHash) -> float:
         return float("inf")
-
-    def last_request(self, key: BlockHash) -> RequestFacts:
-        return self._known[key].request
