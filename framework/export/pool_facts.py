@@ -41,6 +41,7 @@ class PoolFacts:
     def _open(self, policy: EvictionPolicy, num_blocks: int) -> None:
         self.pool = BlockPool(num_blocks, self.block_size)
         self.names, self.candidate, self.num_candidates = self.pool.block_hash, self.pool.candidate, 0
+        self._depth: Sequence[int] = self.pool.depth
         self.index = PrefixIndex(self.pool, compares_tokens=False, keeps_duplicates=True)
         self._host = PolicyHost(policy, self.candidate)
         self._host.policy.attach(self.pool.view(self.requests))
@@ -69,17 +70,9 @@ class PoolFacts:
             self.requests.ended(published, request, num_tokens)
 
     def admit(
-        self,
-        blocks: Sequence[int],
-        depths: Sequence[int],
-        parents: Sequence[int],
-        keys: Sequence[bytes],
-        *,
-        priority: int = 0,
-        tenant: int = 0,
-        request: RequestFacts | None = None,
-        chain: Sequence[bytes] = (),
-    ) -> None:
+        self, blocks: Sequence[int], depths: Sequence[int], parents: Sequence[int], keys: Sequence[bytes], *,
+        priority: int = 0, tenant: int = 0, request: RequestFacts | None = None, chain: Sequence[bytes] = (),
+    ) -> None:  # fmt: skip
         """The contents of these blocks, root first, were published; they are in use until released.
 
         Args:
@@ -154,8 +147,8 @@ class PoolFacts:
     def drop_all(self) -> None:
         """Nothing is published any more."""
         self.tick()
-        published = [block for block, key in enumerate(self.pool.block_hash) if key is not None]
-        for block in sorted(published, key=self.pool.depth.__getitem__, reverse=True):
+        published = [block for block, name in enumerate(self.names) if name is not None]
+        for block in sorted(published, key=self._depth.__getitem__, reverse=True):
             self.drop(block)
 
 
@@ -183,7 +176,7 @@ class GroupFacts(PoolFacts):
             self._groups, lambda: policy, num_bytes=num_blocks * page, parents=self._parents, unit=self.block_size
         )
         self._pool = self._memory.pools[0]
-        self._host, self.candidate = self._pool.host, self._pool.candidate
+        self._host, self.candidate, self._depth = self._pool.host, self._pool.candidate, self._pool.depth
         self._names: list[bytes | None] = [None] * (num_blocks + 1)
         self.names, self._found = self._names, list[int]()
         if self.requests is not None:
@@ -209,17 +202,9 @@ class GroupFacts(PoolFacts):
         return request
 
     def admit(
-        self,
-        blocks: Sequence[int],
-        depths: Sequence[int],
-        parents: Sequence[int],
-        keys: Sequence[bytes],
-        *,
-        priority: int = 0,
-        tenant: int = 0,
-        request: RequestFacts | None = None,
-        chain: Sequence[bytes] = (),
-    ) -> None:
+        self, blocks: Sequence[int], depths: Sequence[int], parents: Sequence[int], keys: Sequence[bytes], *,
+        priority: int = 0, tenant: int = 0, request: RequestFacts | None = None, chain: Sequence[bytes] = (),
+    ) -> None:  # fmt: skip
         """As of one group; `parents` are not read, since a window's block may be resident without those above it."""
         self._timed()
         pool, clock = self._pool, self._memory.clock
@@ -277,11 +262,6 @@ class GroupFacts(PoolFacts):
         self._pool.unreferenced += not self.candidate[block]
         self._pool.discard(block)
         self._gone([block])
-
-    def drop_all(self) -> None:
-        published = [block for block, name in enumerate(self._names) if name is not None]
-        for block in sorted(published, key=self._pool.depth.__getitem__, reverse=True):
-            self.drop(block)
 
     def _gone(self, blocks: list[int]) -> list[int]:
         """The same blocks, without content from here on; the host has them."""

@@ -161,11 +161,10 @@ class OrderStrategy:
 
     def _order(self) -> dict[Any, int]:
         """Every candidate's rank, by a copy of the policy that is made to evict them all."""
-        host = copy.deepcopy(self._host)
-        order: dict[Any, int] = {}
-        for _ in range(sum(host.host.candidate)):
+        host, order = copy.deepcopy(self._host), dict[Any, int]()
+        for rank in range(sum(host.host.candidate)):
             name = host.victim()
-            order[name] = len(order)
+            order[name] = rank
             host.evict(name)
             parent = host.block_of.get(self._parent[name])
             if parent is not None:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,16 +51,12 @@ def register_transformers(backend: Component = "torch", name: str = "kvlab_torch
     except (ImportError, AttributeError) as error:
         raise Unsupported(f"transformers has no attention interface to use ({error}); needed is {INTERFACE}") from error
     register(name, attention.forward)
-    register_mask(name, _full_mask(sdpa_mask))
-
-
-def _full_mask(sdpa_mask: Callable[..., Any]) -> Callable[..., Any]:
-    """The boolean mask always, (B, 1, Q, C): it says which keys are padding."""
 
     def mask(*args: Any, **kwargs: Any) -> Any:
+        """The boolean mask always, (B, 1, Q, C): it says which keys are padding."""
         return sdpa_mask(*args, **(kwargs | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}))
 
-    return mask
+    register_mask(name, mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +79,11 @@ class _Attention:
         self._build()
 
     def forward(
-        self,
-        module: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        dropout: float = 0.0,
-        scaling: float | None = None,
-        is_causal: bool | None = None,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        s_aux: Tensor | None = None,
-        position_bias: Tensor | None = None,
-        **_: Any,
-    ) -> tuple[Tensor, None]:
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+        dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None,
+        sliding_window: int | None = None, softcap: float | None = None, s_aux: Tensor | None = None,
+        position_bias: Tensor | None = None, **_: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
         """transformers' call: query (B, H, Q, D), key and value (B, K, C, D) -> (B, Q, H, D), and no weights."""
         import torch
 

@@ -212,33 +212,20 @@ def importable(*classes: type) -> dict[str, type]:
 class MovesNothing:
     """Every answer that vLLM asks of a KV connector, of one without bytes to move. Needs no base class of vLLM's."""
 
-    @property
-    def requires_kv_delivery(self) -> bool:
-        """Nothing is handed off that a preemption could spoil."""
-        return False
+    requires_kv_delivery = False  # nothing is handed off that a preemption could spoil
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """Nothing is found outside the pool."""
         return 0, False
 
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Nothing to load."""
-
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
         """Nothing to save: the blocks may be freed."""
         return False, None
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Nothing to load."""
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """Nothing to load, to save or to wait for."""
 
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to wait for."""
-
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing to save."""
-
-    def wait_for_save(self) -> None:
-        """Nothing to wait for."""
+    update_state_after_alloc = start_load_kv = wait_for_layer_load = save_kv_layer = wait_for_save = _nothing
 
     def reset_cache(self) -> bool:
         """There is no cache of the connector's own."""
@@ -268,9 +255,8 @@ class _Methods(MovesNothing):
                     f"{kv_cache_manager.num_kv_cache_groups} KV cache groups; leave it out"
                 )
             hash_of = importlib.import_module("vllm.v1.core.kv_cache_utils").get_block_hash
-            policy = (
-                "vllm" if eviction is None else str(eviction.get("name") if isinstance(eviction, Mapping) else eviction)
-            )
+            name = eviction.get("name") if isinstance(eviction, Mapping) else eviction
+            policy = "vllm" if eviction is None else str(name)
             self.misses = MissWatch(kv_cache_manager, hash_of, policy=policy, folder=Path(self.explain))
 
     def shutdown(self) -> None:

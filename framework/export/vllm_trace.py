@@ -36,11 +36,10 @@ def paths_of(extra: Mapping[str, Any]) -> tuple[Path, Path | None]:
     """
     if unknown := sorted(set(extra) - {"path", "steps"}):
         raise ConfigError(f"kv_connector_extra_config of TraceConnector has path and steps, found {', '.join(unknown)}")
-    for name in ("path", *(["steps"] if "steps" in extra else [])):
-        if not isinstance(extra.get(name), str) or not extra[name]:
+    for name, path in {"path": None, **extra}.items():
+        if not isinstance(path, str) or not path:
             raise ConfigError(
-                f"TraceConnector writes to kv_connector_extra_config's {name}, found {extra.get(name)!r}; "
-                "name a new file"
+                f"TraceConnector writes to kv_connector_extra_config's {name}, found {path!r}; name a new file"
             )
     return Path(extra["path"]), Path(extra["steps"]) if "steps" in extra else None
 
@@ -70,16 +69,14 @@ class TraceMethods(MovesNothing):
 
     def on_new_request(self, request: Any) -> None:
         """A request entered the engine."""
-        if self.trace is None:
-            return
-        live = LiveRequest(
-            arrival_s=float(self._num_steps),
-            prompt_tokens=int(request.num_prompt_tokens),
-            session=getattr(request, "session_id", None),
-            priority=-int(request.priority),  # there, lower is more important
-        )
-        self._live[request.request_id] = live
-        self.trace.arrived(live)
+        if self.trace is not None:
+            live = self._live[request.request_id] = LiveRequest(
+                arrival_s=float(self._num_steps),
+                prompt_tokens=int(request.num_prompt_tokens),
+                session=getattr(request, "session_id", None),
+                priority=-int(request.priority),  # there, lower is more important
+            )
+            self.trace.arrived(live)
 
     def scheduled(self, output: Any) -> None:
         """A step was scheduled, as vLLM's SchedulerOutput says; one without a token is none."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,8 @@ class PolicyQueue:
     """Stands for a BlockPool's `free_block_queue`: same methods, other victims.
 
     vLLM's own queue is kept, in vLLM's order, and stays the truth about what is free. What it would hand out without a
-    hash goes as before; where it would evict, the policy names the block instead.
+    hash goes as before; where it would evict, the policy names the block instead. All else that is asked goes to it:
+    `iter_blocks_after` in vLLM's order, since a policy names one victim at a time and cannot foretell the next.
 
     NOTE. A policy that fails is given up for good: from there on vLLM's own queue decides, as if we were not here.
     The engine goes on, and one error in the log says why.
@@ -45,14 +45,9 @@ class PolicyQueue:
     """
 
     def __init__(
-        self,
-        order: Any,
-        blocks: Sequence[Any],
-        facts: PoolFacts,
-        *,
-        on_declined: Callable[[list[Any]], Any],
+        self, order: Any, blocks: Sequence[Any], facts: PoolFacts, *, on_declined: Callable[[list[Any]], Any],
         hash_of: Callable[[Any], bytes],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.order, self.blocks, self._on_declined, self.hash_of = order, blocks, on_declined, hash_of
         self.facts: PoolFacts | None = facts
         self.failure: Exception | None = None
@@ -99,14 +94,6 @@ class PolicyQueue:
         if self.facts is not None and blocks:
             self.attempt(lambda facts: self._release(facts, blocks))
 
-    def prepend_n(self, blocks: list[Any]) -> None:
-        """Blocks without content that nobody uses any more."""
-        self.order.prepend_n(blocks)
-
-    def iter_blocks_after(self, cursor: Any) -> Iterator[Any]:
-        """Free blocks in vLLM's order: a policy names one victim at a time and cannot foretell the next."""
-        return self.order.iter_blocks_after(cursor)  # type: ignore[no-any-return]
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self.order, name)
 
@@ -128,19 +115,13 @@ class PolicyQueue:
         except OUTSIDE:
             raise
         except Exception as error:
-            self._give_up(error)
+            self.facts, self.failure = None, error
+            self._candidate[:] = bytes(len(self._candidate))
+            logger.error(
+                "The eviction policy failed and is not asked again; blocks go in vLLM's own order from here on, as "
+                f"without a PolicyConnector. {type(error).__name__}: {error}", exc_info=error,
+            )  # fmt: skip
             return None
-
-    def _give_up(self, error: Exception) -> None:
-        self.facts, self.failure = None, error
-        self._candidate[:] = bytes(len(self._candidate))
-        logger.error(
-            "The eviction policy failed and is not asked again; blocks go in vLLM's own order from here on, as without "
-            "a PolicyConnector. %s: %s",
-            type(error).__name__,
-            error,
-            exc_info=error,
-        )
 
     def _victims(self, most: int) -> list[Any]:
         """The policy's next victims; none where it has none to name."""
@@ -162,13 +143,15 @@ class PolicyQueue:
             self._on_declined([self.blocks[block] for block in declined])
 
 
-@dataclass(slots=True)
-class _Known:
-    """A request that vLLM runs, as far as a policy may know it."""
+_Known = tuple[int, int, RequestFacts | None]
+"""Priority, tenant and facts of a request that vLLM runs, as far as a policy may know it."""
 
-    priority: int
-    tenant: int
-    facts: RequestFacts | None
+
+def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """From here on `around(method, *args)` is called for the method of that name, where there is one."""
+    call = getattr(owner, name, None)
+    if call is not None:
+        setattr(owner, name, wraps(call)(lambda *args, **kwargs: around(call, *args, **kwargs)))
 
 
 class PoolWatch:
@@ -214,10 +197,9 @@ class PoolWatch:
     def _watch(
         self, owner: Any, name: str, before: Callable[..., Any] | None, after: Callable[..., Any] | None = None
     ) -> None:
-        call, queue = getattr(owner, name), self.queue
+        queue = self.queue
 
-        @wraps(call)
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def watched(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if queue.facts is None:
                 return call(*args, **kwargs)
             if before is not None:
@@ -227,7 +209,7 @@ class PoolWatch:
                 queue.attempt(lambda facts: after(facts, result, *args, **kwargs))
             return result
 
-        setattr(owner, name, watched)
+        _wrap(owner, name, watched)
 
     def _begin_step(self) -> None:
         self.num_steps += 1
@@ -260,16 +242,16 @@ class PoolWatch:
         ]
         if not new:
             return
-        known = self._known_of(facts, request)
+        priority, tenant, described = self._known_of(facts, request)
         facts.tick()
         facts.admit(
             [block.block_id for _, block in new],
             [place for place, _ in new],
             [blocks[place - 1].block_id if place else 0 for place, _ in new],
             [self.queue.hash_of(block.block_hash) for _, block in new],
-            priority=known.priority,
-            tenant=known.tenant,
-            request=known.facts,
+            priority=priority,
+            tenant=tenant,
+            request=described,
             chain=request.block_hashes,
         )
 
@@ -301,7 +283,7 @@ class PoolWatch:
             self.queue.counted(under_way=True)
         if facts is not None and facts.requests is not None:
             blocks = [block.block_id for group in manager.get_blocks(request.request_id).blocks for block in group]
-            facts.ended(blocks, self._known_of(facts, request).facts, request.num_tokens)
+            facts.ended(blocks, self._known_of(facts, request)[2], request.num_tokens)
         self._known.pop(request.request_id, None)
         if request.is_finished():
             self.arrivals.pop(request.request_id, None)
@@ -313,10 +295,8 @@ class PoolWatch:
         known = self._known.get(request.request_id)
         if known is None:
             tenant = _tenant(request)
-            known = _Known(-request.priority, facts.tenant(tenant), None)
-            if facts.requests is not None:
-                known.facts = self._describe(facts, request, tenant)
-            self._known[request.request_id] = known
+            described = None if facts.requests is None else self._describe(facts, request, tenant)
+            known = self._known[request.request_id] = -request.priority, facts.tenant(tenant), described
         return known
 
     def _describe(self, facts: PoolFacts, request: Any, tenant: str) -> RequestFacts:
@@ -362,17 +342,12 @@ class MissWatch:
         self._running: set[str] = set()
         self._count = self._hit_tokens = self._prompt_tokens = 0
         self._rows = _open(folder)
-        self._wrap(manager, "allocate_slots", self._allocate)
-        self._wrap(manager, "free", self._free)
-        self._wrap(manager, "pop_blocks_for_free", self._free)
-        self._wrap(pool, "cache_full_blocks", self._publish)
-        self._wrap(pool, "_maybe_evict_cached_block", self._evict)
-        self._wrap(pool, "reset_prefix_cache", self._reset)
-
-    def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        call = getattr(owner, name, None)
-        if call is not None:
-            setattr(owner, name, wraps(call)(lambda *args, **kwargs: around(call, *args, **kwargs)))
+        _wrap(manager, "allocate_slots", self._allocate)
+        _wrap(manager, "free", self._free)
+        _wrap(manager, "pop_blocks_for_free", self._free)
+        _wrap(pool, "cache_full_blocks", self._publish)
+        _wrap(pool, "_maybe_evict_cached_block", self._evict)
+        _wrap(pool, "reset_prefix_cache", self._reset)
 
     def _allocate(
         self, call: Any, request: Any, num_new_tokens: int, num_new_computed_tokens: int = 0, *args: Any, **kwargs: Any
@@ -437,15 +412,9 @@ class MissWatch:
         return call(request, *args, **kwargs)
 
     def _publish(
-        self,
-        call: Any,
-        request: Any,
-        blocks: Any,
-        num_cached_blocks: int,
-        num_full_blocks: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+        self, call: Any, request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int,
+        *args: Any, **kwargs: Any,
+    ) -> Any:  # fmt: skip
         found = call(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)
         new = blocks[num_cached_blocks:num_full_blocks]
         self.ledger.published([self._hash_of(b.block_hash) for b in new if b.block_hash is not None and not b.is_null])
