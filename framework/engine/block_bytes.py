@@ -24,14 +24,8 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
 def parts_of(pool: KVPool, group: int = 0) -> list[Tensor]:
     """(N + 1, bytes) uint8 views of all that a block of a group has: K and V of each layer, an int8 pool's scales."""
-    found: list[Tensor] = []
-    for layer in pool.layers_of(group):
-        found += [layer.k, layer.v]
-        if pool.dtype == "int8":
-            assert layer.k_scale is not None
-            assert layer.v_scale is not None
-            found += [layer.k_scale, layer.v_scale]
-    return as_bytes(found)
+    names = ("k", "v", "k_scale", "v_scale") if pool.dtype == "int8" else ("k", "v")
+    return as_bytes([getattr(layer, name) for layer in pool.layers_of(group) for name in names])
 
 
 def as_bytes(blocks: Sequence[Tensor]) -> list[Tensor]:
@@ -49,9 +43,8 @@ def block_format(pool: KVPool, parts: Sequence[Tensor], model: str, hash: str, k
     """
     if pool.dtype == "float8_e4m3fn":
         scales = [scale for layer in pool.layers for scale in (layer.k_scale, layer.v_scale) if scale is not None]
-        model += (
-            "/" + hashlib.sha256(torch.cat([scale.float().cpu() for scale in scales]).numpy().tobytes()).hexdigest()
-        )
+        named = hashlib.sha256(torch.cat([scale.float().cpu() for scale in scales]).numpy().tobytes())
+        model += f"/{named.hexdigest()}"
     return BlockFormat(
         model=model,
         dtype=pool.dtype,
@@ -120,11 +113,11 @@ class CudaPoolBytes:
     def _on_device(self) -> Tensor:
         return torch.empty(self.block_bytes, dtype=torch.uint8, device=self._device)
 
-    def _on_host(self) -> Tensor:
-        return torch.empty(self.block_bytes, dtype=torch.uint8, pin_memory=True)
-
     def read(self, block: int, into: Bytes | None = None) -> Callable[[], Bytes]:
-        data = self._on_host() if into is None else _require_pinned(torch.from_numpy(into))
+        if into is None:
+            data = torch.empty(self.block_bytes, dtype=torch.uint8, pin_memory=True)
+        else:
+            data = _require_pinned(torch.from_numpy(into))
         self._turn = (self._turn + 1) % len(self._gathered)
         gathered, left = self._gathered[self._turn], self._left[self._turn]
         self._gathering.wait_stream(self._engine)
@@ -146,8 +139,17 @@ class CudaPoolBytes:
         return wait
 
     def allocate(self, num_bytes: int) -> memoryview:
+        """Pinned until it is freed. torch's own pinned memory takes the next power of two.
+
+        Raises:
+            MemoryError: the system does not pin so much.
+        """
         memory = np.empty(num_bytes, dtype=np.uint8)
-        _pin(memory)
+        runtime, start = torch.cuda.cudart(), memory.ctypes.data  # type: ignore[no-untyped-call]
+        error = int(runtime.cudaHostRegister(start, num_bytes, _PORTABLE))
+        if error:
+            raise MemoryError(f"{num_bytes} bytes of host memory cannot be pinned: CUDA error {error}")
+        weakref.finalize(memory, runtime.cudaHostUnregister, start).atexit = False
         return memory.data
 
     def write(self, block: int, data: Bytes) -> None:
@@ -162,19 +164,6 @@ class CudaPoolBytes:
 def _stream(device: torch.device) -> torch.cuda.Stream:
     made: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     return made
-
-
-def _pin(memory: Bytes) -> None:
-    """Pin this memory until it is freed. torch's own pinned memory takes the next power of two.
-
-    Raises:
-        MemoryError: the system does not pin so much.
-    """
-    runtime, start = torch.cuda.cudart(), memory.ctypes.data  # type: ignore[no-untyped-call]
-    error = int(runtime.cudaHostRegister(start, memory.nbytes, _PORTABLE))
-    if error:
-        raise MemoryError(f"{memory.nbytes} bytes of host memory cannot be pinned: CUDA error {error}")
-    weakref.finalize(memory, runtime.cudaHostUnregister, start).atexit = False
 
 
 def _require_pinned(memory: Tensor) -> Tensor:

@@ -30,14 +30,11 @@ def compiled_forward(decoder: Decoder) -> Callable[..., Any]:
     can make one model after another, each gets a code object of its own, and takes its programs along when it goes.
     """
 
-    def forward(tokens: Tensor, positions: Tensor, attention: Attention, rotate: bool = True) -> Tensor:
+    def forward(tokens: Tensor, positions: Tensor, attention: Attention, rotate: bool) -> Tensor:
         hidden: Tensor = decoder(tokens, positions, attention, rotate=rotate)
         return hidden
 
-    code = forward.__code__.replace()
-    function = types.FunctionType(
-        code, forward.__globals__, forward.__name__, forward.__defaults__, forward.__closure__
-    )
+    function = types.FunctionType(forward.__code__.replace(), globals(), closure=forward.__closure__)
     return torch.compile(function, dynamic=True, fullgraph=True)
 
 
@@ -50,7 +47,7 @@ class Attends(Protocol):
 
 def opaque_attention(owner: Attends) -> Attention:
     """The attention of `owner` behind a registered operator, which does not keep it alive."""
-    operator, number = _attend(), _number_of(owner)
+    operator, number = _operator("attend"), _number_of(owner)
 
     def through(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         found: Tensor = operator(q, k, v, layer, number)
@@ -63,16 +60,12 @@ class OpaqueGroup:
     """A group of ranks whose `sum` is a registered operator. Each sum has a tensor of its own."""
 
     def __init__(self, group: Group) -> None:
-        self._group, self._operator, self._number = group, _sum(), _number_of(group)
+        self._operator, self._number, self.gather = _operator("sum"), _number_of(group), group.gather
 
     def sum(self, x: Tensor) -> Tensor:
         """See Group."""
         total: Tensor = self._operator(x, self._number)
         return total
-
-    def gather(self, x: Tensor, widths: list[int]) -> Tensor:
-        """See Group."""
-        return self._group.gather(x, widths)
 
 
 def _number_of(owner: Any) -> int:
@@ -81,26 +74,19 @@ def _number_of(owner: Any) -> int:
     return number
 
 
+_WORK: dict[str, tuple[str, Callable[..., Any]]] = {
+    "attend": (
+        "(Tensor q, Tensor k, Tensor v, int layer, int number) -> Tensor",
+        lambda q, k, v, layer, number: _OWNERS[number].attend(layer, q, k, v),
+    ),
+    "sum": ("(Tensor x, int number) -> Tensor", lambda x, number: _OWNERS[number].sum(x.clone())),
+}
+
+
 @functools.cache
-def _attend() -> Callable[..., Any]:
-    def attend(q: Tensor, k: Tensor, v: Tensor, layer: int, number: int) -> Tensor:
-        found: Tensor = _OWNERS[number].attend(layer, q, k, v)
-        return found
-
-    return _operator("attend", "(Tensor q, Tensor k, Tensor v, int layer, int number) -> Tensor", attend)
-
-
-@functools.cache
-def _sum() -> Callable[..., Any]:
-    def add_up(x: Tensor, number: int) -> Tensor:
-        found: Tensor = _OWNERS[number].sum(x.clone())
-        return found
-
-    return _operator("sum", "(Tensor x, int number) -> Tensor", add_up)
-
-
-def _operator(name: str, schema: str, work: Callable[..., Tensor]) -> Callable[..., Any]:
-    """`work` as an operator that gives a tensor like its first argument. torch keeps one of a name for the process."""
+def _operator(name: str) -> Callable[..., Any]:
+    """The operator that does this work and gives a tensor like its first argument; one of a name for the process."""
+    schema, work = _WORK[name]
     operator = torch.library.custom_op(f"kvcache_framework::{name}", work, mutates_args=(), schema=schema)
     operator.register_fake(lambda first, *others: torch.empty_like(first))
     return operator

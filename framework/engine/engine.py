@@ -174,11 +174,7 @@ class Engine:
         listen(state)
         self.allocator, self.state, self.life, self.metrics = allocator, state, life, state.metrics
         self.scheduler = Scheduler(
-            state,
-            life,
-            max_batch_tokens=options.max_batch_tokens,
-            chunk_size=chunk_size,
-            order=options.scheduling,
+            state, life, max_batch_tokens=options.max_batch_tokens, chunk_size=chunk_size, order=options.scheduling
         )
         self._outputs = Outputs(state, life, self.candidates, in_turn=self.scheduler.running_first)
 
@@ -337,11 +333,7 @@ class Engine:
                 raise InvalidArgument(
                     f"request {request.number} was not submitted to this engine; cancel it where it was"
                 )
-            self._change(self._cancel, request, reason)
-
-    def _cancel(self, request: Request, reason: str) -> None:
-        self.life.drop(request)
-        self.life.end(request, Status.CANCELLED, reason)
+            self._change(self.life.stop, request, Status.CANCELLED, reason)
 
     @property
     def num_unfinished(self) -> int:
@@ -400,7 +392,9 @@ class Engine:
         try:
             executor.forward(step, state.rows)
         except (PluginError, Unsupported, InvalidArgument) as error:
-            self._fail_rows(step, error)
+            for row in step.rows.tolist():  # all of them: their K and V may be half written
+                if (seq := state.rows.sequences[row]) is not None:
+                    self.life.fail(seq, error)
             return
         if self.state is not state:
             raise EngineInterrupted("the engine was reset while this step ran: what it computed is thrown away")
@@ -446,19 +440,17 @@ class Engine:
             self.life.preempt(last)
             return
         seq = stuck if stuck is not None else last
-        if seq is not None:
-            try:
-                stats = state.guarded.stats()
-            except FrameworkError as error:
-                self.life.fail(seq, error)
-                return
-            self.life.drop(seq.request)
-            self.life.end(
-                seq.request,
-                Status.FAILED,
-                f"needs room for {len(seq.tokens)} tokens, has {stats.free_blocks} free + {stats.cached_blocks} "
-                f"evictable of {stats.num_blocks} blocks and nothing else runs; raise cache.num_blocks",
-            )
+        assert seq is not None
+        try:
+            stats = state.guarded.stats()
+        except FrameworkError as error:
+            self.life.fail(seq, error)
+            return
+        why = (
+            f"needs room for {len(seq.tokens)} tokens, has {stats.free_blocks} free + {stats.cached_blocks} "
+            f"evictable of {stats.num_blocks} blocks and nothing else runs; raise cache.num_blocks"
+        )
+        self.life.stop(seq.request, Status.FAILED, why)
 
     def _fail_one(self, error: FrameworkError) -> None:
         """End the most important request for an error that is no single request's: the others may do without."""
@@ -466,13 +458,6 @@ class Engine:
         seq = self.state.rows.sequence(int(active[0])) if len(active) else self.state.waiting.peek()
         if seq is not None:
             self.life.fail(seq, error)
-
-    def _fail_rows(self, step: Step, error: FrameworkError) -> None:
-        """End the requests of a step that the backend failed: their K and V may be half written."""
-        for row in step.rows.tolist():
-            seq = self.state.rows.sequences[row]
-            if seq is not None:
-                self.life.fail(seq, error)
 
     def _inject_preemption(self) -> None:
         """Preempt the newest row, unless its request is the only one running: that would never end."""
@@ -516,6 +501,5 @@ class Engine:
         if not self.state.requests and (stats.used_blocks or stats.num_requests or self.state.rows.num_active):
             raise InvariantViolation(
                 f"{type(self.allocator).__name__}: I45: every request has ended, yet {stats.used_blocks} blocks, "
-                f"{stats.num_requests} tables and "
-                f"{self.state.rows.num_active} rows are in use"
+                f"{stats.num_requests} tables and {self.state.rows.num_active} rows are in use"
             )

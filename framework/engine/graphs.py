@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,19 +63,6 @@ class CudaRecorder:
         return replay
 
 
-@dataclass(slots=True)
-class _Bucket:
-    """One batch size: its inputs' places are fixed, `replay` reads them and writes `logits` (P, V)."""
-
-    size: int
-    tokens: Tensor
-    positions: Tensor
-    rows: Tensor
-    batch: Batch
-    logits: Tensor | None = None
-    replay: Work | None = None
-
-
 class DecodeGraphs:
     """Steps in which every row computes one token, replayed at the next larger of a few sizes.
 
@@ -106,9 +92,7 @@ class DecodeGraphs:
         self._spill = Staging(tables.device)
         self._table = torch.zeros(largest, tables.max_blocks, dtype=torch.int32, device=tables.device)
         self._logits: Tensor | None = None
-        self._buckets = {size: self._bucket(size) for size in self.sizes}
-        for size in reversed(self.sizes):
-            self._record(self._buckets[size], recorder)
+        self._recorded = {size: self._record(size, recorder) for size in reversed(self.sizes)}
         self.capture_s = time.perf_counter() - start
 
     def size_for(self, step: Step) -> int | None:
@@ -124,7 +108,7 @@ class DecodeGraphs:
         Args:
             tokens: (B,) token ids. slots: (B,) where each one's K and V go.
         """
-        bucket, count = self._buckets[size], len(step.rows)
+        (batch, replay), count = self._recorded[size], len(step.rows)
         index, values = self._tables.take_changes()
         if len(index) > self._room:  # a flood, such as many long prompts admitted at once
             self._tables.apply(*self._spill.upload(index, values))
@@ -133,31 +117,27 @@ class DecodeGraphs:
         inputs[0][:count], inputs[1][:count], inputs[2][:count] = tokens, step.computed, slots
         inputs[3][:count], inputs[4][:count] = step.rows, step.computed + 1
         inputs[5][:], inputs[6][:] = index, values
-        bucket.batch.host_context_lens[:] = inputs[4]
+        batch.host_context_lens[:] = inputs[4]
         sent = self.staging.upload(*inputs)
         if len(index):
             self._tables.apply(sent[5], sent[6])
-        assert bucket.replay is not None
-        assert bucket.logits is not None
-        bucket.replay()
+        replay()
         self.num_replays += 1
         self.num_padded_rows += size - count
-        return bucket.logits[:count]
+        assert self._logits is not None
+        return self._logits[:count]
 
     def _inputs(self, size: int, num_changes: int) -> list[npt.NDArray[Any]]:
         """A step's upload with nothing but padding in it: tokens, positions, slots, rows, contexts, table changes."""
-        zeros = np.zeros(size, dtype=np.int64)
-        return [
-            zeros,
-            zeros.copy(),
-            np.full(size, -1, dtype=np.int64),
-            np.full(size, self._tables.null_row, dtype=np.int64),
-            np.zeros(size, dtype=np.int32),
-            np.zeros(num_changes, dtype=np.int64),
-            np.zeros(num_changes, dtype=np.int32),
-        ]
+        of_row = [np.full(size, value, dtype=np.int64) for value in (0, 0, -1, self._tables.null_row)]
+        changes = np.zeros(num_changes, dtype=np.int64), np.zeros(num_changes, dtype=np.int32)
+        return [*of_row, np.zeros(size, dtype=np.int32), *changes]
 
-    def _bucket(self, size: int) -> _Bucket:
+    def _record(self, size: int, recorder: Recorder) -> tuple[Batch, Work]:
+        """The batch of a size, whose inputs' places are fixed, and what reads them and writes logits (P, V).
+
+        Warms up on padding alone, which touches no block.
+        """
         arrays = self._inputs(size, 0)
         places, _ = layout(*arrays)
         tokens, positions, slots, rows, contexts = (
@@ -175,44 +155,22 @@ class DecodeGraphs:
             host_context_lens=np.zeros(size, dtype=np.int32),
             host_query_starts=starts,
         )
-        return _Bucket(size, tokens, positions, rows, batch)
-
-    def _record(self, bucket: _Bucket, recorder: Recorder) -> None:
-        """Warm up on padding alone, which touches no block, then record."""
-        self.staging.upload(*self._inputs(bucket.size, 0))
+        self.staging.upload(*arrays)
 
         def work() -> None:
-            self._tables.gather(bucket.rows, self._tables.max_blocks, out=bucket.batch.block_tables)
-            logits = self._compute(bucket.tokens, bucket.positions, bucket.batch)
-            if bucket.logits is None:
-                bucket.logits = self._logits_for(logits)
-            bucket.logits.copy_(logits)
+            self._tables.gather(rows, self._tables.max_blocks, out=batch.block_tables)
+            logits = self._compute(tokens, positions, batch)
+            if self._logits is None:  # one tensor for all sizes: the largest is warmed up first
+                self._logits = torch.empty_like(logits)
+            self._logits[:size].copy_(logits)
 
         recorder.warm_up(work)
-        bucket.replay = recorder.capture(work)
-
-    def _logits_for(self, like: Tensor) -> Tensor:
-        """One tensor for all sizes: the largest is warmed up first."""
-        if self._logits is None:
-            self._logits = torch.empty_like(like)
-        return self._logits[: len(like)]
+        return batch, recorder.capture(work)
 
 
 def bucket_sizes(max_rows: int) -> tuple[int, ...]:
     """Batch sizes to record: the powers of 2 up to `max_rows`, and `max_rows`."""
     return tuple(sorted({1 << power for power in range(max_rows.bit_length())} | {max_rows}))
-
-
-def reasons_against(backend: AttentionBackend, device: str, num_ranks: int = 1) -> list[str]:
-    """Why decode steps cannot be captured as CUDA graphs here; empty when they can."""
-    reasons = []
-    if torch.device(device).type != "cuda":
-        reasons.append(f"device {device} has no CUDA graphs")
-    if not backend.capabilities.graph_safe:
-        reasons.append(f"{type(backend).__name__} does not declare graph_safe: it reads lengths on the host")
-    if num_ranks > 1:
-        reasons.append(f"the host tells {num_ranks} ranks of each step")
-    return reasons
 
 
 def choose(options: EngineOptions, backend: AttentionBackend, device: str) -> tuple[tuple[int, ...], str]:
@@ -223,7 +181,13 @@ def choose(options: EngineOptions, backend: AttentionBackend, device: str) -> tu
     """
     if options.cuda_graphs is False:
         return (), "engine.cuda_graphs=false"
-    reasons = reasons_against(backend, device, options.tensor_parallel_size)
+    reasons, num_ranks = [], options.tensor_parallel_size
+    if torch.device(device).type != "cuda":
+        reasons.append(f"device {device} has no CUDA graphs")
+    if not backend.capabilities.graph_safe:
+        reasons.append(f"{type(backend).__name__} does not declare graph_safe: it reads lengths on the host")
+    if num_ranks > 1:
+        reasons.append(f"the host tells {num_ranks} ranks of each step")
     if reasons and options.cuda_graphs is True:
         raise ConfigError(
             f"engine.cuda_graphs=true cannot be: {'; '.join(reasons)}. Take engine.cuda_graphs=auto, or one rank, a "

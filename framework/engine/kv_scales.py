@@ -16,7 +16,7 @@ from framework.engine.pool import KVPool
 from framework.errors import ConfigError
 from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder
-from framework.model.dense import whole_attention
+from framework.model.dense import DenseCache
 
 SCALED = "float8_e4m3fn"
 
@@ -94,8 +94,7 @@ def calibrate(pool: KVPool, decoder: Decoder) -> None:
     """
     count = min(_CALIBRATION_TOKENS, decoder.config.max_position_embeddings)
     tokens = torch.randint(decoder.config.vocab_size, (count,), generator=torch.Generator().manual_seed(0))
-    attention = whole_attention(decoder)
-
+    attention = DenseCache(decoder).attend
     kv_of = dict(zip(decoder.config.attention_layers, pool.layers, strict=True))
 
     def observed(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

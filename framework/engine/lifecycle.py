@@ -215,7 +215,7 @@ class Lifecycle:
         NOTE 2. The last full block of a row is kept even where the window is shorter: the next one is published below
         it.
         """
-        rows, size = self.state.rows, self._size
+        rows, size, guarded, ledger = self.state.rows, self._size, self.state.guarded, self.state.ledger
         computed = rows.computed[step.rows]
         passed = np.minimum((computed + 1 - window) // size, computed // size - 1)
         due = (passed > rows.passed[step.rows]).nonzero()[0]
@@ -223,27 +223,20 @@ class Lifecycle:
             seq = rows.sequences[row]
             if seq is None:
                 continue
+            rows.passed[row] = count
+            if ledger is not None:
+                ledger.decline(True)
+                ledger.pass_by(seq.id, count)
             try:
-                self._unref_leading(seq, count)
+                if guarded.unref_leading(seq.id, count * size):
+                    self.state.executor.set_table(row, 0, guarded.table(seq.id))
+                if guarded.num_groups > 1:
+                    self._set_further(seq)
             except FrameworkError as error:
                 self.fail(seq, error)
-
-    def _unref_leading(self, seq: Sequence, num_blocks: int) -> None:
-        """No layer reads the first `num_blocks` of `seq`, which has a row, any more."""
-        state, row = self.state, seq.row
-        state.rows.passed[row] = num_blocks
-        if state.ledger is not None:
-            state.ledger.decline(True)
-            state.ledger.pass_by(seq.id, num_blocks)
-        try:
-            found = state.guarded.unref_leading(seq.id, num_blocks * self._size)
-        finally:
-            if state.ledger is not None:
-                state.ledger.decline(False)
-        if found:
-            state.executor.set_table(row, 0, state.guarded.table(seq.id))
-        if state.guarded.num_groups > 1:
-            self._set_further(seq)
+            finally:
+                if ledger is not None:
+                    ledger.decline(False)
 
     def take_change(self, seq: Sequence, change: TableChange, table: npt.NDArray[np.int32]) -> None:
         """The table of `seq` is now `table`, changed as `change` says: bring its row and the executor up to date."""
@@ -265,9 +258,8 @@ class Lifecycle:
 
     def fail(self, seq: Sequence, error: Exception) -> None:
         """End the request of `seq`, and no other, because of `error`; also of one that nobody raised on purpose."""
-        self.drop(seq.request)
         ours = "" if isinstance(error, FrameworkError) else "FrameworkError: internal error: "
-        self.end(seq.request, Status.FAILED, f"{ours}{type(error).__name__}: {error}")
+        self.stop(seq.request, Status.FAILED, f"{ours}{type(error).__name__}: {error}")
 
     def fail_unsound(self, request: Request) -> None:
         """End `request`, whose logits are not finite. What it attended to leaves the cache and the tiers: some of it is
@@ -280,11 +272,10 @@ class Lifecycle:
                 self.state.guarded.reset(seq.id)
             except FrameworkError as error:
                 request.plugin_error = request.plugin_error or error
-        self.drop(request)
-        self.end(request, Status.FAILED, f"logits not finite at step {self.state.step_number}")
+        self.stop(request, Status.FAILED, f"logits not finite at step {self.state.step_number}")
 
-    def drop(self, request: Request) -> None:
-        """Take every sequence of a request out of rows and queues; keep what they generated so far."""
+    def stop(self, request: Request, status: Status, reason: str) -> None:
+        """End a request wherever its sequences are: out of rows and queues; what they generated so far is kept."""
         for seq in request.sequences:
             if seq.row >= 0:
                 self.release(seq)
@@ -298,6 +289,7 @@ class Lifecycle:
         ]
         for seq in request.sequences:
             seq.done = True
+        self.end(request, status, reason)
 
     def end(self, request: Request, status: Status, reason: str = "") -> None:
         """Close a request whose sequences hold nothing any more."""

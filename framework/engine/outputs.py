@@ -32,12 +32,7 @@ class Outputs:
     """
 
     def __init__(
-        self,
-        state: EngineState,
-        life: Lifecycle,
-        candidates: dict[int, list[Candidates]] | None = None,
-        *,
-        in_turn: bool = False,
+        self, state: EngineState, life: Lifecycle, candidates: dict[int, list[Candidates]] | None, *, in_turn: bool
     ) -> None:
         self.state, self.life, self._in_turn = state, life, in_turn
         self.beams = BeamSearch(state, life, candidates)
@@ -45,12 +40,10 @@ class Outputs:
     def sample(self, step: Step) -> None:
         rows = self.state.rows
         where = step.rows[step.sampled]
-        if not np.count_nonzero(rows.special[where]):
-            indices, streams = np.arange(len(where), dtype=np.int64), rows.stream[where]
-            if len(indices):
-                self._append(where, indices, streams, *self.state.executor.sample(indices, streams, step, rows))
-            return
-        indices, streams, beams = self._expand(where)
+        indices, streams = np.arange(len(where), dtype=np.int64), rows.stream[where]
+        beams: dict[BeamGroup, dict[Sequence, int]] = {}
+        if np.count_nonzero(rows.special[where]):
+            indices, streams, beams = self._expand(where)
         if len(indices):
             tokens, bad = self.state.executor.sample(indices, streams, step, rows)
             self._append(where[indices], indices, streams, tokens, bad)
@@ -207,9 +200,8 @@ class BeamSearch:
             self._regroup(request, group, living)
 
     def _beam_completion(self, group: BeamGroup, way: Continuation, reason: str) -> Completion:
-        seq, rows = group.live[way.parent], self.state.rows
-        start = len(seq.request.prompt)
-        tokens = [*rows.tokens[seq.row, start : int(rows.length[seq.row])].tolist(), way.token]
+        seq = group.live[way.parent]
+        tokens = [*self.state.rows.generated(seq).tolist(), way.token]
         wanted = seq.request.sampling.logprobs is not None
         logprobs = [*seq.logprobs, TokenLogprobs(way.logprob)] if wanted else None
         return Completion(tokens, reason, way.cumulative, logprobs)
@@ -239,24 +231,25 @@ class BeamSearch:
         self.state.reserved_rows -= sum(parents[i].forks_due for i in kept)
         for i in kept:
             parents[i].forks_due = 0
-        heads: dict[int, tuple[Sequence, Continuation]] = {}
+        first: dict[int, Continuation] = {}
         live: list[Sequence] = []
         for way in living:
             parent = parents[way.parent]
-            if way.parent not in heads:
-                heads[way.parent] = (parent, way)
+            if first.setdefault(way.parent, way) is way:
                 live.append(parent)
                 continue
             live.append(self._fork_beam(parent, way))
             if request.status.ended:
                 return
-        for parent, way in heads.values():
-            rows.tokens[parent.row, rows.length[parent.row]] = way.token
-            rows.length[parent.row] += 1
-            self._extend_beam(parent, way)
+        for i, way in first.items():
+            row = parents[i].row
+            rows.tokens[row, rows.length[row]] = way.token
+            rows.length[row] += 1
+            self._extend_beam(parents[i], way)
         group.live = live
-        if any(seq.row < 0 for seq in live):
-            self._put_back(group)
+        placed = [seq for seq in live if seq.row >= 0]
+        if placed and len(placed) < len(live):  # blocks ran out while forking: all wait, and come back together
+            self.life.preempt(placed[0])
 
     def _fork_beam(self, parent: Sequence, way: Continuation) -> Sequence:
         rows = self.state.rows
@@ -273,9 +266,3 @@ class BeamSearch:
         seq.cumulative_logprob = way.cumulative
         if seq.request.sampling.logprobs is not None:
             seq.logprobs.append(TokenLogprobs(way.logprob))
-
-    def _put_back(self, group: BeamGroup) -> None:
-        """Blocks ran out while forking: the beams that have a table wait too, and come back together."""
-        seated = next((seq for seq in group.live if seq.row >= 0), None)
-        if seated is not None:
-            self.life.preempt(seated)

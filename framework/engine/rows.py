@@ -95,6 +95,10 @@ class Rows:
         seq.row = -1
         self._active = None
 
+    def generated(self, seq: Sequence) -> npt.NDArray[np.int32]:
+        """The tokens that `seq`, which has a row, has generated: a view."""
+        return self.tokens[seq.row, self.first_output[seq.row] : self.length[seq.row]]
+
     def sequence(self, row: int) -> Sequence:
         """The sequence on `row`, which must be in use."""
         seq = self.sequences[row]

@@ -38,13 +38,7 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        state: EngineState,
-        life: Lifecycle,
-        *,
-        max_batch_tokens: int,
-        chunk_size: int,
-        order: Scheduling = "admit_first",
+        self, state: EngineState, life: Lifecycle, *, max_batch_tokens: int, chunk_size: int, order: Scheduling
     ) -> None:
         self.state, self.life, self.promises = state, life, state.promises
         self.max_batch_tokens, self.chunk_size = max_batch_tokens, chunk_size
@@ -65,7 +59,7 @@ class Scheduler:
             self._place_ready()
             self.admit(self.max_batch_tokens)
             num_new, decodes_only = self._plan()
-            num_new = self._make_room(num_new)
+            self._make_room(num_new)
         if promises.planned or promises.made:
             self._require_promised(num_new)
         return self._step(num_new, decodes_only)
@@ -107,9 +101,8 @@ class Scheduler:
                     self.life.ask_why(state.ledger, seq, hit)
                 count = len(seq.tokens) - hit.num_tokens
                 room = None
-                if (
-                    num_new is not None
-                ):  # a beam among others waits with its last token: the next step computes those together
+                if num_new is not None:
+                    # A beam among others waits with its last token: the next step computes those together.
                     count = min(count - seq.is_among_beams, budget, self.chunk_size)
                     if self._ends_steps and count:
                         end = hit.num_tokens + count
@@ -207,9 +200,8 @@ class Scheduler:
         for row, seq in [(row, rows.sequence(row)) for row in rows.active().tolist()]:
             if seq.row != row:
                 continue
-            need = int(rows.length[row] - rows.computed[row]) - (
-                row in held_rows or self._too_wide(seq, num_new, budget)
-            )
+            waits = row in held_rows or self._too_wide(seq, num_new, budget)
+            need = int(rows.length[row] - rows.computed[row]) - waits
             count = min(need, budget, max(1, self.chunk_size))
             if self._ends_steps and need > 1:
                 count = self._whole_states(row, count)
@@ -303,16 +295,14 @@ class Scheduler:
 
     def _held_rows(self) -> list[int]:
         """Rows of beam groups that must not compute their last token yet: the others of the group are not there."""
-        held_rows = []
+        rows, held_rows = self.state.rows, []
         for group in self.state.groups:
-            ready = all(
-                s.row >= 0 and self.state.rows.length[s.row] - self.state.rows.computed[s.row] == 1 for s in group.live
-            )
+            ready = all(seq.row >= 0 and rows.length[seq.row] - rows.computed[seq.row] == 1 for seq in group.live)
             if not ready and len(group.live) > 1:
                 held_rows += [seq.row for seq in group.live if seq.row >= 0]
         return held_rows
 
-    def _make_room(self, num_new: IntArray) -> IntArray:
+    def _make_room(self, num_new: IntArray) -> None:
         """Extend tables where needed, most important rows first; whoever is preempted gets no new tokens."""
         rows = self.state.rows
         target = rows.computed + num_new
@@ -326,10 +316,7 @@ class Scheduler:
                 if seq is not None:
                     self._extend(seq, count)
             if rows.active() is not active:
-                in_use = np.zeros(rows.max_rows, dtype=bool)
-                in_use[rows.active()] = True
-                num_new[~in_use] = 0
-        return num_new
+                self._drop_empty(num_new)
 
     def _extend(self, seq: Sequence, num_tokens: int) -> None:
         guarded = self.state.guarded
@@ -354,10 +341,10 @@ class Scheduler:
         if tiers.ready:  # the latest that waits for a row gives its blocks up first
             tiers.drop(tiers.ready[-1][0], returning=True)
             return True
-        active = rows.active()
-        victim = rows.sequence(int(active[-1]))
-        if victim.request is seq.request and all(rows.sequence(int(r)).request is seq.request for r in active):
-            others = [rows.sequence(int(row)) for row in active if rows.sequence(int(row)) is not seq]
+        running = list(map(rows.sequence, rows.active().tolist()))
+        victim = running[-1]
+        if all(other.request is seq.request for other in running):
+            others = [other for other in running if other is not seq]
             if seq.request.group is not None or not others:
                 if not tiers.busy:
                     return False

@@ -16,8 +16,7 @@ from framework.engine.pool import KVPool
 from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, Batch
 from framework.model.decoder import Decoder
-from framework.model.delta import SequenceStates
-from framework.model.dense import delta_of, layer_attention
+from framework.model.dense import DenseCache
 
 Gaps: TypeAlias = list[tuple[float, float]]
 """Of each call and layer, in order: largest difference of an attention output from the exact one, and largest |V|."""
@@ -63,12 +62,7 @@ class _Pass:
     """
 
     def __init__(
-        self,
-        decoder: Decoder,
-        backends: Sequence[AttentionBackend],
-        spec: AttentionSpec,
-        pool: KVPool,
-        num_tokens: int,
+        self, decoder: Decoder, backends: Sequence[AttentionBackend], spec: AttentionSpec, pool: KVPool, num_tokens: int
     ) -> None:
         self._decoder = decoder
         guarded = {id(backend): GuardedBackend(backend) for backend in backends}
@@ -79,49 +73,42 @@ class _Pass:
             layer.sinks, layer.alibi_slopes = served.sinks, served.alibi_slopes
             if pool.dtype == SCALED:
                 layer.k_scale, layer.v_scale = served.k_scale, served.v_scale
-        self._keys: list[list[Tensor]] = [[] for _ in pool.layers]
-        self._values: list[list[Tensor]] = [[] for _ in pool.layers]
         self._table = torch.arange(1, num_blocks + 1, dtype=torch.int32, device=pool.device)[None]
-        self._length, self._states = 0, SequenceStates()
+        self._length, self._exact = 0, DenseCache(decoder)
         self.gaps: Gaps = []
         self._batch: Batch | None = None
 
     def logits(self, tokens: Tensor) -> Tensor:
         """(T, V) after each of the next `tokens` (T,)."""
-        start, end = self._length, self._length + len(tokens)
-        self._batch, self._length = self._batch_of(start, end), end
-        for backend in self._planners:
-            backend.plan(self._batch)
-        hidden = self._decoder(tokens, torch.arange(start, end, device=tokens.device), self._attend)
-        return self._decoder.logits(hidden)
-
-    def _batch_of(self, start: int, end: int) -> Batch:
-        device, count = self._table.device, end - start
+        start, count, device = self._length, len(tokens), tokens.device
+        self._length = end = start + count
+        positions = torch.arange(start, end, device=device)
         contexts, starts = np.array([end], np.int32), np.array([0, count], np.int32)
-        size = self._pool.block_size
-        return Batch(
+        self._batch = Batch(
             block_tables=self._table,
             context_lens=torch.from_numpy(contexts.copy()).to(device),
             query_starts=torch.from_numpy(starts.copy()).to(device),
-            slot_mapping=torch.arange(start + size, end + size, dtype=torch.int64, device=device),  # blocks from 1 on
+            slot_mapping=positions + self._pool.block_size,  # blocks from 1 on
             max_query_len=count,
             max_context_len=end,
             num_decodes=int(count == 1),
             host_context_lens=contexts,
             host_query_starts=starts,
         )
+        for backend in self._planners:
+            backend.plan(self._batch)
+        return self._decoder.logits(self._decoder(tokens, positions, self._attend))
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if (delta := delta_of(self._decoder, layer)) is not None:
-            return self._states.recur(layer, delta, q, k, v)
+        attention_layers = self._decoder.config.attention_layers
+        if layer not in attention_layers:
+            return self._exact.attend(layer, q, k, v)
         assert self._batch is not None
-        layer, model_layer = self._decoder.config.attention_layers.index(layer), layer
-        kv, out = self._pool.layers[layer], torch.empty_like(q)
-        self._backends[layer].write(kv, k, v, self._batch.slot_mapping)
-        self._backends[layer].attend(q, kv, self._batch, out)
-        self._keys[layer].append(k.double())
-        self._values[layer].append(v.double())
-        keys, values = torch.cat(self._keys[layer]), torch.cat(self._values[layer])
-        exact = layer_attention(self._decoder, model_layer, q.double(), keys, values)
-        self.gaps.append((float((out.double() - exact).abs().max()), float(values.abs().max())))
+        index, out = attention_layers.index(layer), torch.empty_like(q)
+        kv, backend = self._pool.layers[index], self._backends[index]
+        backend.write(kv, k, v, self._batch.slot_mapping)
+        backend.attend(q, kv, self._batch, out)
+        exact = self._exact.attend(layer, q.double(), k.double(), v.double())
+        largest = self._exact.kv[layer][1].abs().max()
+        self.gaps.append((float((out.double() - exact).abs().max()), float(largest)))
         return out

@@ -116,16 +116,10 @@ class EngineState:
 
     def holdings(self) -> dict[str, Any]:
         """Requests and blocks by what is done with them now."""
-        blocks = self.guarded.stats()
-        return {
-            "running": self.rows.num_active,
-            "waiting": len(self.waiting),
-            "unfinished": len(self.requests),
-            "num_blocks": blocks.num_blocks,
-            "free_blocks": blocks.free_blocks,
-            "cached_blocks": blocks.cached_blocks,
-            "used_blocks": blocks.used_blocks,
-        }
+        stats = self.guarded.stats()
+        blocks = {f"{kind}_blocks": getattr(stats, f"{kind}_blocks") for kind in ("num", "free", "cached", "used")}
+        requests = {"running": self.rows.num_active, "waiting": len(self.waiting), "unfinished": len(self.requests)}
+        return requests | blocks
 
     def note(self, event: str, seq: Sequence, **facts: Any) -> None:
         """One line of the scheduling log: no wall clock, no object ids."""
@@ -135,9 +129,15 @@ class EngineState:
 
 def listen(state: EngineState) -> None:
     """Pass the allocator's events on to the log, the tiers and the ledger; where there is none, it sends none."""
-    listeners = list(state.listeners)
-    if state.log is not None:
-        listeners.insert(0, lambda event: _log_cache_event(state, event))
+    listeners, log = list(state.listeners), state.log
+    if log is not None:
+
+        def log_event(event: CacheEvent) -> None:
+            kind = "publish" if event.kind == "admit" else event.kind
+            for block, key in zip(event.blocks, event.hashes, strict=True):
+                log(kind, step=state.step_number, block=int(block), key=bytes(key).hex())
+
+        listeners.insert(0, log_event)
     if state.ledger is not None:
         listeners.append(state.ledger.heard)
 
@@ -147,10 +147,3 @@ def listen(state: EngineState) -> None:
 
     if listeners:
         state.guarded.listen(listeners[0] if len(listeners) == 1 else everyone)
-
-
-def _log_cache_event(state: EngineState, event: CacheEvent) -> None:
-    if state.log is not None:
-        kind = "publish" if event.kind == "admit" else event.kind
-        for block, key in zip(event.blocks, event.hashes, strict=True):
-            state.log(kind, step=state.step_number, block=int(block), key=bytes(key).hex())

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from framework.engine.executors.base import Step
 from framework.errors import OutOfMemory
-from framework.model.decoder import Decoder
-from framework.model.delta import GatedDelta, State
-from framework.model.dense import delta_of
+from framework.model.decoder import Decoder, DecoderLayer
+from framework.model.delta import State
 from framework.model.memory import free_bytes
 
 
@@ -40,11 +39,8 @@ class StatePool:
         device = torch.device(device)
         config = decoder.config.recurrent
         assert config is not None
-        self._delta = {
-            layer: recurrent
-            for layer in range(decoder.config.num_layers)
-            if (recurrent := delta_of(decoder, layer)) is not None
-        }
+        layers = [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
+        self._delta = {layer.index: layer.delta for layer in layers if layer.delta is not None}
         self.bytes = (num_blocks + 1) * len(self._delta) * config.state_bytes(decoder.dtype.itemsize)
         if self.bytes > (free := free_bytes(device)):
             raise OutOfMemory(
@@ -53,11 +49,8 @@ class StatePool:
             )
         self._held: dict[int, State] = {}
         for layer, delta in self._delta.items():
-            zero = delta.zero_state(device)
-            self._held[layer] = (
-                zero[0].new_zeros((num_blocks + 1, *zero[0].shape)),
-                zero[1].new_zeros((num_blocks + 1, *zero[1].shape)),
-            )
+            before, memory = (part.new_zeros((num_blocks + 1, *part.shape)) for part in delta.zero_state(device))
+            self._held[layer] = before, memory
         self._step: tuple[Tensor, Tensor, list[tuple[int, int, int, list[int]]]] | None = None
 
     def begin(self, step: Step, tables: npt.NDArray[np.int32]) -> None:
@@ -91,34 +84,17 @@ class StatePool:
             for part, new in zip(stored, after, strict=True):
                 part[written] = new
             parts.append(out)
-        for start, new_tokens, computed, table in others:
-            parts.append(
-                self._sequence(
-                    delta, stored, table, computed, *(a[start : start + new_tokens] for a in (x, decay, strength))
-                )
-            )
-        return torch.cat(parts)
-
-    def _sequence(
-        self,
-        delta: GatedDelta,
-        stored: State,
-        table: Sequence[int],
-        computed: int,
-        x: Tensor,
-        decay: Tensor,
-        strength: Tensor,
-    ) -> Tensor:
-        """One row's new tokens."""
         size = self.block_size
-        last = table[(computed - 1) // size]
-        state = (stored[0][last], stored[1][last]) if computed else delta.zero_state(x.device)
+        for start, new_tokens, computed, table in others:
+            last, tokens = table[(computed - 1) // size], slice(start, start + new_tokens)
+            state = (stored[0][last], stored[1][last]) if computed else delta.zero_state(x.device)
 
-        def save(count: int, after: State) -> None:
-            block = table[(count - 1) // size]
-            stored[0][block], stored[1][block] = after
+            def save(count: int, after: State, table: Sequence[int] = table) -> None:
+                block = table[(count - 1) // size]
+                stored[0][block], stored[1][block] = after
 
-        return delta.sequence(x, decay, strength, state, computed, size, save)
+            parts.append(delta.sequence(x[tokens], decay[tokens], strength[tokens], state, computed, size, save))
+        return torch.cat(parts)
 
     @property
     def parts(self) -> list[Tensor]:

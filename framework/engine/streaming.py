@@ -9,7 +9,6 @@ from types import TracebackType
 
 from framework.engine.engine import Engine
 from framework.engine.request import Completion, Request, Status
-from framework.engine.request import Sequence as Row
 from framework.errors import FrameworkError, RequestFailed
 
 Decode = Callable[[Sequence[int]], str]
@@ -125,7 +124,7 @@ class _Sample:
     """How much of one sample has been handed out."""
 
     def __init__(self, index: int, decode: Decode | None, stops: tuple[str, ...]) -> None:
-        self.index, self.num_tokens, self.ended = index, 0, False
+        self.index, self.num_tokens = index, 0
         self._stream, self._stops = TextStream(decode) if decode else None, stops
         self._sent = self._held = ""
 
@@ -142,7 +141,6 @@ class _Sample:
         return Increment(self.index, tuple(new), text)
 
     def end(self, completion: Completion) -> Increment:
-        self.ended = True
         new, text = completion.tokens[self.num_tokens :], completion.text or ""
         return Increment(self.index, tuple(new), text[len(self._sent) :], completion.finish_reason)
 
@@ -206,17 +204,11 @@ class RequestStream:
         return self._samples[index]
 
     def _collect(self) -> None:
+        rows = self._engine.state.rows
         for seq in sorted(self.request.sequences, key=lambda seq: seq.stream):
-            found = self._sample(seq.stream).take(self._generated(seq))
+            found = self._sample(seq.stream).take(seq.generated if seq.row < 0 else rows.generated(seq).tolist())
             if found is not None:
                 self._ready.append(found)
-
-    def _generated(self, seq: Row) -> list[int]:
-        if seq.row < 0:
-            return seq.generated
-        rows, start = self._engine.state.rows, len(self.request.prompt)
-        tokens: list[int] = rows.tokens[seq.row, start : int(rows.length[seq.row])].tolist()
-        return tokens
 
     def _finish(self) -> None:
         self._done = True

@@ -14,8 +14,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from framework.errors import InvalidArgument
-from framework.model.decoder import Attention, Decoder, DecoderLayer
-from framework.model.delta import GatedDelta, SequenceStates
+from framework.model.decoder import Decoder, DecoderLayer
+from framework.model.delta import SequenceStates
 
 TokenIds = Sequence[int] | npt.NDArray[np.int32] | Tensor
 
@@ -36,36 +36,30 @@ class Greedy:
     largest_logit: float
 
 
-class _DenseCache:
-    """K and V (T, K, D) of one sequence, every layer, and the states of recurrent ones."""
+class DenseCache:
+    """The attention of one sequence, call by call, without blocks.
+
+    Attributes:
+        kv: K and V (C, K, D) of each layer so far.
+    """
 
     def __init__(self, decoder: Decoder):
-        self._decoder = decoder
-        self._kv: dict[int, tuple[Tensor, Tensor]] = {}
-        self._states = SequenceStates()
+        self._decoder, self._states = decoder, SequenceStates()
+        self.kv: dict[int, tuple[Tensor, Tensor]] = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if (delta := delta_of(self._decoder, layer)) is not None:
-            return self._states.recur(layer, delta, q, k, v)
-        before = self._kv.get(layer) or (k[:0], v[:0])
-        self._kv[layer] = keys, values = torch.cat((before[0], k)), torch.cat((before[1], v))
-        return layer_attention(self._decoder, layer, q, keys, values)
-
-
-def delta_of(decoder: Decoder, layer: int) -> GatedDelta | None:
-    """What that layer has in place of attention, if it has a recurrent state."""
-    module = decoder.layers[layer]
-    assert isinstance(module, DecoderLayer)
-    return module.delta
-
-
-def layer_attention(decoder: Decoder, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """`dense_attention` as that layer of the model has it."""
-    config, module = decoder.config, decoder.layers[layer]
-    assert isinstance(module, DecoderLayer)
-    return dense_attention(
-        q, k, v, window=config.window(layer), scale=config.attention_scale, soft_cap=config.soft_cap, sinks=module.sinks
-    )
+        """See `framework.model.decoder.Attention`."""
+        config, module = self._decoder.config, self._decoder.layers[layer]
+        assert isinstance(module, DecoderLayer)
+        if module.delta is not None:
+            return self._states.recur(layer, module.delta, q, k, v)
+        if layer in self.kv:
+            k, v = (torch.cat((before, new)) for before, new in zip(self.kv[layer], (k, v), strict=True))
+        self.kv[layer] = k, v
+        return dense_attention(
+            q, k, v, window=config.window(layer), scale=config.attention_scale, soft_cap=config.soft_cap,
+            sinks=module.sinks,
+        )  # fmt: skip
 
 
 def dense_attention(
@@ -110,21 +104,8 @@ def dense_logits(decoder: Decoder, tokens: TokenIds) -> Tensor:
     """
     ids = _as_ids(decoder, tokens)
     with decoder.during_dense(ids):
-        hidden = decoder(ids, torch.arange(len(ids), device=ids.device), whole_attention(decoder))
+        hidden = decoder(ids, torch.arange(len(ids), device=ids.device), DenseCache(decoder).attend)
         return decoder.logits(hidden)
-
-
-def whole_attention(decoder: Decoder) -> Attention:
-    """The attention of a pass over one whole sequence, without a cache."""
-
-    states = SequenceStates()
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if (delta := delta_of(decoder, layer)) is not None:
-            return states.recur(layer, delta, q, k, v)
-        return layer_attention(decoder, layer, q, k, v)
-
-    return attend
 
 
 def greedy(decoder: Decoder, prompt: TokenIds, max_tokens: int, *, stop_token_ids: Sequence[int] = ()) -> Greedy:
@@ -138,7 +119,7 @@ def greedy(decoder: Decoder, prompt: TokenIds, max_tokens: int, *, stop_token_id
     if decoder.shard.size > 1:
         raise InvalidArgument("greedy needs the whole model in one process; dense_logits works over several ranks")
     ids = _as_ids(decoder, prompt)
-    cache, stops, start = _DenseCache(decoder), frozenset(stop_token_ids), 0
+    cache, stops, start = DenseCache(decoder), frozenset(stop_token_ids), 0
     tokens: list[int] = []
     gaps: list[float] = []
     largest = 0.0

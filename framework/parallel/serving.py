@@ -90,7 +90,7 @@ class LeaderExecutor(Executor):
         self._require_ranks()
         calls, self._calls = self._calls, []
         with self.ranks.in_step():
-            self.ranks.tell([*calls, (forward, (step, rows.tokens[_packed(step)]))])
+            self.ranks.tell([*calls, (forward, (step, rows.tokens[step.packed]))])
             self.inner.forward(step, rows)
 
     def sample(self, indices: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
@@ -115,13 +115,6 @@ class LeaderExecutor(Executor):
         drawn = draw()
         self.ranks.require_alive()
         return drawn
-
-
-def _packed(step: Step) -> tuple[IntArray, IntArray]:
-    """Row and position (T,) of each token that `step` computes, packed row by row."""
-    ends = np.cumsum(step.num_new)
-    position = np.arange(int(ends[-1])) + np.repeat(step.computed - (ends - step.num_new), step.num_new)
-    return np.repeat(step.rows, step.num_new), position
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +149,7 @@ def execute(worker: Worker, name: str, *arguments: Any) -> None:
 def forward(worker: Worker, step: Step, tokens: IntArray) -> None:
     """On another rank: compute the step's tokens (T,), packed row by row."""
     rows = worker.serving.rows
-    rows.tokens[_packed(step)] = tokens
+    rows.tokens[step.packed] = tokens
     rows.length[step.rows] = step.computed + step.num_new
     worker.serving.executor.forward(step, rows)
 

@@ -12,10 +12,10 @@ import torch
 from fake_engines import make_llm
 
 from framework import registry
-from framework.engine.graphs import CudaRecorder, reasons_against
+from framework.engine.graphs import CudaRecorder, choose
 from framework.engine.staging import Staging
 from framework.errors import BackendUnavailable
-from framework.llm import LLM
+from framework.llm import LLM, EngineOptions
 from framework.model import sampler
 from framework.model.loading import TINY_CONFIG, LoadedModel, random_model
 from framework.modes.dense_check import compare
@@ -83,8 +83,9 @@ def test_captured_steps_give_the_tokens_of_eager_ones(schedule: dict[str, Any]) 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_every_backend_that_declares_graph_safe_can_be_captured(name: str, dtype: str) -> None:
     backend = registry.build("backend", name, {}, {})
-    if reasons := reasons_against(backend, "cuda"):
-        pytest.skip("; ".join(reasons))
+    _, why = choose(EngineOptions(), backend, "cuda")
+    if why:
+        pytest.skip(why)
     size = max(16, backend.capabilities.block_size_multiple_of)
     try:
         llm = make(model=wide_model(dtype), backend=backend, cuda_graphs=True, block_size=size, poison=False)

@@ -42,6 +42,13 @@ class Step:
         """Tokens computed in this step."""
         return int(self.num_new.sum())
 
+    @property
+    def packed(self) -> tuple[IntArray, IntArray]:
+        """Row and position (T,) of each token that the step computes, packed row by row."""
+        ends = np.cumsum(self.num_new)
+        position = np.arange(int(ends[-1])) + np.repeat(self.computed - (ends - self.num_new), self.num_new)
+        return np.repeat(self.rows, self.num_new), position
+
 
 def work_of(num_new: IntArray, computed: IntArray) -> dict[str, int]:
     """A step's rows, the tokens it computes, those whose K and V were there before, and attention's (query, key) pairs.

@@ -155,37 +155,32 @@ class ModelExecutor(Executor):
 
     @torch.inference_mode()
     def forward(self, step: Step, rows: Rows) -> None:
-        ends = np.cumsum(step.num_new)
-        row_of = np.repeat(step.rows, step.num_new)
-        positions = np.arange(ends[-1]) + np.repeat(step.computed - (ends - step.num_new), step.num_new)
-        tokens = rows.tokens[row_of, positions].astype(np.int64)
-        slots = self.tables.slots(row_of, positions)
+        packed = step.packed
+        tokens, slots = rows.tokens[packed].astype(np.int64), self.tables.slots(*packed)
         size = self.graphs.size_for(step) if self.graphs else None
         if self.graphs is None or size is None:
             self.num_eager_steps += 1
-            self._logits = self._eager(step, ends, tokens, positions, slots)
+            self._logits = self._eager(step, packed, tokens, slots)
             return
         logits = self.graphs.run(size, step, tokens, slots)
         if len(step.sampled) < len(step.rows):
             logits = logits[self._drawing.upload(step.sampled)[0]]
         self._logits = logits
 
-    def _eager(self, step: Step, ends: IntArray, tokens: IntArray, positions: IntArray, slots: IntArray) -> Tensor:
+    def _eager(self, step: Step, packed: tuple[IntArray, IntArray], tokens: IntArray, slots: IntArray) -> Tensor:
         """The logits of `step.sampled`, of a ragged batch of any shape."""
         context = (step.computed + step.num_new).astype(np.int32)
-        starts = np.zeros(len(ends) + 1, dtype=np.int32)
-        starts[1:] = ends
+        starts = np.zeros(len(step.rows) + 1, dtype=np.int32)
+        np.cumsum(step.num_new, out=starts[1:])
         longest = int(context.max())
         changes = self.tables.take_changes()
         more: list[IntArray | npt.NDArray[np.int32]] = []
         if self.states is not None:
             self.states.begin(step, self._further[0].host)
         for further in self._further if self.states is None else ():
-            row_of = np.repeat(step.rows, step.num_new)
-            more += further.slots(row_of, positions), *further.take_changes()
-        sent = self._inputs.upload(
-            tokens, positions, slots, context, starts, step.rows, ends[step.sampled] - 1, *changes, *more
-        )
+            more += further.slots(*packed), *further.take_changes()
+        last = starts[1:][step.sampled].astype(np.int64) - 1
+        sent = self._inputs.upload(tokens, packed[1], slots, context, starts, step.rows, last, *changes, *more)
         if len(changes[0]):
             self.tables.apply(sent[7], sent[8])
         batch = Batch(
@@ -250,9 +245,9 @@ class ModelExecutor(Executor):
     @torch.inference_mode()
     def sample(self, indices: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
         where = step.rows[step.sampled][indices]
-        logits = self._logits if len(indices) == len(self._logits) and (np.diff(indices) == 1).all() else None
-        if logits is None:
-            logits = self._logits[self._drawing.upload(indices)[0]]
+        logits = self._logits
+        if len(indices) != len(logits) or (np.diff(indices) != 1).any():
+            logits = logits[self._drawing.upload(indices)[0]]
         tokens, _ = sampler.sample(
             logits,
             temperature=rows.temperature[where],

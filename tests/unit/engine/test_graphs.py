@@ -11,7 +11,7 @@ import torch
 from fake_engines import make_llm
 from static_backend import StaticBackend
 
-from framework.engine.graphs import bucket_sizes, choose, reasons_against
+from framework.engine.graphs import bucket_sizes, choose
 from framework.errors import ConfigError, InvariantViolation
 from framework.llm import LLM, EngineOptions
 from framework.sampling import Sampling
@@ -190,7 +190,6 @@ def test_sizes_are_powers_of_two_and_the_most_rows() -> None:
 
 
 def test_graphs_asked_for_where_they_cannot_be_are_an_error_and_auto_says_why_not() -> None:
-    assert reasons_against(StaticBackend(), "cuda") == []
     four = EngineOptions(max_batch_requests=4)
     assert choose(four, StaticBackend(), "cuda:1") == ((1, 2, 4), "")
     assert choose(replace(four, cuda_graphs=False), StaticBackend(), "cuda") == ((), "engine.cuda_graphs=false")
