@@ -242,18 +242,16 @@ class GroupedAllocator(Allocator):
             self.window.reset()  # of one request too: what the window has passed may be cached, and no table names it
 
     def stats(self) -> AllocatorStats:
-        window_stats = self.window.stats()
         whole = self.full.stats()
-        return replace(whole, copied_blocks=whole.copied_blocks + window_stats.copied_blocks)
+        return replace(whole, copied_blocks=whole.copied_blocks + self.window.stats().copied_blocks)
 
     def results(self) -> dict[str, int]:
         """Of each group its capacity, the most in use and what is cached, in bytes, and evictions; tokens found and
         lost, summed over admissions."""
         found: dict[str, int] = {}
         for group, part, peak in zip(self.groups, self.parts, self.peak_used_blocks, strict=True):
-            found[f"{group.kind}_bytes"] = part.num_blocks * group.block_bytes
-            found[f"{group.kind}_peak_used_bytes"] = peak * group.block_bytes
-            found[f"{group.kind}_cached_bytes"] = part.pool.cached * group.block_bytes
+            blocks = {"bytes": part.num_blocks, "peak_used_bytes": peak, "cached_bytes": part.pool.cached}
+            found |= {f"{group.kind}_{name}": count * group.block_bytes for name, count in blocks.items()}
             found[f"{group.kind}_evictions"] = part.cache.evictions
         found["full_hit_tokens"] = self._found_tokens + self._lost_tokens
         found[f"{self.groups[1].kind}_lost_tokens"] = self._lost_tokens
@@ -263,21 +261,15 @@ class GroupedAllocator(Allocator):
         faults = []
         for part in self.parts:
             part.check()
-        tables = [part.tables() for part in self.parts]
-        if tables[0].keys() != tables[1].keys():
-            faults.append(f"groups hold tables of {[sorted(requests) for requests in tables]}")
-        for request, window_table in tables[1].items():
-            whole = tables[0].get(request)
-            if whole is not None and (whole.num_null or whole.committed != window_table.committed):
-                faults.append(
-                    f"request {request}: {whole.committed} and {window_table.committed} committed, "
-                    f"null {whole.num_null}"
-                )
-            if window_table.num_null > self.groups[1].first(window_table.committed):
-                faults.append(
-                    f"request {request}: {window_table.num_null} blocks gone of a window at "
-                    f"{window_table.committed} tokens"
-                )
+        tables, window_tables = (part.tables() for part in self.parts)
+        if tables.keys() != window_tables.keys():
+            faults.append(f"groups hold tables of {[sorted(tables), sorted(window_tables)]}")
+        for request, window in window_tables.items():
+            whole, done, gone = tables.get(request), window.committed, window.num_null
+            if whole is not None and (whole.num_null or whole.committed != done):
+                faults.append(f"request {request}: {whole.committed} and {done} committed, null {whole.num_null}")
+            if gone > self.groups[1].first(done):
+                faults.append(f"request {request}: {gone} blocks gone of a window at {done} tokens")
         names = self.window.pool.block_hash
         if self._named != {names[block]: block for block in range(1, len(names)) if names[block] is not None}:
             faults.append("the window's names are not those of its published blocks")

@@ -1,11 +1,9 @@
-"""Checkpoints of Hugging Face's layout: finding them, and reading weights that fit the config."""
+"""Weights of a checkpoint of Hugging Face's layout, read into a decoder that they fit."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,44 +15,10 @@ from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder, DecoderLayer
 from framework.model.delta import GatedDelta
 from framework.model.experts import RoutedExperts
-from framework.model.hf_config import read_hf_config, token_ids
+from framework.model.hf_config import read_json
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
 _INDEX = "model.safetensors.index.json"
-_EXPERT_NAMES = ("gate_proj", "up_proj", "down_proj")
 _SHOWN = 4
-
-
-def find_checkpoint(name_or_path: str | Path) -> Path:
-    """The folder of a checkpoint: itself, or the local copy of a hub repository, downloaded if need be.
-
-    Raises:
-        ModelError: neither a folder nor a hub id, or the hub cannot be reached and holds no local copy.
-    """
-    folder = Path(name_or_path).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        raise ModelError(f"model '{name_or_path}' is a file; give the folder that holds config.json and *.safetensors")
-    if not _HUB_ID.fullmatch(str(name_or_path)):
-        raise ModelError(f"model '{name_or_path}' is no folder here and no hub id (OWNER/NAME); 'tiny' needs neither")
-    return _download(str(name_or_path))
-
-
-def read_config(folder: Path) -> ModelConfig:
-    """The config of a checkpoint; generation_config.json, where there is one, says which tokens end a generation.
-
-    Raises:
-        ModelError: no config.json, or an unsupported family or feature.
-    """
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"'{folder}' has no config.json: not a Hugging Face checkpoint")
-    config = read_hf_config(read_json(folder / "config.json"))
-    if (folder / "generation_config.json").is_file():
-        ends = token_ids(read_json(folder / "generation_config.json"), "eos_token_id")
-        config = replace(config, eos_token_ids=ends or config.eos_token_ids)
-    return config
 
 
 def load_weights(decoder: Decoder, folder: Path) -> None:
@@ -161,7 +125,9 @@ def _expert_views(experts: RoutedExperts, family: str) -> dict[str, Tensor]:
             "mlp.experts.down_proj": experts.down.transpose(1, 2),
             "mlp.experts.down_proj_bias": experts.down_bias,
         }
-    room, names = ("block_sparse_moe", ("w1", "w3", "w2")) if family == "mixtral" else ("mlp", _EXPERT_NAMES)
+    room, names = "mlp", ("gate_proj", "up_proj", "down_proj")
+    if family == "mixtral":
+        room, names = "block_sparse_moe", ("w1", "w3", "w2")
     views: dict[str, Tensor] = {f"{room}.gate.weight": experts.router}
     for index, (gate_up, down) in enumerate(zip(experts.gate_up, experts.down, strict=True)):
         parts = (*gate_up.chunk(2), down)
@@ -217,35 +183,6 @@ def _mlp_views(layer: DecoderLayer, family: str) -> dict[str, Tensor]:
         if down is not None:
             views[f"mlp.down_proj.{kind}"] = down
     return views
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a checkpoint's file.
-
-    Raises:
-        ModelError: unreadable, no JSON, or no object.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"'{path}' cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"'{path}' holds no JSON object but a {type(found).__name__}")
-    return found
-
-
-def _download(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
-    except (HfHubHTTPError, OSError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ModelError(
-            f"model '{name}' cannot be downloaded ({reason}); check the id, log in with `hf auth login` if it is "
-            f"private, or run `hf download {name}` where there is a network"
-        ) from error
 
 
 def _stored(folder: Path) -> dict[str, _Stored]:

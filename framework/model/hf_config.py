@@ -1,9 +1,16 @@
-"""Hugging Face's config.json as a ModelConfig: every value of its type, every feature known or refused by name."""
+"""Checkpoints of Hugging Face's layout: finding them, and config.json as a ModelConfig.
+
+Every value is of its type, every feature known or refused by name.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from framework.errors import ModelError
@@ -11,6 +18,8 @@ from framework.model.config import FAMILIES, LARGEST, ExpertsConfig, ModelConfig
 
 T = TypeVar("T", int, float, bool, dict[str, Any])
 
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
 _LARGEST_INTEGER = 2**31 - 1
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _GEMMA = {"activation": "gelu_tanh", "norms_plus_one": True, "sandwich_norms": True, "scaled_embeddings": True}
@@ -43,6 +52,66 @@ _NULL_IS_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softca
 
 _WHOLE_BIAS = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "qwen3_5_text", "gemma2", "gemma3_text")
 """`attention_bias` means the output projection too."""
+
+
+def find_checkpoint(name_or_path: str | Path) -> Path:
+    """The folder of a checkpoint: itself, or the local copy of a hub repository, downloaded if need be.
+
+    Raises:
+        ModelError: neither a folder nor a hub id, or the hub cannot be reached and holds no local copy.
+    """
+    folder = Path(name_or_path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelError(f"model '{name_or_path}' is a file; give the folder that holds config.json and *.safetensors")
+    if not _HUB_ID.fullmatch(str(name_or_path)):
+        raise ModelError(f"model '{name_or_path}' is no folder here and no hub id (OWNER/NAME); 'tiny' needs neither")
+    return _download(str(name_or_path))
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The config of a checkpoint; generation_config.json, where there is one, says which tokens end a generation.
+
+    Raises:
+        ModelError: no config.json, or an unsupported family or feature.
+    """
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"'{folder}' has no config.json: not a Hugging Face checkpoint")
+    config = read_hf_config(read_json(folder / "config.json"))
+    if (folder / "generation_config.json").is_file():
+        ends = token_ids(read_json(folder / "generation_config.json"), "eos_token_id")
+        config = replace(config, eos_token_ids=ends or config.eos_token_ids)
+    return config
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a checkpoint's file.
+
+    Raises:
+        ModelError: unreadable, no JSON, or no object.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"'{path}' cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"'{path}' holds no JSON object but a {type(found).__name__}")
+    return found
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, OSError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelError(
+            f"model '{name}' cannot be downloaded ({reason}); check the id, log in with `hf auth login` if it is "
+            f"private, or run `hf download {name}` where there is a network"
+        ) from error
 
 
 def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:

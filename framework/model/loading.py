@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from framework.errors import ModelError, OutOfMemory
+from framework.model.checkpoint import load_weights
 from framework.model.config import DTYPES, ModelConfig
 from framework.model.decoder import Decoder
+from framework.model.hf_config import find_checkpoint, read_config
 from framework.model.memory import free_bytes
 from framework.model.options import Checkpoint, Random, model_options
 from framework.model.ranks import Ranks
 from framework.model.shapes import SHAPES
 from framework.model.shard import WHOLE, Shard
-from framework.model.tokenizer import BOS, BYTE_VOCABULARY, EOS, ByteTokenizer, Tokenizer
+from framework.model.tokenizer import BOS, BYTE_VOCABULARY, EOS, ByteTokenizer, Tokenizer, load_tokenizer
 
 TINY_CONFIG = ModelConfig(
     family="qwen3",
@@ -45,12 +47,11 @@ def _draw_tiny(name: str, shape: torch.Size, generator: torch.Generator) -> Tens
     (query norms of 3) that outweighs the token's own embedding, so a wrong block of KV shows within a few tokens.
     Only printable bytes and eos can win: the other rows of the head are zero.
     """
-    if name == "qk_norm":
-        scale = torch.ones(shape)
-        scale[: TINY_CONFIG.num_heads] = 3.0
-        return scale
     if name.endswith("norm"):
-        return torch.ones(shape)
+        scale = torch.ones(shape)
+        if name == "qk_norm":
+            scale[: TINY_CONFIG.num_heads] = 3.0
+        return scale
     values = torch.randn(shape, generator=generator)
     if name == "embedding":
         return values.mul_(0.5)
@@ -69,15 +70,14 @@ def _draw_weights(decoder: Decoder, seed: int, *, tiny: bool) -> None:
     """
     config, device = decoder.config, torch.device("cpu") if tiny else decoder.device
     generator = torch.Generator(device).manual_seed(seed)
-    for name, shape in ((name, weight.shape) for name, weight in Decoder(config, device="meta").named_parameters()):
+    for name, weight in Decoder(config, device="meta").named_parameters():
+        whole = torch.empty(weight.shape, dtype=decoder.dtype, device=device)
         if tiny:
-            whole = _draw_tiny(name.rpartition(".")[2], shape, generator)
+            whole = _draw_tiny(name.rpartition(".")[2], weight.shape, generator)
+        elif name.endswith("norm"):
+            whole.fill_(0.0 if config.norms_plus_one else 1.0)
         else:
-            whole = torch.empty(shape, dtype=decoder.dtype, device=device)
-            if name.endswith("norm"):
-                whole.fill_(0.0 if config.norms_plus_one else 1.0)
-            else:
-                whole.normal_(std=0.02, generator=generator)
+            whole.normal_(std=0.02, generator=generator)
         decoder.get_parameter(name).copy_(decoder.shard.cut(name, whole, config))
 
 
@@ -87,14 +87,12 @@ class ModelSource:
 
     Attributes:
         name: as it was asked for.
-        kind: "tiny", "checkpoint" or "random".
-        folder: of a checkpoint.
+        folder: of a checkpoint; None: weights are drawn.
         dtype: of the weights in memory; None takes the config's.
         seed: of weights that are drawn. Every rank draws the whole and keeps its part.
     """
 
     name: str
-    kind: str
     config: ModelConfig
     folder: Path | None = None
     dtype: torch.dtype | None = None
@@ -111,10 +109,8 @@ class ModelSource:
         self._require_memory(device, shard)
         decoder = Decoder(self.config, dtype=self.dtype, device=device, shard=shard)
         if self.folder is None:
-            _draw_weights(decoder, self.seed, tiny=self.kind == "tiny")
+            _draw_weights(decoder, self.seed, tiny=self.name == "tiny")
         else:
-            from framework.model.checkpoint import load_weights
-
             load_weights(decoder, self.folder)
         return decoder
 
@@ -175,18 +171,12 @@ def load_model(
         RankError: another rank failed.
     """
     if str(name_or_path) == "tiny":
-        source = ModelSource(name="tiny", kind="tiny", config=TINY_CONFIG, dtype=as_dtype(dtype), seed=seed)
+        source = ModelSource(name="tiny", config=TINY_CONFIG, dtype=as_dtype(dtype), seed=seed)
         return _load(source, ByteTokenizer(), device, tensor_parallel_size)
-    from framework.model.checkpoint import find_checkpoint, read_config
-    from framework.model.tokenizer import load_tokenizer
-
     folder = find_checkpoint(name_or_path)
-    config = read_config(folder)
-    tokenizer = load_tokenizer(folder, config)
-    source = ModelSource(
-        name=str(name_or_path), kind="checkpoint", config=config, folder=folder.absolute(), dtype=as_dtype(dtype)
-    )
-    return _load(source, tokenizer, device, tensor_parallel_size)
+    config, dtype = read_config(folder), as_dtype(dtype)
+    source = ModelSource(name=str(name_or_path), config=config, folder=folder.absolute(), dtype=dtype)
+    return _load(source, load_tokenizer(folder, config), device, tensor_parallel_size)
 
 
 def _load(source: ModelSource, tokenizer: Tokenizer, device: str | torch.device, num_ranks: int) -> LoadedModel:
@@ -204,8 +194,6 @@ def read_model_config(name_or_path: str | Path) -> ModelConfig:
     """
     if str(name_or_path) == "tiny":
         return TINY_CONFIG
-    from framework.model.checkpoint import find_checkpoint, read_config
-
     return read_config(find_checkpoint(name_or_path))
 
 
@@ -234,7 +222,7 @@ def random_model(
         raise ModelError(f"no model shape '{shape}'; known: {', '.join(SHAPES)}")
     config, name = (SHAPES[shape], shape) if isinstance(shape, str) else (shape, f"random-{shape.family}")
     tokenizer = ByteTokenizer(config.vocab_size, eos_token_ids=())
-    source = ModelSource(name=name, kind="random", config=config, dtype=as_dtype(dtype), seed=seed)
+    source = ModelSource(name=name, config=config, dtype=as_dtype(dtype), seed=seed)
     return _load(source, tokenizer, device, tensor_parallel_size)
 
 

@@ -8,6 +8,7 @@ from typing import Any, NoReturn, Protocol
 
 from framework.errors import InvalidArgument, ModelError
 from framework.model.config import ModelConfig
+from framework.model.hf_config import read_json
 from framework.types import TokenArray, as_tokens
 
 BOS, EOS, END_OF_TURN = 256, 257, 258
@@ -127,8 +128,6 @@ def load_tokenizer(folder: Path, config: ModelConfig) -> CheckpointTokenizer | N
     Raises:
         ModelError: one that cannot be read.
     """
-    from framework.model.checkpoint import read_json
-
     path = folder / "tokenizer.json"
     if not path.is_file():
         return NoTokenizer(config.vocab_size, config.eos_token_ids, str(folder))

@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from framework.model.checkpoint import read_config, weight_targets
+from framework.model.checkpoint import weight_targets
 from framework.model.decoder import Decoder
+from framework.model.hf_config import read_config
 
 CONFIG = {
     "model_type": "qwen3", "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from framework.errors import ModelError
-from framework.model.checkpoint import find_checkpoint, load_weights, read_config
+from framework.model.checkpoint import load_weights
 from framework.model.decoder import Decoder
+from framework.model.hf_config import find_checkpoint, read_config
 from framework.model.loading import load_model
 
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from framework.errors import InvalidArgument
-from framework.model import checkpoint
+from framework.errors import InvalidArgument, ModelError
 from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder
 from framework.model.dense import dense_logits, greedy
+from framework.model.hf_config import read_config
 from framework.model.loading import TINY_CONFIG, ModelSource
 from framework.model.shard import Shard
 from framework.testing.checkpoints import make_checkpoint
@@ -96,7 +96,7 @@ def test_parts_compute_the_logits_of_the_whole(name: str, size: int) -> None:
 
 @pytest.mark.parametrize("kind", ["tiny", "random"])
 def test_drawn_weights_are_parts_of_one_whole_however_many_ranks(kind: str) -> None:
-    source = ModelSource(name=kind, kind=kind, config=TINY_CONFIG, seed=5)
+    source = ModelSource(name=kind, config=TINY_CONFIG, seed=5)
     whole = dict(source.decoder("cpu").named_parameters())
     for rank in range(4):
         shard = Shard(rank, 4)
@@ -108,8 +108,8 @@ def test_drawn_weights_are_parts_of_one_whole_however_many_ranks(kind: str) -> N
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_rank_reads_its_part_of_a_checkpoint(tmp_path: Path, family: str, tied: bool) -> None:
     folder = make_checkpoint(tmp_path, family, tokenizer=False, tie_word_embeddings=tied, pad_token_id=0)
-    config = checkpoint.read_config(folder)
-    source = ModelSource(name="x", kind="checkpoint", config=config, folder=folder, dtype=torch.float32)
+    config = read_config(folder)
+    source = ModelSource(name="x", config=config, folder=folder, dtype=torch.float32)
     whole = dict(source.decoder("cpu").named_parameters())
     for rank in range(2):
         shard = Shard(rank, 2)
@@ -149,10 +149,10 @@ def test_a_checkpoint_of_another_shape_is_refused_by_a_part_as_by_the_whole(tmp_
     folder = make_checkpoint(tmp_path, tokenizer=False)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": config["intermediate_size"] + 2}))
-    source = ModelSource(name="x", kind="checkpoint", config=checkpoint.read_config(folder), folder=folder)
+    source = ModelSource(name="x", config=read_config(folder), folder=folder)
     messages = []
     for shard in (Shard(), Shard(1, 2)):
-        with pytest.raises(checkpoint.ModelError, match="the config asks for") as caught:
+        with pytest.raises(ModelError, match="the config asks for") as caught:
             source.decoder("cpu", shard)
         messages.append(str(caught.value))
     assert messages[0] == messages[1], messages
