@@ -11,7 +11,7 @@ import itertools
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,15 +38,8 @@ def compiled_forward(decoder: Decoder) -> Callable[..., Any]:
     return torch.compile(function, dynamic=True, fullgraph=True)
 
 
-class Attends(Protocol):
-    """What computes a layer's attention."""
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See `framework.model.decoder.Attention`."""
-
-
-def opaque_attention(owner: Attends) -> Attention:
-    """The attention of `owner` behind a registered operator, which does not keep it alive."""
+def opaque_attention(owner: Any) -> Attention:
+    """`owner.attend`, an Attention, behind a registered operator, which does not keep it alive."""
     operator, number = _operator("attend"), _number_of(owner)
 
     def through(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

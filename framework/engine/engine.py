@@ -356,13 +356,8 @@ class Engine:
             EngineInterrupted: an earlier step was interrupted, or another thread is in one.
         """
         self._change(self._step)
-        if self._kv_events is not None:
-            self._change(self._flush, self._kv_events)
-
-    def _flush(self, events: EventStream) -> None:
-        """Send the step's cache events, unless what it promised is still to be computed."""
-        if not self.state.promises.made:
-            events.flush(float(self.state.step_number))
+        if self._kv_events is not None and not self.state.promises.made:  # else what it promised is to be computed yet
+            self._change(self._kv_events.flush, float(self.state.step_number))
 
     def _step(self) -> None:
         state, executor = self.state, self.executor

@@ -281,7 +281,7 @@ class Lifecycle:
                 self.release(seq)
             else:
                 self.state.tiers.drop(seq)
-        ended = request.group.completions() if request.group is not None else []
+        ended = [] if request.group is None else [completion for _, completion in request.group.ended]
         request.completions = ended + [
             self.completion(seq, self._reason_of(seq) if seq.done else "aborted")
             for seq in sorted(request.sequences, key=lambda seq: seq.stream)

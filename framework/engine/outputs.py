@@ -215,7 +215,7 @@ class BeamSearch:
                 return
             self.life.release(seq)
             seq.done = True
-        request.completions = group.completions()
+        request.completions = [completion for _, completion in group.ended]
         self.state.metrics.num_output_tokens += request.num_output_tokens
         self.life.end(request, Status.FINISHED)
 

@@ -71,13 +71,10 @@ class KVPool:
 
     def _layer(self, shape: tuple[int, ...], scales: tuple[int, ...] | None) -> LayerKV:
         dtype = torch_dtype(self.dtype)
-        layer = LayerKV(
-            torch.zeros(shape, dtype=dtype, device=self.device),
-            torch.zeros(shape, dtype=dtype, device=self.device),
-            self.layout,
-            torch.ones(scales, device=self.device) if scales else None,
-            torch.ones(scales, device=self.device) if scales else None,
-        )
+        k, v = (torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(2))
+        layer = LayerKV(k, v, self.layout)
+        if scales:
+            layer.k_scale, layer.v_scale = (torch.ones(scales, device=self.device) for _ in range(2))
         if self.poison:
             self._poison(layer, slice(1, None))
         return layer

@@ -269,10 +269,6 @@ class BeamGroup:
         """Whether no live beam can still enter the best `width`, judged at its present length."""
         return len(self.ended) >= self.width and self.ended[-1][0] >= self.score(best_cumulative, num_generated)
 
-    def completions(self) -> list[Completion]:
-        """Best first."""
-        return [completion for _, completion in self.ended]
-
 
 def derived_seed(run_seed: int, number: int) -> int:
     """A 63-bit seed for request `number` of a run: SplitMix64's finaliser, so that neighbours are unrelated."""

@@ -200,7 +200,9 @@ class Scheduler:
         for row, seq in [(row, rows.sequence(row)) for row in rows.active().tolist()]:
             if seq.row != row:
                 continue
-            waits = row in held_rows or self._too_wide(seq, num_new, budget)
+            group = seq.request.group  # one step computes the last tokens of all its beams, if the budget lets it
+            beams = [] if group is None else [beam for beam in group.live if beam.row >= 0]
+            waits = row in held_rows or budget < sum(not num_new[beam.row] for beam in beams)
             need = int(rows.length[row] - rows.computed[row]) - waits
             count = min(need, budget, max(1, self.chunk_size))
             if self._ends_steps and need > 1:
@@ -212,11 +214,6 @@ class Scheduler:
                 num_new[row] = count
                 budget -= count
         return budget
-
-    def _too_wide(self, seq: Sequence, num_new: IntArray, budget: int) -> bool:
-        """Whether `seq` is of a beam group whose last tokens do not all fit the budget: one step computes them."""
-        group = seq.request.group
-        return group is not None and budget < sum(not num_new[beam.row] for beam in group.live if beam.row >= 0)
 
     def _make_room_for(self, seq: Sequence, count: int) -> None:
         """Blocks for the next `count` tokens of `seq`, which has a row, and the promise of what they fill."""

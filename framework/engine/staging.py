@@ -102,13 +102,11 @@ class Staging:
     def _allocate(self, capacity: int) -> None:
         capacity = -(-capacity // _ALIGNMENT) * _ALIGNMENT
         self._device = torch.zeros(capacity, dtype=torch.uint8, device=self.device)
-        self._buffers = [self._host_buffer(capacity) for _ in range(2 if self._cuda else 1)]
-        self._turn = 0
-
-    def _host_buffer(self, capacity: int) -> _Buffer:
-        host = torch.zeros(capacity, dtype=torch.uint8, pin_memory=self._cuda)
-        done = torch.cuda.Event() if self._cuda else None  # type: ignore[no-untyped-call]
-        return _Buffer(host, host.numpy(), done)
+        self._turn, self._buffers = 0, list[_Buffer]()
+        for _ in range(2 if self._cuda else 1):
+            host = torch.zeros(capacity, dtype=torch.uint8, pin_memory=self._cuda)
+            done = torch.cuda.Event() if self._cuda else None  # type: ignore[no-untyped-call]
+            self._buffers.append(_Buffer(host, host.numpy(), done))
 
 
 def layout(*arrays: npt.NDArray[Any]) -> tuple[list[int], int]:

@@ -87,10 +87,8 @@ def cut_at_stop(text: str, stops: Sequence[str]) -> str:
 
 def num_certain(text: str, stops: Sequence[str]) -> int:
     """How many leading characters of `text` are sure to be part of the answer: a stop may have begun behind them."""
-    for start in range(max(0, len(text) - max(map(len, stops), default=1) + 1), len(text)):
-        if any(stop.startswith(text[start:]) for stop in stops):
-            return start
-    return len(text)
+    starts = range(max(0, len(text) - max(map(len, stops), default=1) + 1), len(text))
+    return next((start for start in starts if any(stop.startswith(text[start:]) for stop in stops)), len(text))
 
 
 def add_texts(requests: Sequence[Request], decode: Decode, eos: Sequence[int]) -> None:

@@ -48,7 +48,11 @@ def as_vllm(policy: Component, *, chunk_tokens: int = 16, seed: int = 0, base: t
     """
     if chunk_tokens < 1:
         raise InvalidArgument(f"chunk_tokens must be at least 1, found {chunk_tokens}")
-    base = _cache_policy() if base is None else base
+    if base is None:
+        try:
+            base = importlib.import_module("vllm.v1.kv_offload.cpu.policies.base").CachePolicy
+        except (ImportError, AttributeError) as error:
+            raise Unsupported(f"vLLM's CachePolicy cannot be imported ({error}); needed is {INTERFACE}") from error
     lacking = [hook for hook in ("mark_evictable", "mark_non_evictable") if not hasattr(base, hook)]
     if lacking:
         raise Unsupported(f"{base.__module__}.CachePolicy has no {' or '.join(lacking)}; needed is that of {INTERFACE}")
@@ -63,14 +67,6 @@ def as_vllm(policy: Component, *, chunk_tokens: int = 16, seed: int = 0, base: t
         self.clear()
 
     return type(f"{name}CachePolicy", (_Methods, base), {"__init__": start, "__doc__": f"{name}, by {__name__}."})
-
-
-def _cache_policy() -> type:
-    try:
-        found: type = importlib.import_module("vllm.v1.kv_offload.cpu.policies.base").CachePolicy
-    except (ImportError, AttributeError) as error:
-        raise Unsupported(f"vLLM's CachePolicy cannot be imported ({error}); needed is {INTERFACE}") from error
-    return found
 
 
 class _Methods:

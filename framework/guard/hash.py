@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from framework.errors import PluginError
 from framework.guard.boundary import Boundary
 from framework.interfaces.hash import HashScheme
 from framework.types import BlockHash, Namespace, TokenArray
@@ -21,10 +20,7 @@ class GuardedHash:
         self._scheme = scheme
         self._block_size = block_size
         self._boundary = Boundary("hash scheme", type(scheme))
-        self.name = type(scheme).__name__
-
-    def fault(self, method: str, rule: str) -> PluginError:
-        return self._boundary.fault(method, rule)
+        self.name, self.fault = type(scheme).__name__, self._boundary.fault
 
     def root(self, namespace: Namespace) -> BlockHash:
         """The hash that the namespace's first blocks hang below."""

@@ -34,20 +34,11 @@ def for_device(options: KernelOptions, device: str, block_size: int) -> KernelOp
     return replace(options, **changes)
 
 
-_CPU = {
-    "batch": (1, 32),
-    "context": (1024,),
-    "prefill": (1024,),
-    "heads": ("16/8/128",),
-    "dtype": ("float32",),
-}
+_CPU = {"batch": (1, 32), "context": (1024,), "prefill": (1024,), "heads": ("16/8/128",), "dtype": ("float32",)}
 _CUDA = {
-    "batch": (1, 32, 128),
-    "context": (2048, 8192, 32768),
-    "prefill": (2048, 8192, 32768),
-    "heads": ("32/8/128",),
+    "batch": (1, 32, 128), "context": (2048, 8192, 32768), "prefill": (2048, 8192, 32768), "heads": ("32/8/128",),
     "dtype": ("bfloat16",),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,15 +156,12 @@ class ReplayExecutor(Executor):
         call = self._beam_calls.get(number, 0)
         self._beam_calls[number] = call + 1
         if (number, call) in self._tops:
-            ids, values = self._tops[number, call]
-            return np.zeros(len(indices), np.float32), np.array(ids, np.int64), np.array(values, np.float64)
+            recorded = [np.array(column) for column in self._tops[number, call]]
+            return np.zeros(len(indices), np.float32), recorded[0], recorded[1]
         if self._tops:
             raise Unsupported(f"the recording holds no candidates for beam search step {call} of request {number}")
-        return self._invented(number, call, len(indices), k)
-
-    def _invented(self, number: int, call: int, beams: int, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
-        """Candidates as alike as a language model's: log-probabilities of a geometric tail, jittered by a hash."""
-        random = np.random.Generator(np.random.Philox(key=[number, call]))
+        # As alike as a language model's: log-probabilities of a geometric tail, jittered by a hash.
+        random, beams = np.random.Generator(np.random.Philox(key=[number, call])), len(indices)
         values = np.log(0.5) * np.arange(1, k + 1) + random.normal(0.0, 0.35, size=(beams, k))
         values = -np.sort(-np.minimum(values, -1e-3), axis=1)
         ids = OUTPUT_BASE + random.permuted(np.tile(np.arange(4 * k), (beams, 1)), axis=1)[:, :k]
