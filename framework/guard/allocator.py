@@ -181,8 +181,12 @@ class GuardedAllocator(Allocator):
             least = max(start, -(-num_tokens // self.block_size))
             rule = f"must give sequence {request} {least} to {self._max_blocks} blocks of {self.block_size} tokens"
             raise self._boundary.fault("table", f"{rule}, gave {count}")
-        if self._num_null:
-            start = self._past_null(request, table, start)
+        if self._num_null:  # leading entries that were unreferenced are the null block
+            null = self._num_null.get(request, 0)
+            if table[start:null].any():
+                rule = f"must begin with {null} null blocks, as unref_leading said"
+                self._boundary.wrong("table", rule, table.tolist())
+            start = max(start, null)
         if count - start == 1:  # a decoding row gets one block: min() and max() would cost more than all else
             low = high = table.item(start)
         else:
@@ -192,13 +196,6 @@ class GuardedAllocator(Allocator):
             self._boundary.wrong("table", rule, table[start:].tolist())
         found: npt.NDArray[np.int32] = table
         return found
-
-    def _past_null(self, request: RequestId, table: npt.NDArray[np.int32], start: int) -> int:
-        """Where the checks of a table begin: leading entries that were unreferenced are the null block."""
-        null = self._num_null.get(request, 0)
-        if table[start:null].any():
-            self._boundary.wrong("table", f"must begin with {null} null blocks, as unref_leading said", table.tolist())
-        return max(start, null)
 
     def stats(self) -> AllocatorStats:
         try:

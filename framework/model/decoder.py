@@ -182,15 +182,13 @@ class Decoder(nn.Module):
             return False
         for variable in _PRODUCT_CACHES:  # read when the first product is made
             os.environ.setdefault(variable, str(_KEPT_PRODUCTS))
+        lookup_only = None if self.lm_head is self.embedding else self.embedding
         for name, weight in self.named_parameters():
-            if weight.dim() == 2 and not name.endswith("qk_norm") and weight is not self._lookup_only():
+            if weight.dim() == 2 and not name.endswith("qk_norm") and weight is not lookup_only:
                 packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), num_rows)
                 weight.packed = packed  # type: ignore[attr-defined]
         torch.empty(_KEPT_BYTES, dtype=torch.uint8)  # freed at once
         return True
-
-    def _lookup_only(self) -> Tensor | None:
-        return None if self.lm_head is self.embedding else self.embedding
 
     def angles(self, positions: Tensor, *, local: bool = False) -> tuple[Tensor, Tensor]:
         """cos and sin, each (T, D / 2), or half of what is rotated of a head, in the model's dtype.

@@ -68,11 +68,8 @@ class RoutedExperts(nn.Module):
         first = None if self.gate_up_bias is None else self.gate_up_bias[expert]
         second = None if self.down_bias is None else self.down_bias[expert]
         both = F.linear(x, self.gate_up[expert], first)
-        return F.linear(self._gated(both), self.down[expert], second)
-
-    def _gated(self, both: Tensor) -> Tensor:
-        if not self._config.clamped:
-            gate, up = both.chunk(2, -1)
-            return F.silu(gate) * up
-        gate, up = both[..., ::2].clamp(max=_SWIGLU_LIMIT), both[..., 1::2].clamp(-_SWIGLU_LIMIT, _SWIGLU_LIMIT)
-        return (up + 1) * gate * torch.sigmoid(gate * _SWIGLU_ALPHA)
+        if self._config.clamped:
+            gate, up = both[..., ::2].clamp(max=_SWIGLU_LIMIT), both[..., 1::2].clamp(-_SWIGLU_LIMIT, _SWIGLU_LIMIT)
+            return F.linear((up + 1) * gate * torch.sigmoid(gate * _SWIGLU_ALPHA), self.down[expert], second)
+        gate, up = both.chunk(2, -1)
+        return F.linear(F.silu(gate) * up, self.down[expert], second)
