@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from processes import start, wait_until, written
 
 from framework.files.jsonl import read_jsonl
 from framework.results.reading import read_result
@@ -22,22 +21,6 @@ ENDINGS = [
     (REPLAY, signal.SIGTERM, 143, "SIGTERM"), (REPLAY, signal.SIGHUP, 129, "SIGHUP"),
     (REPLAY, signal.SIGINT, 130, "Ctrl-C"), (SERVE, signal.SIGTERM, 143, "SIGTERM"),
 ]  # fmt: skip
-
-
-def start(folder: Path, words: Sequence[str]) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HYDRA_FULL_ERROR": "0"}
-    command = [sys.executable, "-m", "framework.run", *words]
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def wait_for(process: subprocess.Popen[str], path: Path, size: int) -> None:
-    deadline = time.monotonic() + 120
-    while not (path.exists() and path.stat().st_size > size):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "nothing was written"
-        time.sleep(0.02)
 
 
 def make_trace(folder: Path, num_requests: int) -> None:
@@ -53,8 +36,8 @@ def test_a_run_that_a_signal_ends_writes_what_there_is(
 ) -> None:
     if words is REPLAY:
         make_trace(tmp_path, 60_000)
-    process = start(tmp_path, words)
-    wait_for(process, tmp_path / "run" / "metrics.jsonl", 0)
+    process = start(tmp_path, *words)
+    wait_until(lambda: written(tmp_path / "run" / "metrics.jsonl"), process)
     process.send_signal(number)
     _, err = process.communicate(timeout=120)
     assert process.returncode == status, err
@@ -69,20 +52,15 @@ def test_a_run_that_a_signal_ends_writes_what_there_is(
 def test_a_sweep_s_job_that_a_signal_ended_is_one_to_run_again(tmp_path: Path) -> None:
     make_trace(tmp_path, 60_000)
     words = ("-m", *REPLAY[:-1], "run.sweep=s", "eviction=lru,fifo", "run.report=false")
-    process = start(tmp_path, words)
-    folder = tmp_path / "sweeps" / "s"
-    deadline = time.monotonic() + 120
-    while not list(folder.glob("*lru*/metrics.jsonl")):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    process, folder = start(tmp_path, *words), tmp_path / "sweeps" / "s"
+    wait_until(lambda: list(folder.glob("*lru*/metrics.jsonl")), process)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 143, err
     (job,) = folder.glob("*lru*")
     assert read_result(job)["status"] == "interrupted"
     make_trace(tmp_path, 50)
-    again = start(tmp_path, words)
+    again = start(tmp_path, *words)
     _, err = again.communicate(timeout=200)
     assert again.returncode == 0, err
     assert [read_result(path)["status"] for path in sorted(folder.glob("*eviction*"))] == ["ok", "ok"]

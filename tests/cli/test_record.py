@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -13,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import start, wait_until
 
 from framework.kv_events.file import read_batches
 from framework.kv_events.index import BlockIndex
@@ -85,17 +85,10 @@ def test_another_process_follows_a_serve_run(command: Command, elsewhere: Path) 
 def recorded(command: Command, elsewhere: Path) -> Path:
     """A serve run that publishes, and what `framework.trace record` wrote of it until Ctrl-C."""
     addresses = free_addresses()
-    recorder = subprocess.Popen(
-        [sys.executable, "-m", "framework.trace", "record", addresses[0], "--replay", addresses[1], "--report-hits",
-         "--out", "trace.jsonl"],
-        stdout=subprocess.PIPE, text=True, cwd=elsewhere, env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
+    words = ("record", addresses[0], "--replay", addresses[1], "--report-hits", "--out", "trace.jsonl")
+    recorder = start(elsewhere, *words, module="framework.trace")
     try:
-        deadline = time.monotonic() + 30
-        while not (elsewhere / "trace.jsonl").exists():
-            assert recorder.poll() is None, "the recorder ended"
-            assert time.monotonic() < deadline, "the recorder did not start"
-            time.sleep(0.05)
+        wait_until((elsewhere / "trace.jsonl").exists, recorder)
         status, _, errors = command(
             *SERVED, *published(addresses), "kv_events.report_hits=true", "kv_events.file=true", "run.dir=served"
         )

@@ -9,13 +9,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from processes import start, wait_until
 
 from framework import registry
 from framework.errors import BackendUnavailable, RunDirectoryError
@@ -63,14 +63,6 @@ def make_trace(folder: Path, num_requests: int = 120) -> Path:
     return folder / "trace.jsonl"
 
 
-def launch(folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "HYDRA_FULL_ERROR": "0", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "framework.run", "-m", *COMMON, *words]
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
-
-
 def finished(sweep: Path) -> list[Path]:
     return sorted(path.parent for path in sweep.glob("*/result.json"))
 
@@ -97,20 +89,18 @@ def contents(sweep: Path) -> dict[str, Any]:
 def test_a_killed_sweep_run_again_runs_what_is_missing_and_ends_the_same(tmp_path: Path) -> None:
     for folder in ("whole", "killed"):
         make_trace(tmp_path / folder)
-    whole, sweep = launch(tmp_path / "whole", "run.sweep=s", *FEW), tmp_path / "killed" / "sweeps" / "s"
+    words = ("-m", *COMMON, "run.sweep=s", *FEW)
+    whole, sweep = start(tmp_path / "whole", *words), tmp_path / "killed" / "sweeps" / "s"
     _, err = whole.communicate(timeout=900)
-    assert (whole.returncode, err) == (0, b""), err
-    killed, deadline = launch(tmp_path / "killed", "run.sweep=s", *FEW), time.monotonic() + 600
-    while len(finished(sweep)) < 4:
-        assert killed.poll() is None, killed.communicate()
-        assert time.monotonic() < deadline, f"only {len(finished(sweep))} jobs"
-        time.sleep(0.005)
+    assert (whole.returncode, err) == (0, ""), err
+    killed = start(tmp_path / "killed", *words)
+    wait_until(lambda: len(finished(sweep)) >= 4, killed)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
     before = stamps(sweep)
-    last = launch(tmp_path / "killed", "run.sweep=s", *FEW)
+    last = start(tmp_path / "killed", *words)
     _, err = last.communicate(timeout=900)
-    assert (last.returncode, err) == (0, b""), err
+    assert (last.returncode, err) == (0, ""), err
     assert before.items() <= stamps(sweep).items(), "a finished job ran again"
     assert contents(sweep) == contents(tmp_path / "whole" / "sweeps" / "s")
 
@@ -157,14 +147,14 @@ def test_a_job_that_another_process_runs_is_running_elsewhere(trace: Path, comma
 
 def test_jobs_whose_policy_or_trace_changed_run_again_and_the_sweep_says_why(trace: Path, elsewhere: Path) -> None:
     policy = "class Mine(ScoredPolicy):\n    def score(self, block, now):\n        return {sign} * block.last_access\n"
-    words = ("cache.num_blocks=16", "eviction=ed.py:Mine,lru", "run.sweep=ed", "run.report=false")
+    words = ("-m", *COMMON, "cache.num_blocks=16", "eviction=ed.py:Mine,lru", "run.sweep=ed", "run.report=false")
 
     def swept() -> tuple[str, float]:
-        process = launch(elsewhere, *words)
+        process = start(elsewhere, *words)
         _, said = process.communicate(timeout=600)
         assert process.returncode == 0, said
         (mine,) = (elsewhere / "sweeps" / "ed").glob("*Mine*")
-        return said.decode(), read_result(mine)["hit_rate"]
+        return said, read_result(mine)["hit_rate"]
 
     own = "from framework.interfaces.eviction import ScoredPolicy\n\n\n"
     (elsewhere / "ed.py").write_text(own + policy.format(sign=1))
@@ -224,15 +214,9 @@ def test_a_sweep_stops_when_jobs_in_a_row_cannot_write(trace: Path, command: Com
 
 def test_two_sweeps_of_one_name_at_once_share_the_jobs_and_fail_none(tmp_path: Path) -> None:
     make_trace(tmp_path, 3000)
-    words = (
-        "run.sweep=s",
-        "run.progress=true",
-        "eviction=lru,fifo,lfu,mru",
-        "cache.num_blocks=8,12",
-        "run.report=false",
-    )
-    both = [launch(tmp_path, *words) for _ in range(2)]
-    ended = [(process.communicate(timeout=300)[1].decode(), process.returncode) for process in both]
+    words = ("run.sweep=s", "run.progress=true", "eviction=lru,fifo,lfu,mru", "cache.num_blocks=8,12")
+    both = [start(tmp_path, "-m", *COMMON, *words, "run.report=false") for _ in range(2)]
+    ended = [(process.communicate(timeout=300)[1], process.returncode) for process in both]
     assert [status for _, status in ended] == [0, 0], ended
     ran = [line.split(": ", 1)[1] for err, _ in ended for line in err.splitlines() if re.match(r"\d of 8 ok,", line)]
     assert sorted(ran) == sorted(path.name for path in finished(tmp_path / "sweeps/s")), ended

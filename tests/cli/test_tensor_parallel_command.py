@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import start, wait_until, written
 
 from framework.files.jsonl import read_jsonl
 from framework.results.reading import read_result
@@ -65,32 +63,20 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
-
-
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGKILL))]
 )
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the ranks' processes in /proc")
-def test_however_rank_0_ends_no_rank_outlives_it(tmp_path: Path, number: signal.Signals) -> None:
+def test_however_rank_0_ends_no_rank_outlives_it(
+    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ("workload.num_requests=400", "workload.output_tokens=200", "run.progress=false", "device=cpu", PAIR)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    run = subprocess.Popen(
-        [sys.executable, "-m", "framework.run", *words, "run.dir=out"],
-        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env={**os.environ, "TMPDIR": str(scratch)},
-    )  # fmt: skip
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    run = start(tmp_path, *words, "run.dir=out")
     try:
-        metrics = tmp_path / "out" / "metrics.jsonl"
-        assert wait_for(lambda: (metrics.exists() and metrics.stat().st_size > 0) or run.poll() is not None)
-        assert run.poll() is None, run.communicate()[1]
+        wait_until(lambda: written(tmp_path / "out" / "metrics.jsonl"), run)
         ranks = children(run.pid)
         assert len(ranks) == 1, ranks
         if number is signal.SIGINT:
@@ -98,7 +84,7 @@ def test_however_rank_0_ends_no_rank_outlives_it(tmp_path: Path, number: signal.
         else:
             run.send_signal(number)
         _, errors = run.communicate(timeout=60)
-        assert wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks), 20), ranks
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks))
         assert list(scratch.glob("kvlab-ranks-*")) == []
         expected = -number if number is signal.SIGKILL else 128 + number
         assert run.returncode == expected, errors

@@ -15,14 +15,13 @@ from framework import registry
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Step
 from framework.engine.tiers.engine_tiers import EngineTiers, tier_maker
-from framework.engine.tiers.placement import Placement, TierSetup
-from framework.errors import FrameworkError, PluginError, StoreFailed
+from framework.engine.tiers.placement import TierSetup
+from framework.errors import PluginError, StoreFailed
 from framework.guard.store import GuardedStore
 from framework.interfaces.store import BlockFormat, Store
 from framework.interfaces.tiering import Event, LoadOffer, TierBlock, Tiering
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
-from framework.tiers.transfers import Copy
 from framework.tiers.worker import WorkerTransfers
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.s3fifo import S3Fifo
@@ -301,80 +300,3 @@ def test_blocks_and_bytes_are_conserved_while_stores_fail(piece: int, operations
             assert held == len(tier), (seed, counts)
         done += engine.allocator.stats().evictions
     assert seed > 100_000 * piece + 1
-
-
-class LeavesEvictedBlocks(Late):
-    """Does not read a block before the pool gives it to somebody else."""
-
-    def release(self, copy: Copy) -> None:
-        pass
-
-
-class IgnoresWhatIsBeingStored(Late):
-    """Loads a block before it was stored."""
-
-    def _must_wait(self, load: Any) -> bool:
-        return False
-
-
-def frees_under_a_copy(self: EngineTiers, seq: Any, *, returning: bool = False) -> bool:
-    load = self.loading.get(seq.id)
-    if load is not None:
-        self._life.free_table(seq)
-    return _drop(self, seq, returning=returning)
-
-
-def never_unpins(self: Placement, tier: Any, copy: Copy) -> None:
-    pass
-
-
-def takes_failed_loads(self: EngineTiers, at: Placement, copy: Copy) -> None:
-    copy.failed = ""
-    _loaded(self, at, copy)
-
-
-def forgets_to_note_evictions(self: Placement, event: Any) -> None:
-    if event.kind == "admit":
-        _heard(self, event)
-
-
-def commits_a_block_more(self: EngineTiers, load: Any) -> None:
-    for copy in load.copies[0]:
-        if copy is not None and copy.failed:
-            copy.failed = ""
-            break
-    _arrived(self, load)
-
-
-_drop, _loaded, _heard, _arrived = EngineTiers.drop, EngineTiers._loaded, Placement.heard, EngineTiers._arrived
-FAULTS: dict[str, tuple[type | None, str, Any]] = {
-    "an evicted block is not read in time": (LeavesEvictedBlocks, "", None),
-    "a load overtakes the store of its block": (IgnoresWhatIsBeingStored, "", None),
-    "blocks are freed while a copy writes them": (None, "drop", frees_under_a_copy),
-    "a copy leaves its block pinned": (None, "end_at", never_unpins),
-    "a failed load counts as loaded": (None, "_loaded", takes_failed_loads),
-    "one failed block of a load counts as loaded": (None, "_arrived", commits_a_block_more),
-    "evictions are not heard of": (None, "heard", forgets_to_note_evictions),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_of_a_tier_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    transfers, place, method = FAULTS[fault]
-    if transfers is not None:
-        monkeypatch.setitem(globals(), "Late", transfers)
-    if place:
-        owner = Placement if place in vars(Placement) else EngineTiers
-        monkeypatch.setattr(owner, place, method)
-    caught = 0
-    for seed in range(8):
-        draw, share = random.Random(seed), 0.3 * (seed % 2)
-        engine = tiered_engine(draw, OnEviction(exclusive=False), share=share)
-        tiers = engine.state.tiers
-        assert tiers is not None
-        try:
-            run(engine, tiers, draw, 40)
-            assert share or not sum(tiers.placement.failed_loads + tiers.placement.failed_stores)
-        except (AssertionError, FrameworkError, KeyError):
-            caught += 1
-    assert caught, fault

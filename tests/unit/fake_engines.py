@@ -19,7 +19,7 @@ from framework.config.sections import CacheOptions, EngineOptions, FaultOptions
 from framework.config.setting import Section
 from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.base import BoolArray, Executor, FloatArray, Step
-from framework.engine.request import Request
+from framework.engine.request import Request, Status
 from framework.engine.rows import IntArray, Rows
 from framework.interfaces.allocator import Allocator
 from framework.registry.components import Component, build_allocator
@@ -393,6 +393,24 @@ def slow_beams(
         if not live or (len(ended) >= width and ended[width - 1][0] >= live[0][0] / step**penalty):
             break
     return [tokens for _, tokens in sorted(ended, key=lambda entry: -entry[0])[:width]]
+
+
+def assert_right(requests: Sequence[Request], model: FakeModel | None = None, stop: Sequence[int] = ()) -> None:
+    """Each has finished with what the model gives for it, or a beam search over the model."""
+    model = model or FakeModel()
+    for request in requests:
+        assert request.status is Status.FINISHED, f"request {request.number}: {request.status} {request.reason}"
+        beams = request.group is not None
+        prompt, sampling = request.prompt.tolist(), request.sampling
+        wanted = slow_beams(model, prompt, sampling, stop) if beams else expected(model, request, stop)
+        assert tokens_of(request) == wanted, f"request {request.number}"
+
+
+def finished(requests: Sequence[Request]) -> list[list[list[int]]]:
+    """The token ids of each completion of each request, all of which have finished."""
+    failed = [request.reason for request in requests if request.status is not Status.FINISHED]
+    assert not failed, failed
+    return [tokens_of(request) for request in requests]
 
 
 def drive(engine: Engine, each_step: Callable[[Engine], Any] | None = None, limit: int = 2000) -> int:

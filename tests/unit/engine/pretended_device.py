@@ -48,9 +48,6 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "float8_e4m3fn": {"samplings": DRAWN, "kv_dtype": "float8_e4m3fn"},
     "HND": {"samplings": DRAWN, "layout": "HND"},
     "recorded steps": {"samplings": DRAWN, "recorded": True},
-    "a mask left on the host": {"samplings": DRAWN, "backend": "MaskOnTheHost"},
-    "a length read on the host": {"samplings": DRAWN, "backend": "ReadsALength"},
-    "a table read on the host": {"samplings": DRAWN, "backend": "ReadsTheTable"},
 }
 
 
@@ -60,24 +57,6 @@ class Pretended(TorchBackend):
     capabilities = replace(
         TorchBackend.capabilities, devices=TorchBackend.capabilities.devices | {"pretended"}, graph_safe=True
     )
-
-
-class MaskOnTheHost(Pretended):
-    def attend(self, q: Any, pool: Any, batch: Any, out: Any, **options: Any) -> None:
-        super().attend(q, pool, batch, out, **options)
-        out.masked_fill_(torch.zeros(out.shape, dtype=torch.bool), 0.0)
-
-
-class ReadsALength(Pretended):
-    def plan(self, batch: Any) -> None:
-        assert int(batch.context_lens.max()) >= 0
-        super().plan(batch)
-
-
-class ReadsTheTable(Pretended):
-    def plan(self, batch: Any) -> None:
-        batch.block_tables.cpu()
-        super().plan(batch)
 
 
 class OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -122,14 +101,14 @@ def _fetch(self: Any, tensor: Any) -> Any:
     return np.zeros(tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
 
-def serve(samplings: list[Sampling], model: Any = None, backend: str = "Pretended", **options: Any) -> dict[str, Any]:
+def serve(samplings: list[Sampling], model: Any = None, **options: Any) -> dict[str, Any]:
     """What became of the requests, and how often the host waited."""
     config = replace(TINY_CONFIG, **(model or {}))
     recorded = options.pop("recorded", False)
     cache = {"num_blocks": 80, "block_size": 4}
     engine = {"max_batch_requests": 8, "max_batch_tokens": 32, "max_model_len": 128, "prepack": False}
     loaded = LoadedModel(Decoder(config, device=DEVICE), ByteTokenizer(config.vocab_size, ()), config, "tiny")
-    parts = {"backend": globals()[backend](), "device": DEVICE, "cuda_graphs": False}
+    parts = {"backend": Pretended(), "device": DEVICE, "cuda_graphs": False}
     llm = make_llm(loaded, **parts, **cache, **engine, **options)
     with OneDevice() as watch:
         if recorded:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fake_engines import make_llm, tokens_of
-from pretended_cuda import Cuda, Event, Stream, pretended_cuda
+from pretended_cuda import Cuda, pretended_cuda
 from stepped_worker import InTurn
 
 from framework.engine import block_bytes
@@ -119,48 +119,6 @@ def test_a_copy_in_crosses_at_once_and_is_spread_out_after_the_engine() -> None:
         assert cuda.log == [
             f"{IN} copies in", f"{IN} waits for engine", f"{IN} runs foreach_copy", f"host waits for {IN}",
         ]  # fmt: skip
-
-
-def waits_for_nobody(self: Stream, other: Any) -> None:
-    pass
-
-
-_add, _read = Stream.add, CudaPoolBytes.read
-
-
-def engine_goes_on(self: Stream, entry: Any) -> None:
-    if not (self.name == "engine" and isinstance(entry, tuple)):
-        _add(self, entry)
-
-
-def forgets_what_is_under_way(self: CudaPoolBytes, block: int, into: Any = None) -> Any:
-    self._left = [None] * len(self._left)
-    return _read(self, block, into)
-
-
-FAULTS: dict[str, tuple[Any, str, Any, str, Callable[[Cuda], None]]] = {
-    "a copy does not wait for the writer's event":
-        (Stream, "wait_stream", waits_for_nobody, "engine", reads_what_was_written),
-    "the engine overwrites what is still to be read": (Stream, "add", engine_goes_on, "copies", reads_what_was_written),
-    "memory is used before the copy is done":
-        (Event, "synchronize", lambda self: None, "bus", reads_what_was_written),
-    "a buffer is filled anew before it was emptied":
-        (CudaPoolBytes, "read", forgets_what_is_under_way, "bus", reads_what_was_written),
-    "a write does not wait for the reader":
-        (Stream, "wait_stream", waits_for_nobody, "engine", writes_after_the_last_reader),
-    "a write does not wait for its end":
-        (Event, "synchronize", lambda self: None, "copies", writes_after_the_last_reader),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_each_missing_wait_shows_in_the_bytes(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, name, faulty, late, what = FAULTS[fault]
-    monkeypatch.setattr(block_bytes, "_MOST_GATHERED", 2)
-    monkeypatch.setattr(place, name, faulty)
-    says = r"block \d" if what is reads_what_was_written else None
-    with pretended_cuda(LATE[late]) as cuda, pytest.raises(AssertionError, match=says):
-        what(cuda)
 
 
 def test_pageable_memory_is_refused_even_if_it_is_said_to_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:

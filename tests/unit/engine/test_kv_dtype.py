@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fake_engines import make_llm
 
-from framework.api import run
 from framework.errors import BackendUnavailable
 from framework.llm import LLM, CacheOptions
 from framework.sampling import Sampling
-
-SMALL = {
-    "mode": "serve", "workload": {"name": "shared_prefix", "num_requests": 2}, "allocator": "prefix_cow",
-    "eviction": "lru", "hash": "sha256", "backend": "torch", "tracker": "none",
-}  # fmt: skip
 
 
 def texts(**options: Any) -> tuple[LLM, list[str]]:
@@ -47,20 +40,3 @@ def test_the_model_s_own_dtype_may_be_named() -> None:
 def test_a_backend_that_cannot_store_it_is_refused_before_the_model_is_loaded() -> None:
     with pytest.raises(BackendUnavailable, match="KV dtype bfloat16 is not supported; supported: float32"):
         LLM("tiny", backend="gather", cache=CacheOptions(num_blocks=None, kv_dtype="bfloat16"))
-
-
-def test_a_serve_run_stores_what_was_asked_and_says_so(tmp_path: Path) -> None:
-    cache = {"num_blocks": 400, "block_size": 16, "kv_dtype": "bfloat16"}
-    result = run({**SMALL, "model": {"name": "tiny", "dtype": "auto"}, "cache": cache, "run": run_in(tmp_path)})
-    assert (result["dtype"], result["kv_dtype"]) == ("float32", "bfloat16")
-    assert result["kv_bytes"] == 401 * 16 * 2 * 2 * 2 * 16 * 2
-    assert (result["dense_checked"], result["dense_mismatches"]) == (2, None), "measured, and no failure"
-    assert 0.9 <= result["dense_agreement"] <= 1.0
-    assert 0.0 < result["attention_error"] < 0.05
-    assert result["dense_logit_error"] > 0.0
-    assert result["dense_kl_divergence"] > 0.0
-    assert result["attention_error_declared"] is None
-
-
-def run_in(folder: Path) -> dict[str, Any]:
-    return {"dir": str(folder / "run"), "progress": False}

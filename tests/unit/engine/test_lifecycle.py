@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_engines import FakeModel, drive, expected, fake_engine, named, prompts, slow_beams, tokens_of
+from fake_engines import FakeModel, assert_right, drive, expected, fake_engine, named, prompts
 
 from framework.engine.engine import Engine
-from framework.engine.request import Request, Status
+from framework.engine.request import Status
 from framework.errors import OutOfBlocks
 from framework.sampling import Sampling
 
@@ -18,15 +18,6 @@ KINDS = {
     "samples": Sampling(max_tokens=6, n=3, temperature=1.0),
     "beams": Sampling(max_tokens=6, beam_width=3),
 }
-
-
-def assert_right(requests: list[Request], model: FakeModel = MODEL) -> None:
-    for request in requests:
-        assert request.status is Status.FINISHED, f"request {request.number}: {request.status} {request.reason}"
-        wanted = (
-            slow_beams(model, request.prompt.tolist(), request.sampling) if request.group else expected(model, request)
-        )
-        assert tokens_of(request) == wanted, f"request {request.number}"
 
 
 def ended_once(engine: Engine) -> None:

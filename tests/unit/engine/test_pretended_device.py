@@ -17,33 +17,23 @@ pytestmark = pytest.mark.skipif(
     reason="needs a torch that can pretend a device (2.10 or newer)",
 )
 PROGRAM = Path(__file__).with_name("pretended_device.py")
-PLAIN = (
-    "greedy",
-    "drawn",
-    "drawn without forks",
-    "windows and sinks",
-    "int8",
-    "float8_e4m3fn",
-    "HND",
-    "recorded steps",
-)
 
 
 @pytest.fixture(scope="module")
 def served() -> dict[str, dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, str(PROGRAM)],
-        env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+        [sys.executable, str(PROGRAM)], env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[1])},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-@pytest.mark.parametrize("scenario", PLAIN)
+@pytest.mark.parametrize(
+    "scenario",
+    ["greedy", "drawn", "drawn without forks", "windows and sinks", "int8", "float8_e4m3fn", "HND", "recorded steps"],
+)
 def test_the_host_waits_exactly_once_a_step_and_no_operator_meets_two_devices(served: Any, scenario: str) -> None:
     found = served[scenario]
     assert found["status"] == ["finished"], found
@@ -61,17 +51,3 @@ def test_log_probabilities_and_beams_wait_once_more_each(served: Any) -> None:
     found = served["searched and preempted"]
     assert found["status"] == ["finished"], found
     assert found["waits"] <= 3 * found["steps"], "a draw, log-probabilities and a beam search in one step"
-
-
-@pytest.mark.parametrize(
-    ("mutant", "reason"),
-    [
-        ("a mask left on the host", "over tensors of ['cpu', 'pretended']"),
-        ("a length read on the host", "DataDependentOutputException"),
-        ("a table read on the host", "waits for the device"),
-    ],
-)
-def test_what_a_gpu_would_stumble_over_is_caught(served: Any, mutant: str, reason: str) -> None:
-    found = served[mutant]
-    assert found["status"] == ["failed"], found
-    assert reason in found["reasons"][0], found

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_engines import FakeModel, drive, expected, fake_engine, tokens_of
+from fake_engines import assert_right, drive, fake_engine
 
 from framework.engine.engine import Engine
 from framework.engine.executors.base import Step
@@ -14,7 +14,6 @@ from framework.engine.request import Request, Status
 from framework.errors import PluginError
 from framework.sampling import Sampling
 
-MODEL = FakeModel()
 COMMON = [1 + at % 29 for at in range(23)]
 SHARING = ("prefix", "prefix_cow", "radix")
 
@@ -22,12 +21,6 @@ SHARING = ("prefix", "prefix_cow", "radix")
 def submit(engine: Engine, count: int = 4, **sampling: Any) -> list[Request]:
     wanted = Sampling(max_tokens=3, **sampling)
     return [engine.submit([*COMMON, number, number + 1], wanted) for number in range(count)]
-
-
-def assert_right(requests: list[Request]) -> None:
-    for request in requests:
-        assert request.status is Status.FINISHED, f"{request.status}: {request.reason}"
-        assert tokens_of(request) == expected(MODEL, request), f"request {request.number}"
 
 
 @pytest.mark.parametrize(("share", "cached"), [(True, [0, 20, 20, 20]), (False, [0] * 4)])

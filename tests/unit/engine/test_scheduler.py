@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_engines import FakeModel, drive, expected, fake_engine, tokens_of
+from fake_engines import assert_right, drive, fake_engine
 
 from framework.config.check import parse
 from framework.engine.engine import Engine
 from framework.engine.request import Request, Status
 from framework.errors import ConfigError, PluginError, Unsupported
 from framework.sampling import Sampling
-
-MODEL = FakeModel()
 
 
 def engine_of(**options: Any) -> tuple[Engine, list[dict[int, int]]]:
@@ -37,12 +35,6 @@ def submit(engine: Engine, *lengths: int, max_tokens: int = 3) -> list[Request]:
         engine.submit([number + 1] * length, Sampling(max_tokens=max_tokens, ignore_eos=True))
         for number, length in enumerate(lengths)
     ]
-
-
-def assert_right(requests: list[Request]) -> None:
-    for request in requests:
-        assert request.status is Status.FINISHED, request.reason
-        assert tokens_of(request) == expected(MODEL, request), f"request {request.number}"
 
 
 def test_the_budget_goes_to_running_rows_in_order_before_anyone_is_admitted() -> None:

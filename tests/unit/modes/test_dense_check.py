@@ -141,6 +141,9 @@ def test_two_ranks_report_the_fidelity_of_one(tmp_path: Path, kv_dtype: str) -> 
     one, two = (api.run(config_of(tmp_path, size, kv_dtype)) for size in (1, 2))
     assert (two["dense_checked"], two["tensor_parallel_size"]) == (4, 2)
     assert two["dense_agreement"] == one["dense_agreement"], (one, two)
+    assert [(run["dtype"], run["kv_dtype"], run["dense_mismatches"]) for run in (one, two)] == [
+        ("float32", kv_dtype, None)
+    ] * 2
     for key in ("dense_logit_error", "dense_kl_divergence", "attention_error"):
         assert two[key] == pytest.approx(one[key], rel=0.02), (key, one[key], two[key])
         assert two[key] > 0.0, key

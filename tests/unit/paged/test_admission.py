@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
 from paged_helpers import NS, info, tokens
@@ -34,10 +32,6 @@ class OddKept(Lru):
 class NoTails(Lru):
     def keep(self, block, now):
         return not self.blocks.partial[block]
-
-
-def native():
-    return pytest.importorskip("framework_native.allocator").NativeCowAllocator
 
 
 def build(kind, policy, num_blocks=8, leaf_only=False):
@@ -75,31 +69,6 @@ def test_a_declined_block_that_is_hit_while_in_use_is_an_ordinary_hit():
     allocator.free(2)
     assert allocator.stats().cached_blocks == 1, "hit once, it is kept"
     allocator.check()
-
-
-@pytest.mark.parametrize("leaf_only", [False, True])
-@pytest.mark.parametrize("seed", range(25))
-def test_native_and_python_decline_the_same(seed, leaf_only):
-    allocators = [build(kind, OddKept(), 10, leaf_only) for kind in (PrefixCowAllocator, native())]
-    logs = [[], []]
-    for allocator, log in zip(allocators, logs, strict=True):
-        allocator.listen(log.append)
-    draw, running = random.Random(seed), []
-    for number in range(1, 60):
-        prompt = [draw.randrange(2) for _ in range(draw.randint(1, 7))]
-        ids = tokens(*prompt)
-        if allocators[0].fits(info(number), ids, allocators[0].lookup(ids, NS)):
-            assert len({admit(allocator, number, prompt) for allocator in allocators}) == 1
-            running.append(number)
-        while running and (len(running) > 2 or draw.random() < 0.5):
-            gone = running.pop(draw.randrange(len(running)))
-            for allocator in allocators:
-                allocator.free(gone)
-        for allocator in allocators:
-            allocator.check()
-        assert allocators[0].stats() == allocators[1].stats()
-    assert logs[0] == logs[1]
-    assert any(event.kind == "evict" for event in logs[0])
 
 
 @pytest.mark.parametrize("leaf_first", [False, True])
