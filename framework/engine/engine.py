@@ -426,6 +426,9 @@ class Engine:
         if state.tiers.busy:
             state.tiers.wait(next_s)
             return
+        if state.tiers.ready:  # holds blocks until there are rows for all its samples; others wait for those blocks
+            state.tiers.drop(state.tiers.ready[-1][0], returning=True)
+            return
         if stuck is None and not len(active):
             if next_s is not None:
                 state.executor.wait_until(next_s)

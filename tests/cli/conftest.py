@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import Command
 
 from framework import api
 from framework.config.config import Config
-from framework.run import call
 
 
 @pytest.fixture
@@ -67,16 +67,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def command(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """`command(*words)` -> exit status, stdout, stderr."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        status = call(words)
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run
+def command(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(capsys)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Commands that run beside a test."""
+"""Command lines, in this process and beside it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,28 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+
+from framework.run import call
+
+
+class Command:
+    """`command(*words)` -> exit status, stdout, stderr, in this process; `ok` must end with status 0, gives stdout."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *words: str) -> tuple[int, str, str]:
+        self.capsys.readouterr()
+        status = call(words)
+        captured = self.capsys.readouterr()
+        return status, captured.out, captured.err
+
+    def ok(self, *words: str) -> str:
+        status, out, err = self(*words)
+        assert status == 0, f"{status}: {out}\n{err}"
+        return out
 
 
 def start(folder: Path, *words: str, module: str = "framework.run") -> subprocess.Popen[str]:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
+from processes import Command
+from synthetic_workloads import mooncake
 
-def test_a_hybrid_model_is_replayed_by_name(command: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
-    rows = [
-        {"timestamp": at, "input_length": 2600, "output_length": 3, "hash_ids": [1, 2, 3, 4 + at, 9 + at, 20]}
-        for at in range(4)
-    ]
-    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+def test_a_hybrid_model_is_replayed_by_name(command: Command, tmp_path: Path) -> None:
+    prompts = ([1, 2, 3, 4 + at, 9 + at, 20] for at in range(4))
+    mooncake(tmp_path / "trace.jsonl", prompts, every_ms=1, input_length=2600)
     words = ("mode=replay", "executor=cache_only", "workload=trace", f"workload.path={tmp_path}/trace.jsonl",
              "cache.block_size=512", "replay.capacity=1GiB", "run.progress=false")  # fmt: skip
-    status, _, errors = command(
+    command.ok(
         *words, f"run.dir={tmp_path}/run",
         "replay.groups={model: qwen3-next-80b, sharing: pool_per_group, rule: every, interval: 512, order: marconi}",
     )  # fmt: skip
-    assert status == 0, errors
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["hit_tokens"], result["state_lost_tokens"], result["prompt_tokens"]) == (3 * 1536, 0, 4 * 2600), (
         result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from processes import start, wait_until, written
+from synthetic_workloads import mooncake
 
 from framework.files.jsonl import read_jsonl
 from framework.results.reading import read_result
@@ -24,10 +24,8 @@ ENDINGS = [
 
 
 def make_trace(folder: Path, num_requests: int) -> None:
-    rows = (
-        {"timestamp": 40 * i, "input_length": 100, "output_length": 8, "hash_ids": [i % 7]} for i in range(num_requests)
-    )
-    (folder / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompts = ([i % 7] for i in range(num_requests))
+    mooncake(folder / "trace.jsonl", prompts, every_ms=40, input_length=100, output_length=8)
 
 
 @pytest.mark.parametrize(("words", "number", "status", "name"), ENDINGS, ids=lambda value: str(value)[:20])

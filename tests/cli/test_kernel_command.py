@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import Command
 
 from framework.files.jsonl import read_jsonl
 from framework.kernel import bench
@@ -21,7 +21,6 @@ TINY = (
     "kernel.heads=[2/1/16]",
     "kernel.budget_s=0.01",
 )
-Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(autouse=True)
@@ -40,10 +39,7 @@ def test_a_backend_that_cannot_run_here_exits_with_its_reasons(command: Command,
 
 def test_triton_on_a_cpu_gets_a_floor_and_a_screen_and_no_time(command: Command, elsewhere: Path) -> None:
     words = [word for word in TINY if not word.startswith("kernel.heads")]
-    status, out, err = command(
-        *words, "+backend=triton", "kernel.heads=[8/1/64]", "kernel.dtype=[bfloat16]", "run.dir=out"
-    )
-    assert status == 0, err
+    out = command.ok(*words, "+backend=triton", "kernel.heads=[8/1/64]", "kernel.dtype=[bfloat16]", "run.dir=out")
     (row,) = read_jsonl(elsewhere / "out" / "kernel.jsonl")
     assert (row["kind"], row["target"], "time_s" in row) == ("modelled", "h200", False), row
     screen = json.loads((elsewhere / "out" / "result.json").read_text())["screen"]

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import Command
 
-from framework import registry
 from framework.results.reading import read_result
 
-Command = Callable[..., tuple[int, str, str]]
 SMALL = (
     "workload.num_requests=10", "workload.output_tokens=12", "run.check_requests=0", "run.progress=false",
     "cache.num_blocks=30", "cache.block_size=8", "workload.prefix_tokens=24", "workload.suffix_tokens=20",
 )  # fmt: skip
 SIZES = tuple(word for word in SMALL if not word.startswith("workload."))
-NATIVE = pytest.mark.skipif("native" not in registry.names("allocator"), reason="framework-native is not installed")
 
 
 def lines(folder: Path) -> list[str]:
@@ -25,14 +22,12 @@ def lines(folder: Path) -> list[str]:
 
 
 def test_the_replay_of_a_recorded_run_writes_the_same_kv_events(command: Command, elsewhere: Path) -> None:
-    status, out, errors = command(*SMALL, "kv_events.file=true", "run.record=true", "run.dir=served")
-    assert status == 0, errors
+    out = command.ok(*SMALL, "kv_events.file=true", "run.record=true", "run.dir=served")
     assert "blocks stored" in out
-    status, _, errors = command(
+    command.ok(
         "mode=replay", "workload=recording", "workload.path=served/recording.jsonl", *SIZES, "kv_events.file=true",
         "run.dir=replayed",
     )  # fmt: skip
-    assert status == 0, errors
     served, replayed = lines(elsewhere / "served"), lines(elsewhere / "replayed")
     assert served == replayed
     result = read_result(elsewhere / "served")
@@ -43,18 +38,8 @@ def test_the_replay_of_a_recorded_run_writes_the_same_kv_events(command: Command
     assert result["kv_event_removed_blocks"] >= result["num_evictions"], "withdrawn promises are removals as well"
 
 
-@NATIVE
-def test_the_native_allocator_writes_the_same_kv_events_as_pythons(command: Command, elsewhere: Path) -> None:
-    for allocator in ("prefix", "native"):
-        status, _, errors = command(*SMALL, f"+allocator={allocator}", "kv_events.file=true", f"run.dir={allocator}")
-        assert status == 0, errors
-    assert len(lines(elsewhere / "prefix")) > 5
-    assert lines(elsewhere / "prefix") == lines(elsewhere / "native")
-
-
 def test_a_run_without_kv_events_writes_none(command: Command, elsewhere: Path) -> None:
-    status, _, errors = command(*SMALL, "run.dir=plain")
-    assert status == 0, errors
+    command.ok(*SMALL, "run.dir=plain")
     assert not (elsewhere / "plain" / "kv_events.jsonl").exists()
     assert not any(key.startswith("kv_event") for key in read_result(elsewhere / "plain"))
 
@@ -67,11 +52,10 @@ def test_what_keeps_no_blocks_has_no_kv_events(command: Command) -> None:
 
 def test_nobody_needs_to_listen_to_a_run_that_publishes(command: Command, elsewhere: Path) -> None:
     pytest.importorskip("zmq", reason="KV events over ZeroMQ need pyzmq")
-    status, out, errors = command(
+    out = command.ok(
         *SMALL, "kv_events.publish=tcp://127.0.0.1:0", "kv_events.replay_endpoint=null",
         "run.dir=served",
     )  # fmt: skip
-    assert status == 0, errors
     result = read_result(elsewhere / "served")
     assert result["kv_event_endpoint"].startswith("tcp://127.0.0.1:")
     assert result["kv_event_dropped_batches"] == result["kv_event_failed_batches"] == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import Command
 
 from framework.files.jsonl import read_jsonl
 from framework.results.reading import read_result
@@ -25,12 +26,11 @@ def run(folder: Path, *words: str, timeout: float = 200.0) -> subprocess.Complet
 
 
 @pytest.fixture
-def result_of(command: Callable[..., tuple[int, str, str]], elsewhere: Path) -> Callable[..., dict[str, Any]]:
+def result_of(command: Command, elsewhere: Path) -> Callable[..., dict[str, Any]]:
     """`result_of(*words)`: of that command line, run in this process; its files lie in `elsewhere` / "out"."""
 
     def ended(*words: str) -> dict[str, Any]:
-        status, out, err = command(*words, "run.dir=out")
-        assert status == 0, f"{status}: {out}\n{err}"
+        command.ok(*words, "run.dir=out")
         return dict(read_result(elsewhere / "out"))
 
     return ended

@@ -8,11 +8,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import start, wait_until
+from processes import Command, start, wait_until
 
 from framework.kv_events.file import read_batches
 from framework.kv_events.index import BlockIndex
@@ -21,7 +20,6 @@ from framework.trace import main
 
 pytest.importorskip("zmq", reason="KV events over ZeroMQ need pyzmq")
 pytest.importorskip("msgspec", reason="KV events over ZeroMQ need msgspec")
-Command = Callable[..., tuple[int, str, str]]
 SIZES = ("cache.num_blocks=120", "cache.block_size=8", "run.progress=false")
 SERVED = (
     "workload=conversations",
@@ -64,8 +62,7 @@ def test_another_process_follows_a_serve_run(command: Command, elsewhere: Path) 
     follower = subprocess.Popen([sys.executable, "-c", FOLLOW, *addresses], stdout=subprocess.PIPE, text=True)
     try:
         time.sleep(1.5)
-        status, _, errors = command(*SERVED, *published(addresses), "kv_events.file=true", "run.dir=served")
-        assert status == 0, errors
+        command.ok(*SERVED, *published(addresses), "kv_events.file=true", "run.dir=served")
         out, _ = follower.communicate(timeout=60)
     finally:
         follower.kill()
@@ -89,10 +86,9 @@ def recorded(command: Command, elsewhere: Path) -> Path:
     recorder = start(elsewhere, *words, module="framework.trace")
     try:
         wait_until((elsewhere / "trace.jsonl").exists, recorder)
-        status, _, errors = command(
+        command.ok(
             *SERVED, *published(addresses), "kv_events.report_hits=true", "kv_events.file=true", "run.dir=served"
         )
-        assert status == 0, errors
         recorder.send_signal(signal.SIGINT)
         out, _ = recorder.communicate(timeout=30)
     finally:
@@ -123,11 +119,10 @@ def test_a_recording_holds_every_batch_nothing_private_and_replays_to_the_hits_o
     result = read_result(elsewhere / "served")
     assert result["num_evictions"] > 0, "a pool that holds everything shows little"
     for number, workload in enumerate(("workload=trace", "workload=kv_events")):
-        status, out, errors = command(
+        out = command.ok(
             "mode=replay", workload, f"workload.path={recorded}", *SIZES, "engine.max_batch_requests=1",
             f"run.dir=replayed{number}",
         )  # fmt: skip
-        assert status == 0, errors
         again = read_result(elsewhere / f"replayed{number}")
         assert again["hit_tokens"] == result["hit_tokens"], (again, result)
     assert again["recorded_hit_blocks"] == result["hit_blocks"]

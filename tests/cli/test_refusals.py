@@ -69,6 +69,9 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("eviction=./nowhere.py:Mine",), "nowhere.py"),
     (("hydra/sweeper=optuna",), "no hydra/sweeper named 'optuna'; options: basic"),
     (("run.dir=/dev/null",), "'/dev/null' cannot be made"),
+    (("--cfg", "job", "+allocator.watermrk=1"), "did you mean 'watermark'"),
+    (("--cfg", "job", "cache.num_blocks=x"), "cache.num_blocks must be int"),
+    (("--cfg", "job", "+allocatr=prefix"), "did you mean 'allocator'"),
 ]
 
 
@@ -84,21 +87,6 @@ def test_a_bad_request_is_one_sentence(words: Any, says: str, command: Any, runs
     assert out == "", out
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("model=random", "model.shape=nope"),
-        ("model=checkpoint", "model.path=nowhere/at/all"),
-        ("workload=prompts", "workload.path=nowhere.txt"),
-        ("mode=replay", "executor=cache_only", "workload=trace", "workload.path=nowhere.jsonl"),
-    ],
-)
-def test_what_is_not_there_is_asked_wrongly(words: Any, command: Any) -> None:
-    status, _, err = command(*words, "backend=gather", "run.dir=out")
-    assert (status, err.count("\n")) == (2, 1), err
-    assert "internal error" not in err
-
-
 @pytest.mark.parametrize("name", ["é", "名前", "naïve"])
 def test_names_may_hold_letters_beyond_ascii(name: str, command: Any, runs: list[Any]) -> None:
     status, _, err = command(f"run.name={name}", f"run.dir=out/{name}", "backend=gather")
@@ -106,46 +94,27 @@ def test_names_may_hold_letters_beyond_ascii(name: str, command: Any, runs: list
     assert runs[0]["run"]["name"] == name
 
 
-def test_a_defaults_list_that_overrides_a_setting_is_no_unknown_key(command: Any, elsewhere: Path) -> None:
-    (elsewhere / "mine" / "experiment").mkdir(parents=True)
-    (elsewhere / "mine" / "experiment" / "x.yaml").write_text(
-        "# @package _global_\ndefaults:\n  - override /mode: replay\n"
-    )
-    status, _, err = command("-cd", "mine", "+experiment=x")
-    assert (status, err.count("\n")) == (2, 1), err
-    assert "In 'experiment/x': Could not override 'mode'. No match in the defaults list." in err, err
-
-
-def test_a_damaged_file_of_a_config_dir_is_one_sentence(command: Any, elsewhere: Path) -> None:
-    (elsewhere / "mine" / "experiment").mkdir(parents=True)
-    (elsewhere / "mine" / "experiment" / "x.yaml").write_text("workload: [\n")
-    status, _, err = command("-cd", "mine", "+experiment=x")
-    assert (status, err.count("\n")) == (2, 1), err
-    assert err.startswith("ConfigError: cannot compose the configuration"), err
-    assert "x.yaml" in err, err
-
-
 _ALIASES = "x0: &x0 [0, 0]\n" + "".join(f"x{n}: &x{n} [*x{n - 1}, *x{n - 1}]\n" for n in range(1, 40))
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
-    [("defaults:\n  - bad\n", "defaults list names itself"), (f"x: {'[' * 20_000}{']' * 20_000}\n", "nested too deep"),
-     (_ALIASES, "its aliases stand for"), ("x: &x [*x]\n", "names itself")],
-    ids=["names itself", "brackets", "aliases", "alias of itself"],
+    ("group", "text", "says"),
+    [("model", "defaults:\n  - bad\n", "defaults list names itself"),
+     ("model", f"x: {'[' * 20_000}{']' * 20_000}\n", "nested too deep"),
+     ("model", _ALIASES, "its aliases stand for"), ("model", "x: &x [*x]\n", "names itself"),
+     ("experiment", "# @package _global_\ndefaults:\n  - override /mode: replay\n",
+      "In 'experiment/bad': Could not override 'mode'. No match in the defaults list."),
+     ("experiment", "workload: [\n", "bad.yaml")],
+    ids=["names itself", "brackets", "aliases", "alias of itself", "overrides a setting", "damaged"],
 )  # fmt: skip
-def test_a_file_without_end_is_one_sentence(text: str, says: str, command: Any, elsewhere: Path) -> None:
-    (elsewhere / "mine" / "model").mkdir(parents=True)
-    (elsewhere / "mine" / "model" / "bad.yaml").write_text(text)
-    status, _, err = command("-cd", "mine", "model=bad")
+def test_a_file_that_cannot_be_composed_is_one_sentence(
+    group: str, text: str, says: str, command: Any, elsewhere: Path
+) -> None:
+    (elsewhere / "mine" / group).mkdir(parents=True)
+    (elsewhere / "mine" / group / "bad.yaml").write_text(text)
+    status, _, err = command("-cd", "mine", f"+{group}=bad")
     assert (status, err.count("\n")) == (2, 1), err
     assert says in err, err
-
-
-@pytest.mark.parametrize("words", [("+allocator.watermrk=1",), ("cache.num_blocks=x",), ("+allocatr=prefix",)])
-def test_a_configuration_that_cannot_run_is_not_shown(words: Any, command: Any) -> None:
-    status, out, err = command("--cfg", "job", "backend=gather", *words)
-    assert (status, out, err.count("\n")) == (2, "", 1), err
 
 
 def test_a_configuration_with_a_gap_is_shown(command: Any) -> None:

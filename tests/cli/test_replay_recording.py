@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import Command
 
 from framework.results.reading import read_result
 from framework.testing.checkpoints import make_checkpoint
 
-Command = Callable[..., tuple[int, str, str]]
 SMALL = ("workload.num_requests=10", "workload.output_tokens=12", "run.check_requests=0", "run.progress=false")
 PLAIN = ("workload.parallel_share=0", "workload.num_beam=0")
 TIGHT = ("cache.num_blocks=30", "cache.block_size=8", "workload.prefix_tokens=24", "workload.suffix_tokens=20")
@@ -25,30 +24,29 @@ CASES = {
     "samples": ("+allocator=cow", *SAMPLES),
     "beams in a small pool": ("+eviction=random", *BEAMS, *TIGHT),
     "contiguous": ("+allocator=contiguous", "cache.num_blocks=120"),
+    "a policy that learns": ("+eviction=hazard", *PLAIN, *TIGHT),
     "arriving in a small pool": ("+eviction=w_tinylfu", "workload.rate_per_s=40", *TIGHT),
 }
 MUST_HAVE = {
     "prefix": "evict", "all of it": "fork", "preempted": "preempt", "samples": "fork",
-    "beams in a small pool": "evict", "arriving in a small pool": "evict",
+    "beams in a small pool": "evict", "a policy that learns": "evict", "arriving in a small pool": "evict",
 }  # fmt: skip
 
 
-def test_a_recording_keeps_the_requests_keys(command: Command, elsewhere: Path) -> None:
-    lines = [
-        {"key": key, "prompt": prompt, "max_tokens": 3} for key, prompt in (("a", "hi"), ("b", "x" * 200), ("c", "ho"))
-    ]
+def test_a_recording_keeps_the_requests_keys_and_answers_without_one_that_was_refused(
+    command: Command, elsewhere: Path
+) -> None:
+    prompts = (("a", "hi", 3), ("b", "x" * 200, 3), ("c", "ho", 5))
+    lines = [{"key": key, "prompt": prompt, "max_tokens": count} for key, prompt, count in prompts]
     (elsewhere / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = ("cache.num_blocks=8", "run.progress=false")
     status, _, errors = command(
         "workload=prompts", "workload.path=p.jsonl", *words, "run.record=true", "run.dir=served", "run.check_requests=0"
     )
     assert (status, "x" not in errors.split()) == (0, True), errors
-    status, _, errors = command(
-        "mode=replay", "workload=recording", "workload.path=served/recording.jsonl", *words, "run.dir=replayed"
-    )
-    assert status == 0, errors
+    command.ok("mode=replay", "workload=recording", "workload.path=served/recording.jsonl", *words, "run.dir=replayed")
     rows = [json.loads(line) for line in (elsewhere / "replayed/requests.jsonl").read_text().splitlines()]
-    assert sorted(row["key"] for row in rows) == ["a", "c"], "the refused one is left out"
+    assert {row["key"]: row["output_tokens"] for row in rows} == {"a": 3, "c": 5}, "the refused one is left out"
 
 
 def events(folder: Path) -> list[str]:
@@ -58,13 +56,11 @@ def events(folder: Path) -> list[str]:
 @pytest.mark.parametrize("case", CASES)
 def test_the_replay_of_a_recorded_run_logs_the_same_events(command: Command, elsewhere: Path, case: str) -> None:
     parts = [word for word in CASES[case] if not word.lstrip("+").startswith("workload.")]
-    status, _, errors = command(*SMALL, *CASES[case], "run.record=true", "run.events=true", "run.dir=served")
-    assert status == 0, errors
-    status, _, errors = command(
+    command.ok(*SMALL, *CASES[case], "run.record=true", "run.events=true", "run.dir=served")
+    command.ok(
         "mode=replay", "executor=none", "workload=recording", "workload.path=served/recording.jsonl",
         *parts, "run.events=true", "run.dir=replayed",
     )  # fmt: skip
-    assert status == 0, errors
     served, replayed = events(elsewhere / "served"), events(elsewhere / "replayed")
     at = next((i for i, pair in enumerate(zip(served, replayed, strict=False)) if pair[0] != pair[1]), None)
     assert at is None, f"line {at}: served {served[at]}, replayed {replayed[at]}"
@@ -83,16 +79,14 @@ def test_a_model_of_sliding_windows_frees_blocks_early_and_its_replay_does_too(
     make_checkpoint(elsewhere / "mistral", "mistral", num_hidden_layers=2, sliding_window=20)
     work = ("workload.num_requests=8", "workload.output_tokens=60", "workload.prefix_tokens=24", "run.progress=false")
     pool = ("cache.num_blocks=60", "cache.block_size=4", "engine.chunk_size=16")
-    status, _, errors = command(
+    command.ok(
         "model=mistral", *work, *pool, *PLAIN, "faults.poison=true", "run.record=true", "run.events=true",
         "run.dir=served",
     )  # fmt: skip
-    assert status == 0, errors
     served = read_result(elsewhere / "served")
     assert (served["dense_checked"], served["dense_mismatches"]) == (8, 0), served
     replay = ("mode=replay", "executor=none", "workload=recording", "workload.path=served/recording.jsonl")
-    status, _, errors = command(*replay, *pool, "run.events=true", "run.dir=replayed")
-    assert status == 0, errors
+    command.ok(*replay, *pool, "run.events=true", "run.dir=replayed")
     assert events(elsewhere / "served") == events(elsewhere / "replayed")
     assert served["num_preemptions"] == 0, "60 blocks of 4 are room for every window, not for every sequence"
 
@@ -108,21 +102,19 @@ def write_prompts(path: Path, prompts: list[list[int]]) -> None:
 def served_outputs(command: Command, folder: Path, prompts: list[list[int]]) -> list[list[int]]:
     """Serve these prompts into `folder`, recorded; what the model answered."""
     write_prompts(folder.parent / "prompts.jsonl", prompts)
-    status, _, errors = command(
+    command.ok(
         "workload=prompts", "workload.path=prompts.jsonl", *POOL, *ENGINE, "run.check_requests=0",
         "run.record=true", f"run.dir={folder.name}",
     )  # fmt: skip
-    assert status == 0, errors
     lines = (folder / "recording.jsonl").read_text().splitlines()[1:]
     return [json.loads(line)["outputs"][0] for line in lines]
 
 
 def replayed(command: Command, elsewhere: Path, path: str, name: str) -> Path:
-    status, _, errors = command(
+    command.ok(
         "mode=replay", "executor=none", "workload=trace", f"workload.path={path}", "replay.step_s=1", *POOL, *ENGINE,
         f"run.dir={name}",
     )  # fmt: skip
-    assert status == 0, errors
     return elsewhere / name
 
 

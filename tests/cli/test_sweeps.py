@@ -9,13 +9,12 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from processes import start, wait_until
+from processes import Command, start, wait_until
 
 from framework import registry
 from framework.errors import BackendUnavailable, RunDirectoryError
@@ -33,8 +32,6 @@ COMMON = (
     "run.progress=false",
 )
 FEW = ("cache.num_blocks=8,16", "eviction=lru,fifo,random", "seed=0,1")
-
-Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture

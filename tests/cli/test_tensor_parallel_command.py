@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import start, wait_until, written
+from processes import Command, start, wait_until, written
 
 from framework.files.jsonl import read_jsonl
 from framework.results.reading import read_result
 
-Command = Callable[..., tuple[int, str, str]]
 SMALL = ("workload.num_requests=6", "workload.output_tokens=8", "run.progress=false", "device=cpu")
 TIGHT = ("cache.num_blocks=40", "cache.block_size=8", "workload.prefix_tokens=24", "workload.suffix_tokens=20")
 POOL = tuple(word for word in TIGHT if word.startswith("cache."))
@@ -28,16 +26,12 @@ def test_a_run_over_two_ranks_is_the_run_of_one_and_its_recording_replays_to_the
     command: Command, elsewhere: Path
 ) -> None:
     for folder, more in (("one", ()), ("two", (PAIR, "run.record=true"))):
-        status, out, errors = command(
-            "+allocator=prefix", *SMALL, *TIGHT, *more, "run.events=true", f"run.dir={folder}"
-        )
-        assert status == 0, errors
+        out = command.ok("+allocator=prefix", *SMALL, *TIGHT, *more, "run.events=true", f"run.dir={folder}")
     assert "K and V on each rank" in out, out
-    status, _, errors = command(
+    command.ok(
         "mode=replay", "executor=none", "workload=recording", "workload.path=two/recording.jsonl", "+allocator=prefix",
         *POOL, "run.progress=false", "run.events=true", "run.dir=replayed",
     )  # fmt: skip
-    assert status == 0, errors
     assert events(elsewhere / "two") == events(elsewhere / "one") == events(elsewhere / "replayed")
     one, two = (read_result(elsewhere / name) for name in ("one", "two"))
     outputs = [

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import Command
 
 from framework.llm import LLM, CacheOptions, Tiers
 from framework.sampling import Sampling
@@ -47,15 +47,14 @@ def prefilled(result: dict[str, Any]) -> int:
     return int(result["prompt_tokens"] - result["hit_tokens"])
 
 
-def test_a_second_run_prefills_a_fifth_at_most(elsewhere: Path, command: Callable[..., tuple[int, str, str]]) -> None:
+def test_a_second_run_prefills_a_fifth_at_most(elsewhere: Path, command: Command) -> None:
     results = []
     for number in range(2):
         place = elsewhere / f"run{number}"
-        status, out, err = command(
+        command.ok(
             *WORDS, f"run.dir={place}", "+tiering=write_through",
             f"tiers=[{{store: {{name: disk, path: {elsewhere / 'kv'}}}, num_blocks: 20000, eviction: lru}}]",
         )  # fmt: skip
-        assert status == 0, out + err
         results.append(json.loads((place / "result.json").read_text()))
     cold, warm = results
     assert prefilled(cold) >= 5 * prefilled(warm) > 0, (prefilled(cold), prefilled(warm))

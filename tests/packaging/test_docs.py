@@ -60,6 +60,13 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pyte
             exec(compile(block.text, named(page), "exec"), names)
 
 
+def test_the_page_on_the_python_api_runs_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), flags=re.DOTALL):
+        exec(compile(block, "python.md", "exec"), names)
+    assert "cancelled" in capsys.readouterr().out
+
+
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A reader's shell: a fresh environment with the framework installed, whose pip installs without a network."""

@@ -269,13 +269,11 @@ def check(seed: int, allocator: Any, eviction: str, scheduling: Any, rule: Tieri
 @pytest.mark.parametrize("scheduling", ["admit_first", "running_first"])
 @pytest.mark.parametrize("allocator", sorted(registry.names("allocator")))
 def test_every_allocators_misses_have_the_causes_of_the_slow_model(allocator: str, scheduling: str) -> None:
-    totals = [0] * len(OUTCOMES)
+    totals = np.zeros(len(OUTCOMES), dtype=np.int64)
     for seed in range(6):
-        totals = [one + other for one, other in zip(totals, check(seed, allocator, "lru", scheduling), strict=True)]
-    shares = allocator in ("prefix", "prefix_cow", "radix")
-    for outcome in (HIT, EVICTED) if shares else ():
-        assert totals[outcome], (OUTCOMES[outcome], totals)
-    assert totals[NEW]
+        totals += check(seed, allocator, "lru", scheduling)
+    wanted = [HIT, EVICTED, IN_FLIGHT, ELSEWHERE, NEW, END] if allocator in ("prefix", "prefix_cow", "radix") else [NEW]
+    assert totals[wanted].all(), totals.tolist()
 
 
 @pytest.mark.parametrize("eviction", sorted(registry.names("eviction")))
@@ -292,15 +290,6 @@ def test_what_tiers_hold_or_dropped_has_the_causes_of_the_slow_model(rule: Calla
     for seed in range(12):
         totals += check(seed, ("prefix", "radix", "prefix_cow")[seed % 3], "lru", "admit_first", rule())
     assert totals[TIER], totals.tolist()
-
-
-def test_all_causes_come_up() -> None:
-    totals = np.zeros(len(OUTCOMES), dtype=np.int64)
-    for seed in range(30):
-        totals += check(100 + seed, "prefix", "hazard", "admit_first")
-        totals += check(100 + seed, "prefix", "tool_ttl", "running_first")
-    missing = {OUTCOMES[at] for at in np.flatnonzero(totals == 0)} - {"tier", "declined", "unreachable"}
-    assert not missing, totals.tolist()
 
 
 def test_a_withdrawn_promise_is_neither_in_flight_nor_evicted() -> None:

@@ -71,6 +71,7 @@ def test_blocks_of_every_kind_of_pool_come_back_bit_for_bit(kv_dtype: str | None
             "only executor=cache_only",
         ),
         ({"tiers": [{"store": "host"}]}, ConfigError, "has no num_blocks"),
+        ({"tensor_parallel_size": 2}, ConfigError, "several ranks"),
         ({"tiers": [{"store": {"name": "disk", "path": "/proc/nowhere"}, "num_blocks": 4}]}, StoreFailed, "/proc"),
     ],
 )
@@ -78,12 +79,6 @@ def test_what_cannot_lie_below_is_refused_at_once(options: dict[str, Any], error
     given = {"tiering": "on_eviction", "tiers": [{"store": "host", "num_blocks": 4}], **SHORT, **options}
     with pytest.raises(error, match=says):
         make_llm("tiny", **given)
-
-
-def test_a_model_over_several_ranks_takes_no_tiers() -> None:
-
-    with pytest.raises(ConfigError, match="several ranks"):
-        make_llm("tiny", tiers=[{"store": "host", "num_blocks": 4}], tensor_parallel_size=2, **SHORT)
 
 
 def test_a_reset_opens_the_stores_anew_and_leaves_one_thread_which_closing_ends() -> None:

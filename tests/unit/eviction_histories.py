@@ -52,6 +52,11 @@ class Pool:
         self.policy.admit([BlockId(block)], now)
         self.policy.release([BlockId(block)], now)
 
+    def use(self, block: int, now: float) -> None:
+        self.policy.pin([BlockId(block)], now)
+        self.policy.hit([BlockId(block)], now)
+        self.policy.release([BlockId(block)], now)
+
     def drain(self, now: float) -> list[int]:
         order = []
         while True:

@@ -27,6 +27,7 @@ LAYOUTS: dict[str, tuple[KVGroup, ...]] = {
     "windows": (group("full"), group("window", 5, name="narrow"), group("window", 14, name="wide")),
     "state": (group("full"), group("state")),
     "chunk": (group("full"), group("chunk", 8)),
+    "lookahead": (group("full", drop=True), group("window", 9, drop=True)),
     "all": (group("full"), group("window", 9), group("chunk", 12), group("state")),
 }
 

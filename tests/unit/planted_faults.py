@@ -15,6 +15,19 @@ class Unreadable(Exception):
     __repr__ = __str__
 
 
+def faulty(base: Any, hook: str, fault: Callable[..., Any], when: Callable[[int], bool]) -> tuple[Any, list[int]]:
+    """A plugin whose `hook` has `fault` at the calls, counted from 1, that `when` says; and a counter of its calls."""
+    calls = [0]
+
+    def method(self: Any, *args: Any, **options: Any) -> Any:
+        calls[0] += 1
+        real = getattr(super(cls, self), hook)
+        return fault(real, *args, **options) if when(calls[0]) else real(*args, **options)
+
+    cls = type("Faulty", (base,), {hook: method})
+    return cls, calls
+
+
 def raising(error: Callable[[], BaseException], *, late: bool = False) -> Callable[..., Any]:
     """What takes the method and its arguments and raises; `late`: once the method has done its work."""
 

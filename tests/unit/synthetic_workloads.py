@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,16 @@ def drawn(name: str, seed: int = 0, **options: Any) -> list[WorkloadRequest]:
     requests = build(name, options, seed=seed)
     assert all(isinstance(request, WorkloadRequest) for request in requests)
     return requests  # type: ignore[return-value]
+
+
+def mooncake(path: Path, prompts: Iterable[Sequence[int]], *, every_ms: int = 1000, **lengths: int) -> Path:
+    """A trace in Mooncake's format of these block ids; `lengths` may say other input and output lengths."""
+    rows = (
+        {"timestamp": every_ms * i, "input_length": 1500, "output_length": 3, "hash_ids": list(ids), **lengths}
+        for i, ids in enumerate(prompts)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 def common_prefix(a: str, b: str) -> int:

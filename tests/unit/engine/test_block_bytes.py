@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_engines import make_llm, tokens_of
+from fake_engines import finished, make_llm
 from pretended_cuda import Cuda, pretended_cuda
 from stepped_worker import InTurn
 
@@ -191,9 +191,7 @@ def served(prompts: Sequence[list[int]], **tiers: Any) -> tuple[list[Any], LLM]:
         engine=EngineOptions(max_batch_requests=3, max_model_len=64, prepack=False), **tiers,
     )  # fmt: skip
     InThread.llm = llm
-    done = llm.generate(prompts, Sampling(max_tokens=6, ignore_eos=True))
-    assert {request.status.value for request in done} == {"finished"}
-    return [tokens_of(request) for request in done], llm
+    return finished(llm.generate(prompts, Sampling(max_tokens=6, ignore_eos=True))), llm
 
 
 @pytest.mark.parametrize("rule", ["on_eviction", "write_through"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_engines import make_llm
+from fake_engines import finished, make_llm
 from static_backend import StaticBackend
 
 from framework.engine.compiled import opaque_attention
@@ -53,10 +53,9 @@ def make(compiled: bool, **options: Any) -> LLM:
 
 
 def serve(llm: LLM) -> list[Any]:
-    requests = llm.generate([[5, *range(30, 39 + 4 * i)] for i in range(len(SAMPLINGS))], SAMPLINGS)
+    found = finished(llm.generate([[5, *range(30, 39 + 4 * i)] for i in range(len(SAMPLINGS))], SAMPLINGS))
     llm.engine.check()
-    assert all(request.status.value == "finished" for request in requests), [r.reason for r in requests]
-    return [[c.tokens for c in request.completions] for request in requests]
+    return found
 
 
 @pytest.mark.slow
@@ -82,9 +81,8 @@ def test_one_model_after_another_is_compiled_in_one_process() -> None:
     torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=2):
         for _ in range(3):
-            requests = make(True).generate([[5, 6, 7], [8, 9]], Sampling(max_tokens=3, ignore_eos=True))
-            requests += make(True).generate([5], Sampling(max_tokens=3, ignore_eos=True))
-            assert all(r.status.value == "finished" for r in requests), [r.reason for r in requests]
+            for prompts in ([[5, 6, 7], [8, 9]], [[5]]):
+                finished(make(True).generate(prompts, Sampling(max_tokens=3, ignore_eos=True)))
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_engines import make_llm
+from fake_engines import finished, make_llm
 
 from framework.engine.kv_scales import write_scales
 from framework.errors import ConfigError
@@ -22,10 +22,9 @@ NARROW = ("float8_e4m3fn", "int8")
 
 
 def tokens(llm: LLM, **sampling: Any) -> list[list[list[int]]]:
-    requests = llm.generate(PROMPTS, Sampling(max_tokens=16, **sampling))
-    assert {request.status.value for request in requests} == {"finished"}, [request.reason for request in requests]
+    found = finished(llm.generate(PROMPTS, Sampling(max_tokens=16, **sampling)))
     llm.engine.check()
-    return [[completion.tokens for completion in request.completions] for request in requests]
+    return found
 
 
 def test_calibrated_scales_hold_twice_what_a_pass_over_the_model_shows() -> None:
@@ -82,10 +81,7 @@ def test_sharing_forks_and_preemption_change_no_token_of_a_narrow_pool(kv_dtype:
     assert tokens(often) == tokens(alone)
     assert often.stats()["num_preemptions"] > 0
     assert tokens(often, n=2, temperature=0.8, seed=3) == tokens(alone, n=2, temperature=0.8, seed=3)
-    beams = [llm.generate(PROMPTS, Sampling(max_tokens=8, beam_width=3)) for llm in (often, alone)]
-    assert [[c.tokens for c in r.completions] for r in beams[0]] == [
-        [c.tokens for c in r.completions] for r in beams[1]
-    ]
+    assert tokens(often, beam_width=3) == tokens(alone, beam_width=3)
 
 
 @pytest.mark.parametrize("kv_dtype", NARROW)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_engines import FakeModel, assert_right, drive, expected, fake_engine, named, prompts
+from fake_engines import FakeModel, assert_right, drive, expected, fake_engine, prompts
 
-from framework.engine.engine import Engine
 from framework.engine.request import Status
 from framework.errors import OutOfBlocks
 from framework.sampling import Sampling
@@ -18,33 +17,6 @@ KINDS = {
     "samples": Sampling(max_tokens=6, n=3, temperature=1.0),
     "beams": Sampling(max_tokens=6, beam_width=3),
 }
-
-
-def ended_once(engine: Engine) -> None:
-    metrics = engine.metrics
-    assert sum(metrics.statuses.values()) == metrics.num_submitted, f"{metrics.statuses} of {metrics.num_submitted}"
-    lengths = engine.state.rows.length
-    assert not lengths.any(), f"rows that nobody uses are {lengths} tokens long"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("allocator", ["prefix_cow", "naive", {"name": "contiguous", "reserve": "oracle"}], ids=named)
-def test_cancelled_at_any_step_a_request_gives_all_back_and_the_others_go_on(allocator: Any, kind: str) -> None:
-    batch = prompts(3)
-    for at in range(12):
-        engine = fake_engine(allocator, num_blocks=60, max_batch_tokens=16, max_model_len=32)
-        victim = engine.submit(batch[0], KINDS[kind])
-        others = [engine.submit(prompt, KINDS["plain"]) for prompt in batch[1:]]
-        for _ in range(at):
-            engine.step()
-        was_done = victim.status.ended
-        engine.cancel(victim)
-        engine.cancel(victim)
-        drive(engine)
-        assert victim.status is (Status.FINISHED if was_done else Status.CANCELLED), f"at step {at}: {victim.status}"
-        assert_right(others)
-        ended_once(engine)
-    assert was_done, "no loop reached the end"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,10 +21,9 @@ PROGRAM = Path(__file__).with_name("pretended_device.py")
 
 @pytest.fixture(scope="module")
 def served() -> dict[str, dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM)], env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[1])},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    paths = os.pathsep.join([str(PROGRAM.parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, PROGRAM], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return found

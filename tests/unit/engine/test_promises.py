@@ -24,11 +24,13 @@ def submit(engine: Engine, count: int = 4, **sampling: Any) -> list[Request]:
 
 
 @pytest.mark.parametrize(("share", "cached"), [(True, [0, 20, 20, 20]), (False, [0] * 4)])
+@pytest.mark.parametrize("scheduling", ["admit_first", "running_first"])
 @pytest.mark.parametrize("allocator", SHARING)
 def test_requests_admitted_together_share_their_common_prefix_unless_that_is_off(
-    allocator: str, share: bool, cached: list[int]
+    allocator: str, scheduling: str, share: bool, cached: list[int]
 ) -> None:
-    engine = fake_engine(allocator=allocator, num_blocks=64, block_size=4, share_within_step=share)
+    options = {"share_within_step": share, "scheduling": scheduling, "max_batch_tokens": 128}
+    engine = fake_engine(allocator=allocator, num_blocks=64, block_size=4, **options)
     requests = submit(engine)
     engine.step()
     assert [request.num_cached_tokens for request in requests] == cached

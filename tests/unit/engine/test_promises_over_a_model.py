@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_engines import make_llm
+from fake_engines import finished, make_llm
 
 from framework import LLM, Sampling
 from framework.config.sections import EngineOptions
@@ -28,9 +28,7 @@ def serve(
     llm = make_llm("tiny", backend=backend, num_blocks=80, poison=True, device="cpu", engine=engine)
     requests = llm.generate(PROMPTS, Sampling(max_tokens=4, ignore_eos=True))
     llm.engine.check()
-    failed = [request.reason for request in requests if request.status.value != "finished"]
-    assert not failed, failed
-    return [request.completions[0].tokens for request in requests], [r.num_cached_tokens for r in requests]
+    return [tokens for [tokens] in finished(requests)], [request.num_cached_tokens for request in requests]
 
 
 class AttendsWhileItWrites(GatherBackend):

@@ -73,16 +73,6 @@ def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
     assert_right([*requests, urgent])
 
 
-def test_later_rows_of_a_step_share_what_earlier_ones_fill() -> None:
-    engine, _ = engine_of(max_batch_tokens=64)
-    common = [1 + at % 29 for at in range(23)]
-    requests = [engine.submit([*common, number, number + 1], Sampling(max_tokens=3)) for number in range(4)]
-    engine.step()
-    assert [request.num_cached_tokens for request in requests] == [0, 20, 20, 20]
-    drive(engine)
-    assert_right(requests)
-
-
 def test_a_block_that_a_generated_token_fills_is_published_as_the_step_is_planned() -> None:
     published: list[int] = []
     engine, _ = engine_of(log=lambda event, **facts: event == "publish" and published.append(len(order)))

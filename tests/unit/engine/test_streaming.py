@@ -180,28 +180,3 @@ def test_a_recording_with_stop_texts_replays_to_the_same_log(tmp_path: Path):
     assert replayed == served
     assert served[0] == {"e": "log", "version": 2}
     assert {"publish", "admit"} <= {str(event["e"]) for event in served}
-
-
-def test_a_recording_that_leaves_a_refused_request_out_keeps_the_others_answers(tmp_path: Path):
-    path = tmp_path / "recording.jsonl"
-    llm = make_llm("tiny", num_blocks=8, block_size=4, record=True, engine=EngineOptions(max_model_len=20))
-    requests = llm.generate(["one", "x" * 60, "three"], Sampling(max_tokens=6, ignore_eos=True))
-    assert [request.status.name for request in requests] == ["FINISHED", "REJECTED", "FINISHED"]
-    assert llm.engine.candidates is not None
-    write_recording(
-        path, requests, llm.engine.candidates, eos_token_ids=(), max_model_len=llm.max_model_len, window=None
-    )
-    recording = read_recording(path)
-    answers = [list(recording.outputs[place, 0]) for place in range(len(recording.requests))]
-    assert answers == [list(requests[0].completions[0].tokens), list(requests[2].completions[0].tokens)]
-    engine = make_engine(
-        build_allocator("prefix_cow", "lru", "sha256", num_blocks=8, block_size=4, max_model_len=20),
-        ReplayExecutor(constant_step(0.0), outputs=dict(recording.outputs), step_clock=True),
-        max_model_len=recording.max_model_len,
-    )
-    ended = []
-    engine.state.on_end = ended.append
-    for _ in feed(engine, recording.requests):
-        pass
-    by_prompt = {tuple(request.prompt): list(request.completions[0].tokens) for request in ended}
-    assert by_prompt == {tuple(request.prompt): list(request.completions[0].tokens) for request in requests[::2]}

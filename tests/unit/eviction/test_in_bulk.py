@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
-import numpy as np
 import pytest
+from paged_helpers import make, serve, tokens
 from replay_helpers import random_requests, workload
 
 from framework.errors import NoCandidate, PluginError
 from framework.interfaces.eviction import EvictionPolicy
 from framework.replay.reference import replay
 from framework.testing.eviction import Cache, random_steps
-from framework.types import BlockId, Namespace, RequestId, RequestInfo
-from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
+from framework.types import BlockId
 from framework_builtin.eviction.lru import Lru
-from framework_builtin.hash.sha256 import Sha256
 
 POINTS = sorted(entry_points(group="framework.eviction"), key=lambda point: point.name)
 
@@ -62,22 +60,6 @@ def test_victims_that_are_none_are_blamed_on_the_policy(answer: list) -> None:
         replay(workload([[1, 2], [3, 4]]), Liar(), 2)
 
 
-def admit(allocator: PrefixCowAllocator, number: int, first: int) -> None:
-    """One request of four blocks of two tokens, published and let go."""
-    tokens = np.arange(first, first + 8, dtype=np.int32)
-    request = RequestInfo(id=RequestId(number), max_total_tokens=8)
-    allocator.allocate(request, tokens, allocator.lookup(tokens, Namespace()))
-    allocator.commit(request.id, tokens)
-    allocator.free(request.id)
-
-
-def full(policy: EvictionPolicy) -> PrefixCowAllocator:
-    allocator = PrefixCowAllocator(num_blocks=8, block_size=2, hash=Sha256(), eviction=policy, watermark=0.0)
-    admit(allocator, 1, 0)
-    admit(allocator, 2, 100)
-    return allocator
-
-
 def test_victims_are_not_asked_in_bulk_of_a_subclass_that_overrides_victim_alone() -> None:
     asked: list[float] = []
 
@@ -93,11 +75,13 @@ def test_victims_are_not_asked_in_bulk_of_a_subclass_that_overrides_victim_alone
         def victim(self, now: float) -> BlockId:
             return max(block for block in range(1, 9) if self._turn[block])
 
-    allocator = full(Counts())
-    admit(allocator, 3, 200)
-    assert len(asked) == 4, asked
     evicted: list[int] = []
-    allocator = full(Most())
-    allocator.listen(lambda event: evicted.extend(event.blocks) if event.kind == "evict" else None)
-    admit(allocator, 3, 200)
+    for policy in (Counts(), Most()):
+        allocator = make(8, 2, eviction=policy)
+        for number in (1, 2):
+            serve(allocator, number, tokens(*[number] * 8))
+        evicted.clear()
+        allocator.listen(lambda event: evicted.extend(event.blocks) if event.kind == "evict" else None)
+        serve(allocator, 3, tokens(*[3] * 8))
+    assert len(asked) == 4, asked
     assert evicted == [8, 7, 6, 5], evicted

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from learning_streams import conversations, hits
@@ -42,63 +40,6 @@ def test_true_hints_help_and_lies_do_not_harm() -> None:
 def test_parameters_out_of_bounds_are_refused(make) -> None:
     with pytest.raises(InvalidArgument):
         make()
-
-
-def prompts_file(path: Path, conversations: int = 120) -> Path:
-    """Chats of five turns between one-off questions, as token ids; sessions and categories as a client would send."""
-    import random
-
-    draw, due = random.Random(3), []
-    for number in range(conversations):
-        goes_on, at, tokens = number % 3 == 0, float(number), []
-        for turn in range(5 if goes_on else 1):
-            tokens = tokens + [draw.randrange(3, 90) for _ in range(48 if turn == 0 else 24)]
-            due.append((at, number, turn, list(tokens), "chat" if goes_on else "once"))
-            at += draw.uniform(12.0, 24.0)
-    rows = [
-        {"tokens": tokens, "max_tokens": 2, "session": f"s{number}", "turn": turn, "category": category}
-        for _, number, turn, tokens, category in sorted(due)
-    ]
-    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
-    return path
-
-
-def serve(folder: Path, prompts: Path, eviction: dict[str, Any]) -> dict[str, Any]:
-    return api.run(
-        {
-            "mode": "serve",
-            "model": {"name": "tiny"},
-            "workload": {"name": "prompts", "path": str(prompts)},
-            "eviction": eviction,
-            "cache": {"num_blocks": 64, "block_size": 8},
-            "engine": {"max_batch_requests": 1, "max_batch_tokens": 512},
-            "run": {"dir": str(folder), "progress": False, "events": True, "record": True, "check_requests": 0},
-        }
-    )
-
-
-def events(folder: Path) -> list[str]:
-    return (folder / "events.jsonl").read_text().splitlines()
-
-
-@pytest.mark.parametrize("name", ["hazard"])
-def test_a_learning_policy_beats_lru_in_serve_and_its_events_replay(tmp_path: Path, name: str) -> None:
-    prompts = prompts_file(tmp_path / "prompts.jsonl")
-    policy = {"name": name}
-    lru = serve(tmp_path / "lru", prompts, {"name": "lru"})
-    ours = serve(tmp_path / "ours", prompts, policy)
-    assert ours["hit_rate"] > lru["hit_rate"], (ours["hit_rate"], lru["hit_rate"])
-    api.run(
-        {
-            "mode": "replay",
-            "workload": {"name": "recording", "path": str(tmp_path / "ours" / "recording.jsonl")},
-            "eviction": policy,
-            "cache": {"num_blocks": 64, "block_size": 8},
-            "engine": {"max_batch_requests": 1, "max_batch_tokens": 512},
-            "run": {"dir": str(tmp_path / "replay"), "progress": False, "events": True},
-        }
-    )
-    assert events(tmp_path / "replay") == events(tmp_path / "ours")
 
 
 @pytest.mark.parametrize("num_blocks", [160, 256, 400])

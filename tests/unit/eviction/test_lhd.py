@@ -9,7 +9,6 @@ from eviction_histories import Pool, evicted, victims
 from replay_helpers import workload
 
 from framework.replay.reference import replay
-from framework.types import BlockId
 from framework_builtin.eviction.lhd import _AGES, _CLASS_OF, Lhd, _Model
 from framework_builtin.eviction.lru import Lru
 
@@ -40,9 +39,7 @@ def test_lhd_puts_blocks_hit_soon_in_a_class_of_their_own() -> None:
     pool = Pool(policy)
     for time, block in enumerate((1, 2, 3)):
         pool.offer(block, float(time))
-    policy.pin([BlockId(1)], 3.0)
-    policy.hit([BlockId(1)], 3.0)
-    policy.release([BlockId(1)], 3.0)
+    pool.use(1, 3.0)
     assert pool.drain(4.0) == [2, 3, 1], "before anything is learnt the oldest of those never hit goes first"
 
 

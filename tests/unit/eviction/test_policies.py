@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from typing import Any
 
@@ -155,9 +153,7 @@ def test_lecar_trusts_an_expert_less_after_its_victim_came_back(expert: str) -> 
     pool = Pool(policy)
     for time, block in enumerate((1, 2, 3)):
         pool.offer(block, float(time))
-    policy.pin([BlockId(1)], 3.0)
-    policy.hit([BlockId(1)], 3.0)
-    policy.release([BlockId(1)], 3.0)
+    pool.use(1, 3.0)
     policy.pin([BlockId(2)], 4.0)
     policy.release([BlockId(2)], 4.0)
     # then 1 is the least recent, used twice; 2 the least often used
@@ -215,21 +211,9 @@ def draws(seed: int) -> list[int]:
     return pool.drain(0.0)
 
 
-def test_random_is_seeded_in_every_process() -> None:
+def test_random_draws_from_its_seed() -> None:
     assert draws(1) == draws(1) != draws(2)
     assert sorted(draws(1)) == [b for b in range(1, 40) if b not in (3, 7)]
-    code = (
-        "from framework_builtin.eviction.random import Random\n"
-        "from types import SimpleNamespace\n"
-        "p = Random(1); p.attach(SimpleNamespace(depth=[0] * 40)); p.release(range(1, 40), 0); p.pin([3, 7], 0)\n"
-        "out = []\n"
-        "for _ in range(37): out.append(p.victim(0)); p.evicted(out[-1], 0)\n"
-        "print(out)"
-    )
-    for hash_seed in ("0", "77"):
-        env = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
-        assert done.stdout.strip() == str(draws(1))
 
 
 def test_random_is_uniform() -> None:
@@ -244,19 +228,9 @@ def test_random_is_uniform() -> None:
     assert all(850 < counts[block] < 1150 for block in (1, 2, 3, 4)), counts
 
 
-def test_a_name_remembered_by_s3fifo_skips_the_small_queue() -> None:
-    history = "abcdefghijk" + "a" + "lmnopqrst"
-    assert "a" in victims(S3Fifo(), history, 10)
-    assert victims(S3Fifo(), history, 10).count("a") == 1, "the second time it entered the main queue"
-    assert victims(S3Fifo(ghosts=0), history + "uvw", 10).count("a") >= 1
-
-
 def test_tail_lru_spares_the_tail_that_the_budget_recomputes() -> None:
-    def request(at: float, name: int, length: int) -> WorkloadRequest:
-        ids = np.arange(length) + 100 * name
-        return WorkloadRequest(arrival_s=at, input_tokens=2 * length, output_tokens=1, block_tokens=2, block_ids=ids)
-
-    paths = build_paths([request(0, 1, 4), request(1, 2, 4), request(2, 3, 2), request(3, 1, 4)])
+    lengths = ((1, 4), (2, 4), (3, 2), (1, 4))
+    paths = requests_of([(float(at), [100 * name + d for d in range(n)]) for at, (name, n) in enumerate(lengths)])
     assert replay(paths, Lru(), 8).request_hits.tolist() == [0, 0, 0, 2]
     gone: list[int] = []
     found = replay(paths, TailLru(budget_tokens=4, next_tokens=2), 8, on_evict=lambda request, node: gone.append(node))
@@ -292,11 +266,6 @@ def test_tool_ttl_keeps_a_kind_for_as_long_as_its_calls_take() -> None:
     assert hits(ToolTtl(), paths, 48) > 2 * hits(Lru(), paths, 48)
 
 
-def test_a_name_remembered_by_2q_enters_the_main_queue() -> None:
-    policy = TwoQ(newcomers=0.25, ghosts=0.5)
-    assert victims(policy, "abcde" + "a" + "fghij", 4) == "abcdefg", "a came back as a ghost and outlives b to g"
-
-
 def test_the_window_of_w_tinylfu_lets_one_hit_wonders_lose() -> None:
     text = "".join("abcd" * 6) + "".join(chr(200 + i) for i in range(40)) + "abcd"
     lost = victims(WTinyLfu(window=0.2), text, 5)
@@ -319,17 +288,6 @@ def test_the_frequency_sketch_counts_and_forgets() -> None:
     assert sketch.estimate(keys[0]) == 7
 
 
-def evicted_names(policy, prompts: list[list[int]], num_blocks: int) -> list[int]:
-    """Names of the evicted blocks, in order."""
-    paths = requests_of([(float(at), ids) for at, ids in enumerate(prompts)])
-    names = {
-        node: ids[depth] for ids, path in zip(prompts, paths.walk(), strict=True) for depth, node in enumerate(path)
-    }
-    gone: list[int] = []
-    replay(paths, policy, num_blocks, on_evict=lambda _, node: gone.append(names[node]))
-    return gone
-
-
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
@@ -340,12 +298,12 @@ def evicted_names(policy, prompts: list[list[int]], num_blocks: int) -> list[int
     ],
 )
 def test_what_was_hit_stays_as_long_as_the_rule_says(policy, expected: list[int]) -> None:
-    assert evicted_names(policy, [[10], [10], [30, 31], [40], [50]], 3)[: len(expected)] == expected
+    assert evicted(policy, [[10], [10], [30, 31], [40], [50]], 3)[: len(expected)] == expected
 
 
 def test_the_densest_interior_goes_first_and_the_ends_stay() -> None:
-    found = evicted_names(DensestInterior(), [[0, 1, 2, 3, 4, 5, 6], *([100 + at] for at in range(7))], 7)
-    assert found == [5, 3, 1, 2, 4, 6, 0] or found[:5] == [5, 3, 1, 2, 4], found
+    found = evicted(DensestInterior(), [[0, 1, 2, 3, 4, 5, 6], *([100 + at] for at in range(7))], 7)
+    assert found[:5] == [5, 3, 1, 2, 4], found
     assert set(found[5:]) == {0, 6}
 
 

@@ -82,21 +82,23 @@ def info(number: int, tokens: int = 20, **facts: Any) -> RequestInfo:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("layout", [*LAYOUTS, "lookahead"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__ + str(getattr(rule, "interval", "")))
 def test_one_request_at_a_time_it_is_the_replay_without_an_engine(way: str, layout: str, rule: CheckpointRule) -> None:
     """Hits, what each group could give and lost, junctions, evictions in order and the states kept."""
-    groups = {**LAYOUTS, "lookahead": (group("full", drop=True), group("window", 9, drop=True))}[layout]
-    for seed, budget in enumerate((90, 2000)):
+    groups = LAYOUTS[layout]
+    for seed, (budget, step) in enumerate(((90, 24), (2000, 3))):  # of 3 tokens: within a state's block
         talks = talks_of(40, seed)
         paths = paths_of([[*prompt, *output[:-1]] for prompt, output in talks])
         memory = memories(groups, budget * len(groups), paths)[way]
         gone = watched(memory)
-        there = replay_groups(paths, memory, rule, prompt_tokens=[len(prompt) for prompt, _ in talks], chunk_tokens=24)
+        there = replay_groups(
+            paths, memory, rule, prompt_tokens=[len(prompt) for prompt, _ in talks], chunk_tokens=step
+        )
         assert not there.refused, "a request refused here is rejected there"
 
         memory = empty_memory(way, groups, budget * len(groups))
-        engine, allocator = over(memory, rule)
+        engine, allocator = over(memory, rule, step_tokens=step)
         lost = watched(memory)
         requests = run(engine, talks)
         here = allocator.counts()
@@ -106,18 +108,6 @@ def test_one_request_at_a_time_it_is_the_replay_without_an_engine(way: str, layo
         assert here.junctions.tolist() == there.junctions.tolist()
         assert (here.checkpoints, lost) == (there.checkpoints, gone)
         assert budget == 2000 or lost, "the smaller budgets must evict"
-
-
-def test_steps_smaller_than_a_state_s_block_end_within_it() -> None:
-    groups, talks = LAYOUTS["state"], talks_of(40, 3)
-    paths = paths_of([[*prompt, *output[:-1]] for prompt, output in talks])
-    there = replay_groups(paths, memories(groups, 300, paths)["one pool"], Dense(),
-                          prompt_tokens=[len(prompt) for prompt, _ in talks], chunk_tokens=3)  # fmt: skip
-    engine, allocator = over(empty_memory("one pool", groups, 300), Dense(), step_tokens=3)
-    run(engine, talks)
-    assert allocator.counts().hits.tolist() == there.hits.tolist()
-    assert (allocator.counts().checkpoints, allocator.counts().evictions) == (there.checkpoints, there.evictions)
-    assert there.hits.sum() > 100
 
 
 @pytest.mark.parametrize("scheduling", ["admit_first", "running_first"])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from groups_plain import LAYOUTS, branching, brute_hit, group, lru, memories, paths_of
+from groups_plain import LAYOUTS, branching, brute_hit, memories, paths_of
 
 from framework.groups.checkpoints import Asked, Dense, EveryFew, Retention
-from framework.groups.memory import Memory, OnePool, stranded_bytes
+from framework.groups.memory import Memory, stranded_bytes
 from framework.groups.replay import replay_groups, steps
 from framework.results.catalogue import CATALOGUE
 
@@ -62,20 +62,3 @@ def test_stranded_bytes_are_those_that_no_place_to_resume_from_needs() -> None:
                 useful |= {(g, path[at]) for g, each in enumerate(groups) for at in each.needs(place)}
         expected = [4 * sum(g == own and (g, node) not in useful for g, node in contents) for own in range(len(groups))]
         assert stranded_bytes(memory) == expected, layout
-
-
-def test_a_state_whose_prefix_is_gone_is_stranded_and_so_is_a_prefix_without_state() -> None:
-    paths = paths_of([[1] * 17])
-    memory = OnePool(LAYOUTS["state"], lru, num_bytes=400, parents=paths.parents.tolist(), unit=4)
-    replay_groups(paths, memory, Retention(0), num_samples=0)
-    assert (memory.bytes_by_group(), stranded_bytes(memory)) == ([16, 4], [0, 0])
-    memory.pools[0].discard(memory.find(0, int(paths.nodes[0])))
-    assert stranded_bytes(memory) == [12, 4]
-
-
-def test_a_lookahead_s_block_is_needed_and_not_stranded() -> None:
-    groups = (group("full", drop=True), group("window", 9, drop=True))
-    paths = paths_of([[1] * 24])
-    memory = OnePool(groups, lru, num_bytes=400, parents=paths.parents.tolist(), unit=4)
-    replay_groups(paths, memory, Dense(), num_samples=0)
-    assert stranded_bytes(memory) == [0, 0]

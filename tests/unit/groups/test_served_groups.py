@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engines import make_llm, warm
+from fake_engines import finished, make_llm, warm
 
 from framework.engine.engine import Engine
 from framework.engine.request import Request
@@ -67,11 +67,6 @@ def serve(model: LoadedModel, sampling: Sampling, *, passes: int = 1, **options:
     return llm, requests
 
 
-def tokens_of(requests: list[Request]) -> list[list[list[int]]]:
-    assert not [request.reason for request in requests if request.reason], [request.reason for request in requests]
-    return [[completion.tokens for completion in request.completions] for request in requests]
-
-
 GREEDY = Sampling(max_tokens=24, ignore_eos=True)
 
 
@@ -91,7 +86,7 @@ GREEDY = Sampling(max_tokens=24, ignore_eos=True)
 def test_tokens_are_greedy_with_hits_chunks_and_preemption(mixed: LoadedModel, options: dict[str, Any]) -> None:
     llm, requests = serve(mixed, GREEDY, passes=2, **options)
     assert isinstance(llm.allocator, GroupedAllocator)
-    assert tokens_of(requests) == [[greedy(mixed.decoder, prompt, 24).tokens] for prompt in PROMPTS]
+    assert finished(requests) == [[greedy(mixed.decoder, prompt, 24).tokens] for prompt in PROMPTS]
     if options.get("allocator") != "naive":
         assert sum(request.num_cached_tokens for request in requests) > 50
     if "num_blocks" in options:
@@ -113,7 +108,7 @@ def test_forks_and_beams_give_what_no_sharing_gives(
         assert len(llm.groups) == 2, llm.kv_groups_off
         for _ in range(2):
             found, wanted = llm.generate(PROMPTS, sampling), apart.generate(PROMPTS, sampling)
-            assert tokens_of(found) == tokens_of(wanted)
+            assert finished(found) == finished(wanted)
         llm.engine.check()
         assert llm.stats()["num_forks"] > 0
 
@@ -157,11 +152,11 @@ def test_a_share_of_memory_holds_more_where_the_window_spares_some(model: Loaded
 
 def test_after_a_reset_the_groups_are_empty_and_serve_again(mixed: LoadedModel) -> None:
     llm, requests = serve(mixed, GREEDY)
-    wanted = tokens_of(requests)
+    wanted = finished(requests)
     llm.reset()
     assert isinstance(llm.allocator, GroupedAllocator)
     assert llm.allocator.window.stats().cached_blocks == 0
-    assert tokens_of(llm.generate(PROMPTS, GREEDY)) == wanted
+    assert finished(llm.generate(PROMPTS, GREEDY)) == wanted
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -180,7 +175,7 @@ def test_what_groups_cannot_serve_has_one_table_and_says_why(model: LoadedModel,
     with make_llm(model, block_size=SIZE, num_blocks=60, **options) as llm:
         assert says in llm.stats()["kv_groups_off"]
         found = llm.generate(PROMPTS[:2], GREEDY)
-        assert tokens_of(found) == [[greedy(model.decoder, prompt, 24).tokens] for prompt in PROMPTS[:2]]
+        assert finished(found) == [[greedy(model.decoder, prompt, 24).tokens] for prompt in PROMPTS[:2]]
 
 
 def test_a_model_of_one_kind_has_no_groups(tmp_path: Path) -> None:
@@ -209,7 +204,7 @@ def test_a_prompt_of_one_token_begins_with_no_state(states: LoadedModel) -> None
     llm = LLM(states, cache=CacheOptions(block_size=SIZE, num_blocks=60))
     warm(llm)
     for prompt in ([9], [10], [9]):
-        assert tokens_of(llm.generate([prompt], GREEDY)) == [[greedy(states.decoder, prompt, 24).tokens]]
+        assert finished(llm.generate([prompt], GREEDY)) == [[greedy(states.decoder, prompt, 24).tokens]]
 
 
 def test_bytes_of_states_are_counted(states: LoadedModel) -> None:

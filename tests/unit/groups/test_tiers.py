@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engines import make_llm
+from fake_engines import finished, make_llm
 from stepped_worker import InTurn
 
-from framework.engine.request import Request
 from framework.engine.tiers import placement, setup
 from framework.errors import StoreFailed
 from framework.groups.tiers import GroupedTiers
@@ -68,11 +67,6 @@ def below(llm: LLM) -> GroupedTiers:
     return tiers
 
 
-def tokens_of(requests: list[Request]) -> list[list[list[int]]]:
-    assert not [request.reason for request in requests if request.reason], [request.reason for request in requests]
-    return [[completion.tokens for completion in request.completions] for request in requests]
-
-
 class Unreliable(Store):
     """Every fifth read or write fails, or finds nothing."""
 
@@ -122,7 +116,7 @@ def alone(models: dict[str, LoadedModel]) -> dict[str, list[Any]]:
     """By family, what `mixed_prompts` give without tiers or sharing, of each of SAMPLINGS."""
     return {
         model.config.family: [
-            tokens_of(
+            finished(
                 LLM(model, cache=CacheOptions(block_size=SIZE, num_blocks=200), allocator="naive").generate(
                     mixed_prompts(), sampling
                 )
@@ -155,7 +149,7 @@ def test_tokens_are_those_without_tiers(
     with tiered(model, RULES[rule], store=chosen, faults=faults) as llm:
         tiers = below(llm)
         for sampling, wanted in zip(SAMPLINGS, alone[model.config.family], strict=True):
-            assert tokens_of(llm.generate(mixed_prompts(), sampling)) == wanted
+            assert finished(llm.generate(mixed_prompts(), sampling)) == wanted
             llm.engine.check()
         assert not any(at.off for at in tiers.placements)
         failed = sum(sum(at.failed_loads + at.failed_stores) for at in tiers.placements)
@@ -170,7 +164,7 @@ def test_a_prefix_that_left_both_pools_is_loaded_to_where_it_can_be_resumed(mode
         again = llm.generate([stem(1)], SHORT)[0]
         assert (again.num_cached_tokens, again.num_loaded_tokens) == (36, 36)
         assert again.tier_tokens == {1: 36}
-        assert tokens_of([again]) == tokens_of([first])
+        assert finished([again]) == finished([first])
         held = {"gemma3_text": 3, "qwen3_5_text": 1}  # of 9 tokens before the next, blocks of 4; one state
         kind = llm.groups[1].kind
         assert llm.stats()[f"tier1_{kind}_hit_blocks"] == held[model.config.family], llm.stats()
@@ -187,7 +181,7 @@ def test_what_the_window_lost_is_loaded_while_the_rest_lies_in_the_pool(model: L
         stats = llm.stats()
         assert (again.num_cached_tokens, stats["tier1_hit_blocks"], stats["full_evictions"]) == (36, 0, 0), stats
         assert again.num_loaded_tokens > 0
-        assert tokens_of([again]) == tokens_of([first])
+        assert finished([again]) == finished([first])
 
 
 def test_another_process_finds_both_groups_on_disk(model: LoadedModel, tmp_path: Path) -> None:
@@ -197,7 +191,7 @@ def test_another_process_finds_both_groups_on_disk(model: LoadedModel, tmp_path:
     with tiered(model, "write_through", store=store) as llm:
         again = llm.generate([stem(1)], SHORT)[0]
     assert (again.num_cached_tokens, again.num_loaded_tokens) == (36, 36)
-    assert tokens_of([again]) == tokens_of([first])
+    assert finished([again]) == finished([first])
 
 
 def test_of_states_those_worth_keeping_are_stored_and_no_others(models: dict[str, LoadedModel]) -> None:

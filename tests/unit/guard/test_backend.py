@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from planted_faults import Unreadable, raising
+from planted_faults import Unreadable, faulty, raising
 
 from framework import registry
 from framework.errors import BackendUnavailable, PluginError
@@ -19,6 +20,7 @@ from framework.model.loading import LoadedModel, load_model
 from framework.sampling import Sampling
 
 POOL = CacheOptions(num_blocks=32, block_size=4)
+TORCH: Any = registry.load("backend", "torch")
 FAULTS = {
     "RuntimeError": raising(lambda: RuntimeError("broken")),
     "SystemExit": raising(lambda: SystemExit(0)),
@@ -34,19 +36,6 @@ def model() -> LoadedModel:
     return load_model("tiny", device="cpu")
 
 
-def faulty(hook: str, fault: Callable[..., Any], when: Callable[[int], bool]) -> tuple[Any, list[int]]:
-    base: Any = registry.load("backend", "torch")
-    calls = [0]
-
-    def method(self: Any, *args: Any, **options: Any) -> Any:
-        calls[0] += 1
-        real = getattr(super(cls, self), hook)
-        return fault(real, *args, **options) if when(calls[0]) else real(*args, **options)
-
-    cls = type("Faulty", (base,), {hook: method})
-    return cls, calls
-
-
 def test_the_grid_has_every_method_of_the_interface() -> None:
     methods = {name for name, _ in inspect.getmembers(AttentionBackend, callable) if not name.startswith("_")}
     assert methods == {*IN_A_STEP, *ELSEWHERE}, methods
@@ -57,7 +46,7 @@ def test_the_grid_has_every_method_of_the_interface() -> None:
 def test_a_fault_in_a_step_costs_its_requests_and_the_next_are_served(
     hook: str, fault: str, model: LoadedModel
 ) -> None:
-    cls, calls = faulty(hook, FAULTS[fault], lambda call: call == 1)
+    cls, calls = faulty(TORCH, hook, FAULTS[fault], lambda call: call == 1)
     if hook == "rotate_and_write":
         cls.capabilities = _with_rope(cls.capabilities)
     llm = LLM(model, backend=cls(), cache=POOL)
@@ -74,32 +63,30 @@ def test_a_fault_in_a_step_costs_its_requests_and_the_next_are_served(
 
 
 def _with_rope(capabilities: Any) -> Any:
-    from dataclasses import replace
-
     return replace(capabilities, features=capabilities.features | {"rope"})
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("hook", ["check", "setup"])
 def test_a_fault_before_a_run_is_named(hook: str, fault: str, model: LoadedModel) -> None:
-    cls, _ = faulty(hook, FAULTS[fault], lambda call: True)
+    cls, _ = faulty(TORCH, hook, FAULTS[fault], lambda call: True)
     with pytest.raises(PluginError, match=rf"backend Faulty\.{hook}: raised"):
         LLM(model, backend=cls(), cache=POOL)
 
 
 @pytest.mark.parametrize("answer", [None, "no", [7], float("nan"), 3])
 def test_reasons_that_are_none_are_refused(answer: Any, model: LoadedModel) -> None:
-    cls, _ = faulty("check", lambda real, *args: answer, lambda call: True)
+    cls, _ = faulty(TORCH, "check", lambda real, *args: answer, lambda call: True)
     with pytest.raises(PluginError, match=r"Faulty\.check: must return a list of reasons"):
         LLM(model, backend=cls(), cache=POOL)
-    cls, _ = faulty("check", lambda real, *args: ["too old"], lambda call: True)
+    cls, _ = faulty(TORCH, "check", lambda real, *args: ["too old"], lambda call: True)
     with pytest.raises(BackendUnavailable, match="too old"):
         LLM(model, backend=cls(), cache=POOL)
 
 
 @pytest.mark.parametrize("answer", [None, "text", torch.zeros(1), float("nan")])
 def test_a_rotation_of_another_shape_is_refused(answer: Any, model: LoadedModel) -> None:
-    cls, _ = faulty("rotate_and_write", lambda real, *args: answer, lambda call: call == 1)
+    cls, _ = faulty(TORCH, "rotate_and_write", lambda real, *args: answer, lambda call: call == 1)
     cls.capabilities = _with_rope(cls.capabilities)
     llm = LLM(model, backend=cls(), cache=POOL)
     request = llm.generate([[1, 2, 3]], Sampling(max_tokens=2))[0]
@@ -114,15 +101,10 @@ def test_facts_that_are_none_are_refused(answer: Any) -> None:
             raise answer
         return answer
 
-    cls, _ = faulty("facts", fault, lambda call: True)
+    cls, _ = faulty(TORCH, "facts", fault, lambda call: True)
     with pytest.raises(PluginError, match=r"backend Faulty\.facts: "):
         GuardedBackend(cls()).facts()
-    cls, _ = faulty("screen", fault, lambda call: answer is not None)
-    with pytest.raises(PluginError, match=r"backend Faulty\.screen: ") if answer is not None else _nothing():
+    cls, _ = faulty(TORCH, "screen", fault, lambda call: answer is not None)
+    refused = pytest.raises(PluginError, match=r"backend Faulty\.screen: ") if answer is not None else nullcontext()
+    with refused:
         GuardedBackend(cls()).screen(None, "sm_90")  # type: ignore[arg-type]
-
-
-def _nothing() -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext()

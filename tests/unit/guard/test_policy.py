@@ -78,25 +78,3 @@ def test_many_wrong_victims_are_named_and_change_nothing(spoil: str) -> None:
     assert after[0] == before[0]
     assert after[1][0] == before[1][0]
     assert after[1][2:] == before[1][2:]
-
-
-def test_many_victims_are_those_named_one_by_one() -> None:
-    many, single = Bulk(), Lru()
-    allocators = [full(many), make(POOL, 1, eviction=single)]
-    for given in allocators[1:]:
-        assert admit(given, 1, tokens(7, 8)) == 0
-        given.commit(RequestId(1), tokens(7, 8))
-        for number in (2, 3, 4, 6):
-            serve(given, number, tokens(*([number] * (POOL // 3))))
-    found = [[], []]
-    for allocator, events in zip(allocators, found, strict=True):
-        allocator.listen(events.append)
-    admit(allocators[0], 9, tokens(*([9] * MANY)))
-    admit(allocators[1], 9, tokens(*([9] * 2)))
-    for length in range(3, MANY + 1):
-        allocators[1].extend(RequestId(9), length)
-    evicted = [[block for event in events for block in event.blocks] for events in found]
-    assert evicted[0] == evicted[1]
-    assert len(evicted[0]) == MANY
-    for allocator in allocators:
-        allocator.check()

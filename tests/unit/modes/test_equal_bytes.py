@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from synthetic_workloads import mooncake
 
 from framework import api
 from framework.interfaces.replay_core import ReplayCore
@@ -31,12 +31,8 @@ def serve(folder: Path, **cache: Any) -> dict[str, Any]:
 
 def replay(folder: Path, executor: str, cache: dict[str, Any], **options: Any) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
-    trace = folder / "trace.jsonl"
-    rows = [
-        {"timestamp": 1000 * i, "input_length": 1060, "output_length": 2, "hash_ids": [i % 5, 10 + i % 5, 20 + i]}
-        for i in range(40)
-    ]
-    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompts = [[i % 5, 10 + i % 5, 20 + i] for i in range(40)]
+    trace = mooncake(folder / "trace.jsonl", prompts, input_length=1060, output_length=2)
     return api.run(
         {
             "mode": "replay",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synthetic_workloads import mooncake
 
 from framework import api
 from framework.errors import ConfigError, FrameworkError, TimedOut
@@ -51,16 +52,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> Followed:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    return write_trace(tmp_path / "trace.jsonl", 6)
-
-
-def write_trace(path: Path, num_requests: int) -> Path:
-    rows = [
-        {"timestamp": 1000 * i, "input_length": 1500, "output_length": 3, "hash_ids": [1, 2, 3 + i]}
-        for i in range(num_requests)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return mooncake(tmp_path / "trace.jsonl", [[1, 2, 3 + i] for i in range(6)])
 
 
 def replay(trace: Path, executor: str, folder: Path, **more: Any) -> dict[str, Any]:
@@ -139,7 +131,7 @@ def test_a_run_that_cannot_start_leaves_an_earlier_one_as_it_was(trace: Path, tm
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     broken = [
         replay(tmp_path / "typo.jsonl", executor, folder),
-        replay(write_trace(tmp_path / "empty.jsonl", 0), executor, folder),
+        replay(mooncake(tmp_path / "empty.jsonl", []), executor, folder),
         {**serve(folder), "model": {"name": "checkpoint", "path": str(tmp_path / "nowhere")}},
         {**serve(folder), "eviction": {"name": "belady"}},
     ]

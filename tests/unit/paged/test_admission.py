@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from paged_helpers import NS, info, tokens
+from paged_helpers import NS, info, make, tokens
 from replay_helpers import random_requests, workload
 
 from framework.errors import PluginError
@@ -19,7 +19,6 @@ from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
 from framework_builtin.allocator.radix import RadixAllocator
 from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.lru import Lru
-from framework_builtin.hash.sha256 import Sha256
 
 
 class OddKept(Lru):
@@ -34,10 +33,6 @@ class NoTails(Lru):
         return not self.blocks.partial[block]
 
 
-def build(kind, policy, num_blocks=8, leaf_only=False):
-    return kind(num_blocks=num_blocks, block_size=2, hash=Sha256(), eviction=policy, watermark=0.0, leaf_only=leaf_only)
-
-
 def admit(allocator, number, prompt):
     ids = tokens(*prompt)
     hit = allocator.lookup(ids, NS)
@@ -48,7 +43,7 @@ def admit(allocator, number, prompt):
 
 @pytest.mark.parametrize("kind", [PrefixAllocator, PrefixCowAllocator, RadixAllocator])
 def test_declined_content_is_free_at_once_and_found_no_more(kind):
-    allocator = build(kind, OddKept())
+    allocator = make(kind=kind, eviction=OddKept())
     log = []
     allocator.listen(log.append)
     admit(allocator, 1, [1, 1, 2, 2, 3])
@@ -61,7 +56,7 @@ def test_declined_content_is_free_at_once_and_found_no_more(kind):
 
 
 def test_a_declined_block_that_is_hit_while_in_use_is_an_ordinary_hit():
-    allocator = build(PrefixCowAllocator, OddKept())
+    allocator = make(eviction=OddKept())
     admit(allocator, 1, [1, 1, 2])
     assert admit(allocator, 2, [1, 1, 3]) == 2, "the first request's block is in use, so nobody was asked for it"
     allocator.free(1)
@@ -80,7 +75,7 @@ def test_a_cache_only_replay_declines_what_an_allocator_does(seed, leaf_first):
     found = replay(
         paths, OddKept(), capacity, leaf_first=leaf_first, on_evict=lambda request, node: gone.append(request)
     )
-    allocator = build(PrefixAllocator, OddKept(), capacity + 1, leaf_first)
+    allocator = make(capacity + 1, kind=PrefixAllocator, eviction=OddKept(), leaf_only=leaf_first)
     hits = []
     for number, ids in enumerate(requests, 1):
         prompt = [token for token in ids[:-1] for _ in (0, 1)] + [9]
@@ -108,7 +103,7 @@ def test_an_answer_that_is_no_bool_is_the_policy_s_fault(answer):
         def keep(self, block, now):
             return answer
 
-    allocator = build(PrefixCowAllocator, Vague())
+    allocator = make(eviction=Vague())
     admit(allocator, 1, [1, 1, 2])
     with pytest.raises(PluginError, match=r"Vague\.keep: must return a bool"):
         allocator.free(1)

@@ -1,7 +1,8 @@
-"""What paged allocators do beyond the kit: forks, watermark, leaf-only, reset, events, facts, the hook."""
+"""What paged allocators do beyond the kit: forks, parts, watermark, leaf-only, events, the hook, shipped faults."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +12,9 @@ from paged_helpers import NS, ConstantHash, admit, info, make, serve, table, tok
 
 from framework.errors import DuplicateRequest, InvalidArgument, OutOfBlocks, PluginError
 from framework.interfaces.allocator import CacheEvent
+from framework.interfaces.hash import HashScheme
 from framework.paged.allocator import PagedAllocator
-from framework.types import BlockCopy, BlockId, Namespace, RequestId
+from framework.types import BlockCopy, BlockId, Namespace, RequestId, TableChange
 from framework_builtin.allocator.cow import CowAllocator
 from framework_builtin.allocator.naive import NaiveAllocator
 from framework_builtin.allocator.prefix import PrefixAllocator
@@ -20,6 +22,7 @@ from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
 from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.random import Random
+from framework_builtin.hash.sha256 import Sha256
 from framework_builtin.hash.xxh64 import Xxh64
 
 ONE = RequestId(1)
@@ -193,3 +196,115 @@ def test_the_shared_namespaces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
             allocator.check()
         assert len(allocator.hasher._roots) <= 3
         assert allocator.lookup(tokens(1, 2, 3), Namespace(salt="9")).num_tokens == 2
+
+
+PROMPT = tokens(*range(11))
+
+
+def part(allocator: Any, number: int, num_tokens: int, prompt: Any = PROMPT) -> int:
+    hit = allocator.lookup(prompt, NS)
+    allocator.allocate(info(number), prompt, hit, num_tokens)
+    return hit.num_tokens
+
+
+def test_a_part_has_the_blocks_of_its_tokens_and_grows_by_extend() -> None:
+    allocator = make(8, 2)
+    part(allocator, 1, 5)
+    assert len(table(allocator, 1)) == 3
+    allocator.commit(RequestId(1), PROMPT[:5])
+    allocator.extend(RequestId(1), 9)
+    assert len(table(allocator, 1)) == 5
+    allocator.commit(RequestId(1), PROMPT[:9])
+    allocator.check()
+    assert allocator.lookup(PROMPT, NS).num_tokens == 8
+    assert allocator.stats().prompt_tokens == 11, "the whole prompt counts, once"
+
+
+def test_a_part_shares_what_is_cached() -> None:
+    allocator = make(8, 2)
+    serve(allocator, 1, PROMPT[:7])
+    assert part(allocator, 2, 8) == 6
+    assert len(table(allocator, 2)) == 4
+    allocator.promise(RequestId(2), PROMPT[:8])
+    allocator.check()
+
+
+@pytest.mark.parametrize("num_tokens", [0, 6, 12])
+def test_a_part_is_more_than_the_hit_and_at_most_the_prompt(num_tokens: int) -> None:
+    allocator = make(8, 2)
+    serve(allocator, 1, PROMPT[:7])
+    before = allocator.stats()
+    with pytest.raises(InvalidArgument, match=rf"room for {num_tokens} tokens"):
+        part(allocator, 2, num_tokens)
+    assert allocator.stats() == before
+    allocator.check()
+
+
+def test_a_generated_token_that_was_promised_is_known() -> None:
+    allocator = make(8, 2)
+    part(allocator, 1, 11)
+    allocator.commit(RequestId(1), PROMPT)
+    longer = np.append(PROMPT, np.int32(99)).astype(np.int32)
+    allocator.extend(RequestId(1), 12)
+    allocator.promise(RequestId(1), longer)
+    with pytest.raises(InvalidArgument, match="token 11 is 98"):
+        allocator.commit(RequestId(1), np.append(PROMPT, np.int32(98)).astype(np.int32))
+    allocator.commit(RequestId(1), longer)
+    allocator.check()
+
+
+def test_f2_a_collision_ends_what_a_request_publishes() -> None:
+    allocator = make(8, 2, hash=ConstantHash())
+    serve(allocator, 1, tokens(8, 8))
+    admit(allocator, 2, tokens(1, 2, 3, 4, 5))
+    for end in (2, 4):
+        allocator.commit(RequestId(2), tokens(1, 2, 3, 4)[:end])
+    assert allocator.stats().collisions == 1
+    allocator.check()
+
+
+@pytest.mark.parametrize("hash", [Sha256(), Xxh64()])
+def test_f5_two_requests_that_compute_the_same_end_with_one_copy(hash: HashScheme) -> None:
+    allocator = make(8, 2, hash=hash)
+    prompt = tokens(1, 2, 3, 4, 5)
+    admit(allocator, 1, prompt)
+    admit(allocator, 2, prompt)
+    assert not set(table(allocator, 1)) & set(table(allocator, 2))
+    assert allocator.commit(RequestId(1), prompt) == TableChange(3)
+    assert allocator.commit(RequestId(2), prompt) == TableChange(0)
+    assert table(allocator, 1)[:2] == table(allocator, 2)[:2]
+    assert table(allocator, 1)[2] != table(allocator, 2)[2]
+    allocator.check()
+    allocator.free(RequestId(1))
+    assert allocator.lookup(prompt, NS).num_tokens == 4, "freeing one copy hid the other"
+    allocator.free(RequestId(2))
+    assert allocator.stats().cached_blocks == 2
+    allocator.check()
+
+
+def operations(num_blocks: int) -> int:
+    """Bytecode lines run by one hit, one eviction and one free in a full pool of that size."""
+    allocator = make(num_blocks, 1)
+    for number in range(num_blocks // 8):
+        serve(allocator, number, np.arange(8, dtype=np.int32) + 8 * number)
+    count = 0
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    old = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        serve(allocator, 10**6, np.arange(8, dtype=np.int32) + 8 * (num_blocks // 16))
+        serve(allocator, 10**6 + 1, np.arange(8, dtype=np.int32) + 10**6)
+    finally:
+        sys.settrace(old)
+    assert allocator.stats().evictions > 0
+    return count
+
+
+def test_f15_work_does_not_grow_with_the_pool() -> None:
+    small, large = operations(64), operations(4096)
+    assert large <= 1.2 * small + 50, f"{small} lines at 64 blocks, {large} at 4096"

@@ -1,9 +1,8 @@
-"""Equal contents in several blocks: the index against lists, and an allocator that keeps them."""
+"""Equal contents in several blocks, in an allocator that keeps them."""
 
 from __future__ import annotations
 
 from functools import partial
-from random import Random
 from typing import Any
 
 import pytest
@@ -11,10 +10,8 @@ from paged_helpers import NS, ConstantHash, admit, make, serve, table, tokens
 
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import EvictionPolicy
-from framework.paged.index import PrefixIndex
-from framework.paged.pool import BlockPool
 from framework.testing import allocator_checks
-from framework.types import BlockHash, RequestId
+from framework.types import RequestId
 from framework_builtin.allocator.prefix import PrefixAllocator
 from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
 
@@ -36,58 +33,6 @@ class First(EvictionPolicy):
 
     def evicted(self, block: Any, now: float) -> None:
         self.held.discard(block)
-
-
-class Model:
-    """Which blocks hold which content, and below which content: lists, counted anew each time."""
-
-    def __init__(self) -> None:
-        self.held: dict[BlockHash, list[int]] = {}
-        self.above: dict[int, BlockHash | None] = {}
-
-    def children(self, block: int, name: BlockHash) -> int:
-        return sum(above == name for above in self.above.values()) if self.held[name][0] == block else 0
-
-    def parent(self, block: int) -> int:
-        above = self.above[block]
-        return self.held[above][0] if above in self.held else 0
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_index_finds_the_block_published_first_and_counts_children_of_all(seed: int) -> None:
-    draw, pool, model = Random(seed), BlockPool(20, 1), Model()
-    index = PrefixIndex(pool, compares_tokens=False, keeps_duplicates=True)
-    free = list(range(1, 21))
-    for _ in range(150):
-        if len(free) >= 3 and draw.random() < 0.55:
-            prompt = bytes(draw.randrange(2) for _ in range(3))
-            names = [BlockHash(prompt[: depth + 1]) for depth in range(3)]
-            blocks = [free.pop(draw.randrange(len(free))) for _ in names]
-            holders, places = index.insert_chain(-1, 0, names, b"", blocks)
-            assert (holders, [*places]) == (blocks, [0, 1, 2])
-            for at, (name, block) in enumerate(zip(names, blocks, strict=True)):
-                model.held.setdefault(name, []).append(block)
-                model.above[block] = names[at - 1] if at else None
-        elif model.above:
-            block = draw.choice(sorted(model.above))
-            name = pool.block_hash[block]
-            assert name is not None
-            index.remove([block])
-            model.held[name].remove(block)
-            if not model.held[name]:
-                del model.held[name]
-            del model.above[block]
-            free.append(block)
-        for name in model.held:
-            chain = [BlockHash(name[: depth + 1]) for depth in range(len(name))]
-            known = next((at for at, above in enumerate(chain) if above not in model.held), len(chain))
-            assert index.find(-1, chain, b"", 3) == [model.held[above][0] for above in chain[:known]]
-        for block in model.above:
-            assert index.parent(block) == model.parent(block)
-            name = pool.block_hash[block]
-            assert name is not None
-            assert pool.children[block] == model.children(block, name), (block, list(pool.children))
-        assert not index.audit(), index.audit()
 
 
 @pytest.mark.parametrize("check", allocator_checks, ids=lambda check: check.__name__)

@@ -9,6 +9,7 @@ import pytest
 from fake_engines import FakeExecutor, make_engine
 from paged_helpers import NS, info, tokens
 
+from framework import registry
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import Block, BlockView
 from framework.paged.pool import PromptEnds
@@ -17,11 +18,12 @@ from framework.replay.reference import replay
 from framework.sampling import Sampling
 from framework.types import UNKNOWN_REQUEST, Hint, RequestFacts
 from framework.workload.traces import WorkloadRequest
-from framework_builtin.allocator.prefix import PrefixAllocator
 from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
-from framework_builtin.allocator.radix import RadixAllocator
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.hash.sha256 import Sha256
+
+PREFIXES = ("prefix", "prefix_cow", "radix", "native", "native_cow")
+KINDS = [registry.load("allocator", name) for name in registry.names("allocator") if name in PREFIXES]
 
 
 class Watching(Lru):
@@ -52,17 +54,6 @@ class Watching(Lru):
         return [facts[0][2].turn for name, facts in self.seen if name == call]
 
 
-def allocators():
-    kinds = [PrefixAllocator, PrefixCowAllocator, RadixAllocator]
-    try:
-        from framework_native.allocator import NativeAllocator, NativeCowAllocator
-
-        kinds += [NativeAllocator, NativeCowAllocator]
-    except ImportError:
-        pass
-    return kinds
-
-
 def serve(allocator, number, prompt, **facts):
     request, ids = info(number, NS, **facts), tokens(*prompt)
     allocator.allocate(request, ids, allocator.lookup(ids, NS))
@@ -70,7 +61,7 @@ def serve(allocator, number, prompt, **facts):
     allocator.free(request.id)
 
 
-@pytest.mark.parametrize("kind", allocators())
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_policy_sees_the_request_that_last_used_a_block(kind):
     policy = Watching()
     allocator = kind(num_blocks=8, block_size=2, hash=Sha256(), eviction=policy)
@@ -93,7 +84,7 @@ def test_a_policy_sees_the_request_that_last_used_a_block(kind):
     assert policy.blocks.partial[1] is False
 
 
-@pytest.mark.parametrize("kind", allocators())
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_given_turn_is_believed_and_a_preempted_request_keeps_its_prompt(kind):
     policy = Watching()
     allocator = kind(num_blocks=8, block_size=2, hash=Sha256(), eviction=policy)
