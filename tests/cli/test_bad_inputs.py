@@ -107,7 +107,6 @@ KERNELS: list[tuple[str, ...]] = [
     (f"kernel.heads=[{HUGE}/1/64]",), ("kernel.heads=[a/b/c]",), ("kernel.heads=[]",), ("kernel.dtype=[int1]",),
     ("kernel.dtype=[]",), ("kernel.kv_dtype=[int1]",),
     ("replay.device=z80",), ("kernel.lengths=[odd]",),
-
     ("backend=nothing",), ("device=quantum",), ("kernel=null",),
 ]  # fmt: skip
 OTHERS: list[tuple[str, tuple[str, ...]]] = [
@@ -123,7 +122,6 @@ OTHERS: list[tuple[str, tuple[str, ...]]] = [
     ("check.__main__", ()), ("check.__main__", ("module.py:NoPlugin",)),
     ("check.__main__", ("broken.py:X",)), ("check.__main__", ("exits.py:X",)), ("check.__main__", ("nowhere.py:X",)),
     ("check.__main__", ("lru", "k=3")), ("check.__main__", ("lru", "k")), ("check.__main__", ("lru", "--only", "zzz")),
-
     ("check.__main__", ("lru_k", "k=[")), ("check.__main__", (":",)), ("check.__main__", ("lru", "--timeout", "x")),
     ("check.__main__", ("gather", "--device", "quantum", "--only", "zero", "--no-cost")),
     ("check.__main__", ("lru", "--against", "nothing", "--only", "alike")),
@@ -137,7 +135,6 @@ OTHERS: list[tuple[str, tuple[str, ...]]] = [
     ("wandb", ()), ("wandb", ("eviction=lru",)), ("wandb", ("eviction=lru,nothing",)),
     ("plugins", ("--kind", "nothing")), ("plugins", ("--nothing",)),
     ("new.__main__", ()),
-
 ]  # fmt: skip
 
 

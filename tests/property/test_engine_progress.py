@@ -50,19 +50,15 @@ def cases(draw: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("count", [40, pytest.param(1500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("allocator", SUBJECTS, ids=named)
-@settings(max_examples=40)
-@given(case=cases())
-def test_outputs_depend_on_the_request_alone_and_every_step_gets_on(allocator: Any, case: dict[str, Any]) -> None:
-    run_case(allocator, case)
+def test_outputs_depend_on_the_request_alone_and_every_step_gets_on(allocator: Any, count: int) -> None:
+    @settings(max_examples=count)
+    @given(case=cases())
+    def check(case: dict[str, Any]) -> None:
+        run_case(allocator, case)
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("allocator", SUBJECTS, ids=named)
-@settings(max_examples=1500)
-@given(case=cases())
-def test_many_random_workloads(allocator: Any, case: dict[str, Any]) -> None:
-    run_case(allocator, case)
+    check()
 
 
 def run_case(allocator: Any, case: dict[str, Any]) -> None:

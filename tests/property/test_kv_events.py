@@ -127,19 +127,15 @@ def run(allocator: Any, case: dict[str, Any]) -> Watch:
     return watch
 
 
+@pytest.mark.parametrize("count", [40, pytest.param(1500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("allocator", SHARING, ids=named)
-@settings(max_examples=40)
-@given(case=cases())
-def test_the_index_is_the_pool_at_every_batch(allocator: Any, case: dict[str, Any]) -> None:
-    run(allocator, case)
+def test_the_index_is_the_pool_at_every_batch(allocator: Any, count: int) -> None:
+    @settings(max_examples=count)
+    @given(case=cases())
+    def check(case: dict[str, Any]) -> None:
+        run(allocator, case)
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("allocator", SHARING, ids=named)
-@settings(max_examples=1500)
-@given(case=cases())
-def test_many_random_histories(allocator: Any, case: dict[str, Any]) -> None:
-    run(allocator, case)
+    check()
 
 
 @settings(max_examples=60)

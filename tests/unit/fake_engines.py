@@ -428,6 +428,20 @@ def drive(engine: Engine, each_step: Callable[[Engine], Any] | None = None, limi
     raise AssertionError(f"{engine.num_unfinished} requests unfinished after {limit} steps: {describe(engine)}")
 
 
+def noted_steps(engine: Engine) -> list[dict[int, int]]:
+    """The tokens of each step from now on, by the number of their request."""
+    steps: list[dict[int, int]] = []
+    forward = engine.executor.forward
+
+    def noted(step: Step, rows: Rows) -> None:
+        numbers = [rows.sequence(int(row)).request.number for row in step.rows]
+        steps.append(dict(zip(numbers, step.num_new.tolist(), strict=True)))
+        forward(step, rows)
+
+    engine.executor.forward = noted  # type: ignore[method-assign]
+    return steps
+
+
 def describe(engine: Engine) -> str:
     """Where an engine stands, for messages."""
     rows, stats = engine.state.rows, engine.allocator.stats()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_engines import assert_right, drive, fake_engine
+from fake_engines import assert_right, drive, fake_engine, noted_steps
 
 from framework.config.check import parse
 from framework.engine.engine import Engine
@@ -18,16 +18,7 @@ def engine_of(**options: Any) -> tuple[Engine, list[dict[int, int]]]:
     """An engine, and the tokens of each step by request."""
     parts = {"allocator": {"name": "prefix", "watermark": 0.0}, "scheduling": "running_first", "block_size": 4}
     engine = fake_engine(**{**parts, **options})
-    steps: list[dict[int, int]] = []
-    forward = engine.executor.forward
-
-    def noted(step: Any, rows: Any) -> None:
-        numbers = [rows.sequence(int(row)).request.number for row in step.rows]
-        steps.append(dict(zip(numbers, step.num_new.tolist(), strict=True)))
-        forward(step, rows)
-
-    engine.executor.forward = noted  # type: ignore[method-assign]
-    return engine, steps
+    return engine, noted_steps(engine)
 
 
 def submit(engine: Engine, *lengths: int, max_tokens: int = 3) -> list[Request]:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
-from fake_engines import make_engine, make_llm
+from fake_engines import make_llm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.request import Status
 from framework.engine.streaming import RecordedEnd, StopTexts, TextStream, cut_at_stop, num_certain
 from framework.errors import InvalidArgument, RequestFailed
 from framework.llm import LLM, CacheOptions, EngineOptions
 from framework.model.tokenizer import ByteTokenizer
-from framework.registry.components import build_allocator
-from framework.replay.items import feed, write_recording
 from framework.sampling import Sampling
-from framework.workload.traces.recording import read_recording
 
 PIECES = ["a", "b", "ab", "ba", "é", "\n", "aab", "🙂", "🙂a"]
 BYTES = ByteTokenizer()
@@ -146,37 +141,3 @@ def test_priorities_tenants_sessions_and_namespaces_are_one_for_all_or_one_each(
         with pytest.raises(InvalidArgument):
             llm.generate("a", **wrong)
     assert llm.stats()["unfinished"] == 0
-
-
-def test_a_recording_with_stop_texts_replays_to_the_same_log(tmp_path: Path):
-    path = tmp_path / "recording.jsonl"
-    served: list[dict[str, object]] = []
-    llm = make_llm(
-        "tiny", num_blocks=40, block_size=4, record=True, log=lambda event, **facts: served.append({"e": event} | facts)
-    )
-    requests = llm.generate(["Hello 1", "Hello 2"], Sampling(max_tokens=20, stop=("[", "0"), n=2, ignore_eos=True))
-    assert "stop" in {c.finish_reason for r in requests for c in r.completions}, "some stop must be met"
-    assert llm.engine.candidates is not None
-    write_recording(
-        path, requests, llm.engine.candidates, eos_token_ids=llm.model.tokenizer.eos_token_ids,
-        max_model_len=llm.max_model_len, window=None,
-    )  # fmt: skip
-    recording = read_recording(path)
-    outputs = dict(recording.outputs)
-    lengths = {key: len(tokens) for key, tokens in outputs.items()}
-    replayed: list[dict[str, object]] = []
-    engine = make_engine(
-        build_allocator(
-            "prefix_cow", "lru", "sha256", num_blocks=40, block_size=4, max_model_len=recording.max_model_len
-        ),
-        ReplayExecutor(constant_step(0.0), outputs=outputs, step_clock=True),
-        max_model_len=recording.max_model_len,
-        eos_token_ids=recording.eos_token_ids,
-        log=lambda event, **facts: replayed.append({"e": event, **facts}),
-        stop_watch=lambda number, stream, stops: RecordedEnd(lengths.get((number, stream))),
-    )
-    for _ in feed(engine, recording.requests):
-        pass
-    assert replayed == served
-    assert served[0] == {"e": "log", "version": 2}
-    assert {"publish", "admit"} <= {str(event["e"]) for event in served}

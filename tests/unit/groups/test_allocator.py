@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_engines import make_engine
+from fake_engines import make_engine, noted_steps
 from groups_plain import LAYOUTS, branching, brute_hit, group, lru, memories, paths_of
 
 from framework.engine.engine import Engine
@@ -147,14 +147,7 @@ def test_requests_that_overlap_hit_what_is_there_and_are_preempted_for_room(
 def test_blocks_are_shared_within_a_step_and_states_from_the_next_one_on() -> None:
     for layout, steps in (("window", [{0: 20, 1: 4}, {0: 1, 1: 1}]), ("state", [{0: 16}, {0: 4, 1: 4}])):
         engine, _ = over(empty_memory("one pool", LAYOUTS[layout], 4000), Dense(), step_tokens=40, max_batch_requests=2)
-        seen, forward = list[dict[int, int]](), engine.executor.forward
-
-        def noted(step: Any, rows: Any, seen: Any = seen, forward: Any = forward) -> None:
-            numbers = [rows.sequence(int(row)).request.number for row in step.rows]
-            seen.append(dict(zip(numbers, step.num_new.tolist(), strict=True)))
-            forward(step, rows)
-
-        engine.executor.forward = noted  # type: ignore[method-assign]
+        seen = noted_steps(engine)
         run(engine, [([1] * 20, [5, 6]), ([1] * 20, [7, 8])])
         assert seen[:2] == steps, layout
 

@@ -20,13 +20,8 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
 
 
-class NoBlocks(OutOfBlocks):
+class NoBlocks(Unreadable, OutOfBlocks):
     """The contract's error, but unreadable."""
-
-    def __str__(self) -> str:
-        raise ValueError("no text")
-
-    __repr__ = __str__
 
 
 def public(cls: type) -> set[str]:

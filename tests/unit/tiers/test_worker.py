@@ -9,7 +9,6 @@ import pytest
 from stepped_worker import Bytes, Stepped, load, stepped, store
 
 from framework.errors import StoreFailed
-from framework.interfaces.store import BlockFormat
 from framework.tiers.worker import WorkerTransfers
 from framework.types import BlockHash
 from framework_builtin.store.host import Host
@@ -140,44 +139,45 @@ def test_what_was_staged_is_counted_until_it_is_stored() -> None:
     assert not moves._num_staged, "a load stages nothing"
 
 
-class Counted(Host):
-    """Counts copies through its own methods; has its places all the same."""
+class Recorded(Host):
+    """Notes what it is asked for; raises in one method, once that is done. Host has places, used ahead of `write`."""
 
+    method, error = "", StoreFailed("broken")
     calls: list[str]
 
-    def open(self, format: BlockFormat, num_blocks: int) -> None:
-        super().open(format, num_blocks)
+    def __init__(self) -> None:
+        super().__init__()
         self.calls = []
 
-    def write(self, key: Any, data: memoryview) -> None:
-        self.calls.append("write")
-        super().write(key, data)
+    def __getattribute__(self, name: str) -> Any:
+        if name not in ("reserve", "view", "remove", "close", "write", "read"):
+            return super().__getattribute__(name)
+        found = super().__getattribute__(name)
 
-    def read(self, key: Any, into: memoryview) -> bool:
-        self.calls.append("read")
-        return super().read(key, into)
+        def called(*given: Any) -> Any:
+            self.calls.append(name)
+            answer = found(*given)  # what it does is done when it raises
+            if name == type(self).method:
+                raise type(self).error
+            return answer
 
-    def reserve(self, key: Any) -> memoryview:
-        return super().reserve(key)
-
-    def view(self, key: Any) -> memoryview | None:
-        return super().view(key)
+        return called
 
 
 def test_copies_go_straight_to_and_from_a_store_s_memory_unless_the_pool_gave_the_block_up() -> None:
-    memory = Counted()
+    memory = Recorded()
     moves, pool = stepped(Stepped, [memory])
     moves.submit([store("a", 1)])
     moves.step()
     moves.submit([load("a", 7)])
     moves.step()
     assert pool.blocks[7].tolist() == pool.blocks[1].tolist()
-    assert memory.calls == [], "no buffer between"
+    assert {*memory.calls} == {"reserve", "view"}, "no buffer between"
     evicted = store("b", 2)
     moves.submit([evicted])
     moves.release(evicted)
     moves.step()
-    assert memory.calls == ["write"], "read before its place was known"
+    assert "write" in memory.calls, "read before its place was known"
 
 
 def test_a_place_whose_copy_failed_is_removed() -> None:
@@ -195,31 +195,6 @@ def test_a_place_whose_copy_failed_is_removed() -> None:
     assert copies[1].failed == "tier 1: a block was not there, or damaged"
 
 
-class Raises(Host):
-    """Raises in one method once a block was stored; Host has places, so `write` and `read` go through them."""
-
-    method, error = "", StoreFailed("broken")
-    calls: list[str]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = []
-
-    def __getattribute__(self, name: str) -> Any:
-        if name not in ("reserve", "view", "remove", "close"):
-            return super().__getattribute__(name)
-        found = super().__getattribute__(name)
-
-        def called(*given: Any) -> Any:
-            self.calls.append(name)
-            answer = found(*given)  # what it does is done when it raises
-            if name == type(self).method:
-                raise type(self).error
-            return answer
-
-        return called
-
-
 ERRORS = (StoreFailed("broken"), ArithmeticError("broken"), SystemExit(0), KeyboardInterrupt())
 
 
@@ -228,7 +203,7 @@ ERRORS = (StoreFailed("broken"), ArithmeticError("broken"), SystemExit(0), Keybo
 def test_whatever_a_store_raises_is_said_and_ends_no_thread(method: str, error: BaseException) -> None:
     if method == "close" and isinstance(error, KeyboardInterrupt):
         return  # in the run's own thread, where it may be a user's
-    broken = type("Broken", (Raises,), {"method": method, "error": error})()
+    broken = type("Broken", (Recorded,), {"method": method, "error": error})()
     moves, _ = stepped(WorkerTransfers, [broken])
     try:
         moves.submit([store("a", 1)])
