@@ -69,23 +69,21 @@ def test_a_choice_means_the_same_alone_under_multirun_composed_and_shown(
         assert {key: OmegaConf.select(node, key) for key in expected} == expected, OmegaConf.to_yaml(node)
 
 
-def test_a_list_of_allocators_is_a_sweep(command: Any, runs: list[Any]) -> None:
-    status, _, err = command("-m", "run.progress=false", "+allocator=naive,prefix,cow", *QUICK)
+@pytest.mark.parametrize(
+    ("words", "key", "expected"),
+    [
+        (("+allocator=naive,prefix,cow",), "allocator.name", ["naive", "prefix", "cow"]),
+        (("+allocator=glob(*)",), "allocator.name", list(registry.names("allocator"))),
+        (("eviction=lru,fifo", "cache.block_size=8,16"), "cache.block_size", [8, 16, 8, 16]),
+        (("model=/a/one,/a/two",), "model.path", ["/a/one", "/a/two"]),
+    ],
+)
+def test_what_a_list_or_a_pattern_names_is_swept(
+    words: Any, key: str, expected: list[Any], command: Any, runs: list[Any]
+) -> None:
+    status, _, err = command("-m", "run.progress=false", "backend=gather", "workload=chat", *words)
     assert (status, err) == (0, ""), err
-    assert [run["allocator"]["name"] for run in runs] == ["naive", "prefix", "cow"]
-
-
-def test_glob_sweeps_every_installed_allocator(command: Any, runs: list[Any]) -> None:
-    status, _, err = command("-m", "run.progress=false", "+allocator=glob(*)", "cache.block_size=8,16", *QUICK)
-    assert (status, err) == (0, ""), err
-    found = [(run["allocator"]["name"], run["cache"]["block_size"]) for run in runs]
-    assert found == [(name, size) for name in registry.names("allocator") for size in (8, 16)]
-
-
-def test_files_can_be_swept_as_models(command: Any, runs: list[Any]) -> None:
-    status, _, err = command("-m", "run.progress=false", "model=/a/one,/a/two", "backend=gather")
-    assert (status, err) == (0, ""), err
-    assert [run["model"]["path"] for run in runs] == ["/a/one", "/a/two"]
+    assert [OmegaConf.select(OmegaConf.create(run), key) for run in runs] == expected
 
 
 def test_each_job_of_a_sweep_has_its_own_directory(command: Any, runs: list[Any], elsewhere: Path) -> None:

@@ -112,14 +112,6 @@ def test_the_others_are_within_their_stated_slack(name: str) -> None:
     assert abs(ours - other) <= slack, (ours, other)
 
 
-def test_lhd_beats_lru_on_loops_as_libcachesims_does() -> None:
-    paths = stream("loops", seed=5)
-    ours, lru = (replay(paths, make(), 200).block_hit_rate for make in (Lhd, Lru))
-    other = float(theirs("LHD", paths, 200).mean())
-    assert abs(ours - other) <= 0.03, (ours, other)
-    assert min(ours, other) > lru + 0.1, (ours, other, lru)
-
-
 @functools.cache
 def conversation(path: Path) -> RequestPaths:
     return flat_paths(build_paths(open_trace(path)))

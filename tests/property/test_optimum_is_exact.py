@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-from replay_helpers import best_hits, flat_paths, random_requests, workload
+from replay_helpers import best_hits, random_requests, workload
 
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import EvictionPolicy
@@ -43,14 +43,6 @@ def test_counting_coming_requests_and_moving_blocks_hit_alike(pinned: bool) -> N
             fast = optimum_hits(paths, capacity, pinned=pinned).tolist()
             assert fast == by_policy(paths, capacity, pinned=pinned).request_hits.tolist(), (seed, capacity)
             assert pinned or fast == replay(paths, Belady(), capacity, bypass=True).request_hits.tolist()
-
-
-def test_flat_belady_is_the_best_of_a_stream_of_single_blocks() -> None:
-    for seed in range(60):
-        requests = random_requests(seed, count=9, width=5, longest=1)
-        capacity = 1 + seed % 3
-        found = by_policy(flat_paths(workload(requests)), capacity, pinned=True).hit_blocks
-        assert found == best_hits(requests, capacity, bypass=False), (seed, capacity, requests)
 
 
 @pytest.mark.parametrize("policy", [Lru, Lfu, Arc])

@@ -27,14 +27,7 @@ WEIGHTS = [(1, 1, 1), (2, 1, 0), (1, 0, 0), (9, 5, 4)]
 """Of a hit in each tier, the pool first."""
 
 
-def best_value(
-    requests: Sequence[Sequence[int]],
-    sizes: Sequence[int],
-    weights: Sequence[int],
-    *,
-    pinned: bool,
-    inclusive: bool = False,
-) -> int:
+def best_value(requests: Sequence[Sequence[int]], sizes: Sequence[int], weights: Sequence[int], *, pinned: bool) -> int:
     """The most that any schedule's hits are worth, by trying all.
 
     Content enters the pool by being requested, and moves down freely.
@@ -50,15 +43,13 @@ def best_value(
                 if place is None:
                     break
                 worth += weights[place]
-            for after in placements(tiers, path, sizes, pinned, inclusive):
+            for after in placements(tiers, path, sizes, pinned):
                 coming[after] = max(coming.get(after, 0), worth)
         best = coming
     return max(best.values())
 
 
-def placements(
-    tiers: Tiers, path: Sequence[Node], sizes: Sequence[int], pinned: bool, inclusive: bool
-) -> Iterator[Tiers]:
+def placements(tiers: Tiers, path: Sequence[Node], sizes: Sequence[int], pinned: bool) -> Iterator[Tiers]:
     """All that may lie in the tiers while and after a request of this path runs; as much as there is room for.
 
     Pinned, its first blocks are in the pool, and what is in no tier comes by way of the pool.
@@ -66,11 +57,11 @@ def placements(
     held = frozenset(path[: sizes[0]] if pinned else ())
     entering = held if pinned else frozenset(path)
     for pool in filled(held, (tiers[0] | set(path)) - held, sizes[0]):
-        yield from lower(entering | tiers[0], (pool,), tiers, path, sizes, inclusive)
+        yield from lower(entering | tiers[0], (pool,), tiers, path, sizes)
 
 
 def lower(
-    above: frozenset[Node], made: Tiers, tiers: Tiers, path: Sequence[Node], sizes: Sequence[int], inclusive: bool
+    above: frozenset[Node], made: Tiers, tiers: Tiers, path: Sequence[Node], sizes: Sequence[int]
 ) -> Iterator[Tiers]:
     """The tiers below those that are made: each may take what was in it or above it, and what was requested."""
     number = len(made)
@@ -79,10 +70,8 @@ def lower(
         return
     requested = frozenset(path).intersection(frozenset().union(*tiers))
     reach = above | tiers[number]
-    own = made[-1] if inclusive else frozenset[Node]()
-    rest = (reach | requested) - own if inclusive else (reach | requested).difference(*made)
-    for content in filled(own, rest, sizes[number]):
-        yield from lower(reach, (*made, content), tiers, path, sizes, inclusive)
+    for content in filled(frozenset[Node](), (reach | requested).difference(*made), sizes[number]):
+        yield from lower(reach, (*made, content), tiers, path, sizes)
 
 
 def filled(own: frozenset[Node], others: frozenset[Node], size: int) -> Iterator[frozenset[Node]]:
@@ -122,18 +111,6 @@ def test_the_pinned_optimum_is_exact_where_requests_fit_in_the_pool_and_a_bound_
     assert below > 0, "not everywhere: a request longer than the pool holds more there than it can"
 
 
-def test_inclusive_tiers_reach_it_only_where_there_is_room_to_spare() -> None:
-    reached = missed = 0
-    for requests, sizes in instances(60, 3, 2):
-        sizes = sorted(sizes)
-        best = value(tier_optima(workload(requests), sizes, pinned=False), (2, 1))
-        found = best_value(requests, sizes, (2, 1), pinned=False, inclusive=True)
-        assert found <= best, (requests, sizes)
-        reached, missed = reached + (found == best > 0), missed + (found < best)
-    assert reached > 0
-    assert missed > 0
-
-
 RULES: list[Tiering] = [Never(), OnEviction(), OnEviction(exclusive=False), WriteThrough(), OnSecondHit()]
 
 
@@ -153,17 +130,6 @@ def test_no_rule_and_no_policy_hits_more_than_the_optimum_over_tiers(name: str) 
             for pinned in (True, False):
                 best = accumulate(tier_optima(paths, sizes, pinned=pinned))
                 assert all(ours <= most for ours, most in zip(hits, best, strict=True)), (seed, sizes, rule)
-
-
-def test_belady_in_every_tier_attains_it_now_and_then() -> None:
-    attained = 0
-    for seed in range(60):
-        paths, sizes = workload(random_requests(seed, 30, width=2, longest=4)), (5, 6)
-        below = ReplayTiers(paths, [TierSpec(sizes[1], Belady())], OnEviction())
-        replay(paths, Belady(), sizes[0], below=below)
-        best = tier_optima(paths, sizes, pinned=True)
-        attained += tuple(below.tier_hits.sum(axis=0).tolist()) == best
-    assert attained > 3, "it cannot decline to demote, else it would always"
 
 
 def test_a_request_longer_than_the_pool_leaves_the_tiers_to_others() -> None:

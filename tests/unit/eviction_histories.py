@@ -52,6 +52,11 @@ class Pool:
         self.policy.admit([BlockId(block)], now)
         self.policy.release([BlockId(block)], now)
 
+    def offer_each(self, *blocks: int) -> None:
+        """One a second."""
+        for time, block in enumerate(blocks):
+            self.offer(block, float(time))
+
     def use(self, block: int, now: float) -> None:
         self.policy.pin([BlockId(block)], now)
         self.policy.hit([BlockId(block)], now)

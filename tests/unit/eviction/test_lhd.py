@@ -37,8 +37,7 @@ def test_lhd_puts_blocks_hit_soon_in_a_class_of_their_own() -> None:
     assert [_CLASS_OF[age] for age in (0, 1, _AGES // 4, _AGES // 2, _AGES - 1, _AGES)] == [15, 15, 2, 1, 1, 0]
     policy = lhd(explorers=0)
     pool = Pool(policy)
-    for time, block in enumerate((1, 2, 3)):
-        pool.offer(block, float(time))
+    pool.offer_each(1, 2, 3)
     pool.use(1, 3.0)
     assert pool.drain(4.0) == [2, 3, 1], "before anything is learnt the oldest of those never hit goes first"
 
@@ -66,8 +65,7 @@ def test_explorers_outlive_denser_blocks_within_their_budget() -> None:
     policy = lhd(explorers=0.5)
     pool = Pool(policy)
     policy._draw = lambda: 0.0  # every access explores while the budget of 4 lasts
-    for time, block in enumerate((1, 2, 3, 4, 5, 6)):
-        pool.offer(block, float(time))
+    pool.offer_each(1, 2, 3, 4, 5, 6)
     assert [policy._explores[block] for block in range(1, 7)] == [1, 1, 1, 1, 0, 0]
     policy._draw = iter([0.99, 0.7, 0.3, 0.1] * 99).__next__
     policy._samples = 32

@@ -125,8 +125,7 @@ def test_the_shadow_counts_what_lru_would_have_hit() -> None:
 
 def test_a_leaf_goes_before_its_parent_however_old_the_parent_is() -> None:
     pool = Pool(LeafLru())
-    for time, block in enumerate((1, 2, 3)):
-        pool.offer(block, float(time))
+    pool.offer_each(1, 2, 3)
     pool.children[1] = 1
     assert pool.policy.victim(9.0) == 2
     pool.policy.evicted(BlockId(2), 9.0)
@@ -151,8 +150,7 @@ def test_lecar_shifts_its_weight_towards_the_expert_that_was_right() -> None:
 def test_lecar_trusts_an_expert_less_after_its_victim_came_back(expert: str) -> None:
     policy = LeCaR()
     pool = Pool(policy)
-    for time, block in enumerate((1, 2, 3)):
-        pool.offer(block, float(time))
+    pool.offer_each(1, 2, 3)
     pool.use(1, 3.0)
     policy.pin([BlockId(2)], 4.0)
     policy.release([BlockId(2)], 4.0)

@@ -79,15 +79,6 @@ def test_no_way_or_rule_hits_more_than_the_optimum_nor_it_more_than_the_bound(
             assert hits <= best, (way, type(rule).__name__, hits, best)
 
 
-def test_a_state_worth_more_than_its_bytes_is_kept_instead_of_kv() -> None:
-    groups = (group("full", size=1), group("state", size=5))
-    paths = paths_of([[1] * 17, [2] * 9, [1] * 17, [2] * 9])
-    assert optimum_tokens(paths, groups, 9) == 16, "4 blocks and a state of the first"
-    assert optimum_tokens(paths, groups, 8) == 12, "3 blocks and a state of it"
-    assert optimum_tokens(paths, groups, 5) == 0
-    assert optimum_tokens(paths, groups, 16) == 24
-
-
 def test_the_bound_is_tight_where_bytes_are_plenty_and_falls_with_them() -> None:
     paths, groups = paths_of(branching(60, 3)), LAYOUTS["window"]
     plenty = bound_tokens(paths, groups, 10**6)
