@@ -1,7 +1,8 @@
-"""The documentation says what works: its marked blocks are run, its links lead somewhere, its tables are whole."""
+"""The documentation says what works: its marked blocks and notebooks run, links lead somewhere, tables are whole."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -142,3 +143,26 @@ def test_each_file_and_method_of_the_walks_exists() -> None:
         of_class = source.partition(f"\nclass {outer}")[2].partition("\nclass ")[0] if method else source
         wanted = rf"^    def {method}\(" if method else rf"^(def|class) {outer}\b"
         assert re.search(wanted, of_class, re.MULTILINE), f"{path} has no {outer}.{method}"
+
+
+NOTEBOOKS = sorted((ROOT / "docs" / "examples").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_is_committed_without_outputs(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    assert (notebook["nbformat"], len({cell["id"] for cell in notebook["cells"]})) == (4, len(notebook["cells"]))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [], cell["id"]
+            exec(compile("".join(cell["source"]), f"{path.name}:{cell['id']}", "exec"), names)
+    assert type(names["figure"]).__name__ == "Figure"
+
+
+def test_there_is_a_notebook() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["read_a_sweep"]

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from replay_helpers import best_hits, random_requests, workload
 
 from framework.errors import InvalidArgument

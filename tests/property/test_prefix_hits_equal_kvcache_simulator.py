@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from framework.replay.paths import CacheOnlyResult, RequestPaths, build_paths
+from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.workload.traces import WorkloadRequest, open_trace
 from framework_builtin.eviction.lru import Lru
@@ -30,11 +30,6 @@ OURS = {
 
 def their_plan(paths: RequestPaths) -> Any:
     """The same trace as their plan; its first half warms the cache up and is not counted."""
-    return plans.build_execution_plan(their_data(paths))
-
-
-def their_data(paths: RequestPaths) -> Any:
-    """The same trace as they hold it once read."""
     starts, nodes = paths.starts.tolist(), paths.nodes.tolist()
     tokens = [
         min(paths.block_tokens, int(paths.input_tokens[request]) - index * paths.block_tokens)
@@ -42,7 +37,7 @@ def their_data(paths: RequestPaths) -> Any:
         for index in range(starts[request + 1] - starts[request])
     ]
     total = int(paths.input_tokens.sum())
-    return parser.TraceData(
+    data = parser.TraceData(
         ids=nodes,
         tokens=tokens,
         request_starts=starts,
@@ -54,10 +49,7 @@ def their_data(paths: RequestPaths) -> Any:
         parse_errors=0,
         skipped_records=0,
     )
-
-
-def measured_tokens(paths: RequestPaths, result: CacheOnlyResult, warmup: int) -> int:
-    return int(paths.hit_tokens(result.request_hits)[warmup:].sum())
+    return plans.build_execution_plan(data)
 
 
 def compare(paths: RequestPaths, sizes: tuple[int, ...]) -> None:
@@ -66,7 +58,7 @@ def compare(paths: RequestPaths, sizes: tuple[int, ...]) -> None:
         for size in sizes:
             theirs = policies.simulate_policy(plan, name, size)
             assert theirs.measurementMode == "fixed_window", "the first half must fill the cache"
-            found = measured_tokens(paths, ours(paths, size), plan.warmup_requests)
+            found = int(paths.hit_tokens(ours(paths, size).request_hits)[plan.warmup_requests :].sum())
             assert found == theirs.hitTokens, (name, size, found, theirs)
 
 
