@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from framework.cli.exit import command, complain, exit_with
 from framework.errors import ConfigError
@@ -125,7 +125,7 @@ def _report(
             "unique_blocks": paths.num_nodes,
             "infinite_hit_blocks": int(paths.infinite_hits.sum()),
             "infinite_hit_rate": _ceiling(paths),
-            "points": [_row(point) for point in points],
+            "points": [asdict(point) for point in points],
         }
         text = json.dumps(data, indent=2)
         if options.json == "-":
@@ -135,12 +135,8 @@ def _report(
     _print_table(name, points, paths)
 
 
-def _row(point: CurvePoint) -> dict[str, Any]:
-    return {**asdict(point), "hit_rate": point.hit_rate, "hit_rate_blocks": point.hit_rate_blocks}
-
-
 def _write_csv(path: Path, points: Sequence[CurvePoint]) -> None:
-    rows = [_row(point) for point in points]
+    rows = [asdict(point) for point in points]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()

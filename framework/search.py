@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from framework import registry
@@ -256,7 +257,9 @@ def _study(optuna: Any, plan: Search, say: Callable[[str], None]) -> Any:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = plan.folder / JOURNAL
     _drop_partial_line(path)
-    storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), lock_obj=cast(Any, _Held())))
+    # This process holds the folder's lock already: the journal's own would outlive a kill.
+    held = SimpleNamespace(acquire=lambda: True, release=lambda: None)
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), lock_obj=cast(Any, held)))
     made_of = _made_of(plan)
     known = {study.study_name: study.user_attrs.get("made_of") for study in storage.get_all_studies()}
     name = config_hash(made_of)
@@ -290,16 +293,6 @@ def _made_of(plan: Search) -> dict[str, str]:
         base |= {f"{key}={choice}": digest_of(path) for _, path in inputs({key.partition(".")[0]: {key: choice}})}
     space = {axis.key: repr(axis) for axis in plan.axes}
     return {"metric": f"{plan.metric} {plan.maximize}", "space": config_hash(space), **base}
-
-
-class _Held:
-    """This process holds the folder's lock already: the journal's own would outlive a kill."""
-
-    def acquire(self) -> bool:
-        return True
-
-    def release(self) -> None:
-        return None
 
 
 def _drop_partial_line(path: Path) -> None:

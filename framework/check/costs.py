@@ -78,7 +78,9 @@ def costs(
     makers = {subject.name: subject.make, **{name: cls for name, cls in others.items() if cls is not subject.cls}}
     measure = _MEASURES[subject.kind]
     if subject.kind == "backend":
-        measure = partial(measure, spec=_spec(subject, device), device=device)
+        from framework.testing.attention_runs import supported
+
+        measure = partial(measure, spec=supported(subject.make, device), device=device)
     found = {name: Cost(name) for name in makers}
     start = time.perf_counter()
     for turn in range(rounds):
@@ -188,12 +190,6 @@ def _allocator(make: Callable[..., Allocator], requests: int = 16, blocks: int =
     for number in range(requests):
         watch.time("free", blocks + 1, partial(allocator.free, RequestId(number + 1)))
     return watch.numbers()
-
-
-def _spec(subject: Subject, device: str) -> Any:
-    from framework.testing.attention_runs import supported
-
-    return supported(subject.make, device)
 
 
 def _backend(make: Callable[[], AttentionBackend], *, spec: Any, device: str) -> Numbers:

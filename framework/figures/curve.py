@@ -61,7 +61,9 @@ def draw(lines: Sequence[Line], *, x_label: str, y_label: str, title: str = "", 
             references += 1
         else:
             options, index = series_style(index if line.look is None else line.look), index + 1
-        (drawn,) = axes.plot(list(line.x), list(line.y), label=_named(line.label), **options)
+        # Matplotlib leaves labels that begin with an underscore out of a legend.
+        label = clipped(f" {line.label}" if line.label.startswith("_") else line.label)
+        (drawn,) = axes.plot(list(line.x), list(line.y), label=label, **options)
         for x, interval in zip(line.x, line.intervals, strict=False):
             if interval is not None:
                 axes.errorbar(
@@ -79,8 +81,3 @@ def draw(lines: Sequence[Line], *, x_label: str, y_label: str, title: str = "", 
         axes.set_title(title, fontsize="medium")
     legend(axes, len(lines))
     return figure
-
-
-def _named(label: str) -> str:
-    """Matplotlib leaves labels that begin with an underscore out of a legend."""
-    return clipped(f" {label}" if label.startswith("_") else label)

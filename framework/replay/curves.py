@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from framework.errors import ConfigError
 from framework.interfaces.eviction import EvictionPolicy
 from framework.registry.components import build_component
 from framework.registry.signatures import shown
-from framework.replay.paths import RequestPaths
+from framework.replay.paths import Ints32, RequestPaths, summarise
 from framework.replay.reference import replay
 from framework.replay.stack import reuse_distances
 
@@ -28,7 +27,10 @@ _CAPACITY = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[KMGT]i?B|B)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """One policy at one capacity. Counts as in CacheOnlyResult; evictions is None where one pass gave the curve."""
+    """One policy at one capacity. Counts as in CacheOnlyResult; evictions is None where one pass gave the curve.
+
+    `hit_rate` is by tokens: the primary definition.
+    """
 
     policy: str
     num_blocks: int
@@ -37,15 +39,8 @@ class CurvePoint:
     hit_tokens: int
     prompt_tokens: int
     evictions: int | None
-
-    @property
-    def hit_rate(self) -> float:
-        """By tokens: the primary definition."""
-        return self.hit_tokens / self.prompt_tokens
-
-    @property
-    def hit_rate_blocks(self) -> float:
-        return self.hit_blocks / self.prompt_blocks
+    hit_rate: float
+    hit_rate_blocks: float
 
 
 def capacity_blocks(
@@ -127,23 +122,18 @@ def _stack_curve(paths: RequestPaths, label: str, capacities: Sequence[int]) -> 
     distances, points = reuse_distances(paths), []
     for capacity in capacities:
         hit = (distances > 0) & (distances <= capacity)
-        request_hits = np.bincount(paths.requests, weights=hit, minlength=paths.num_requests).astype(np.int64)
+        request_hits = np.bincount(paths.requests, weights=hit, minlength=paths.num_requests).astype(np.int32)
         points.append(_point(paths, label, capacity, request_hits, None))
     return points
 
 
-def _point(
-    paths: RequestPaths, label: str, num_blocks: int, request_hits: npt.NDArray[np.integer], evictions: int | None
-) -> CurvePoint:
+def _point(paths: RequestPaths, label: str, num_blocks: int, request_hits: Ints32, evictions: int | None) -> CurvePoint:
+    found = summarise(paths, request_hits, 0, 0)
     return CurvePoint(
-        policy=label,
-        num_blocks=num_blocks,
-        hit_blocks=int(request_hits.sum()),
-        prompt_blocks=paths.num_references,
-        hit_tokens=int(paths.hit_tokens(request_hits).sum()),
-        prompt_tokens=int(paths.input_tokens.sum()),
-        evictions=evictions,
-    )
+        policy=label, num_blocks=num_blocks, hit_blocks=found.hit_blocks, prompt_blocks=found.prompt_blocks,
+        hit_tokens=found.hit_tokens, prompt_tokens=found.prompt_tokens, evictions=evictions, hit_rate=found.hit_rate,
+        hit_rate_blocks=found.block_hit_rate,
+    )  # fmt: skip
 
 
 _WORTH_A_PROCESS = 1_000_000

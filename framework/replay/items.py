@@ -19,8 +19,8 @@ from framework.errors import ConfigError
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.workload import WorkloadRequest
 from framework.replay.paths import RequestPaths, build_paths
-from framework.sampling import Sampling
 from framework.types import TokenArray
+from framework.workload.traces.fields import answer
 from framework.workload.traces.own_format import name_blocks
 from framework.workload.traces.recording import FORMAT, VERSION
 
@@ -81,18 +81,12 @@ def trace_items(
     """
     numbers: dict[int, int] = {}
     for number, request in enumerate(requests):
-        searches = request.sampling.beam_width > 1
-        if outputs is not None and request.output is not None and len(request.output) and not searches:
+        asked, length = request.sampling, request.output_tokens
+        if outputs is not None and request.output is not None and len(request.output) and asked.beam_width == 1:
             outputs[number, 0] = request.output
-        yield replace(request, prompt=_prompt(request, number, numbers), block_ids=None, block_tokens=0,
-                      sampling=_answer(request))  # fmt: skip
-
-
-def _answer(request: WorkloadRequest) -> Sampling:
-    """As many tokens as recorded, at least one, or at most as many as asked for; ends of text are the model's."""
-    asked, length = request.sampling, request.output_tokens
-    return Sampling(max_tokens=max(1, asked.max_tokens if length is None else length), n=asked.n,
-                    beam_width=asked.beam_width, ignore_eos=True)  # fmt: skip
+        sampling = answer(asked.max_tokens if length is None else length, asked.n, asked.beam_width)
+        prompt = _prompt(request, number, numbers)
+        yield replace(request, prompt=prompt, block_ids=None, block_tokens=0, sampling=sampling)
 
 
 def _prompt(request: WorkloadRequest, number: int, numbers: dict[int, int]) -> TokenArray:

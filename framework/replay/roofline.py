@@ -59,15 +59,9 @@ class RooflineShape:
         """
         if self.num_experts == self.experts_per_token:
             return float(self.num_parameters)
-        of_experts = self._expert_parameters
-        untouched = (1 - self.experts_per_token / self.num_experts) ** num_tokens
-        return self.num_parameters - of_experts + of_experts * (1 - untouched)
-
-    @property
-    def _expert_parameters(self) -> float:
-        """Of all routed experts: all minus active are those a token does not take."""
         idle_share = 1 - self.experts_per_token / self.num_experts
-        return (self.num_parameters - self.active_parameters) / idle_share
+        of_experts = (self.num_parameters - self.active_parameters) / idle_share  # what a token does not take is idle
+        return self.num_parameters - of_experts * idle_share**num_tokens
 
 
 def _attention(num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, int]:

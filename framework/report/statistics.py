@@ -194,10 +194,8 @@ def _run_of(word: str, lengths: Sequence[float]) -> str:
 
 
 def _t_interval(array: Floats) -> tuple[float, float]:
-    mean, half = (
-        float(array.mean()),
-        float(_stats().t.ppf(0.975, len(array) - 1) * array.std(ddof=1) / len(array) ** 0.5),
-    )
+    mean, error = float(array.mean()), float(array.std(ddof=1)) / len(array) ** 0.5
+    half = float(_stats().t.ppf(0.975, len(array) - 1)) * error
     return mean - half, mean + half
 
 

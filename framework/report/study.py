@@ -84,7 +84,8 @@ class Study:
         self.keys = varied_keys(self.rows)
         settings = {key: value for row in reversed(self.rows) for key, value in row.settings.items()}
         self.constant = {key: value for key, value in settings.items() if key not in (*self.keys, SEED)}
-        self.metrics = metrics_of(self.good)
+        numbers = (key for row in self.good for key, value in row.result.items() if is_number(value))
+        self.metrics = [key for key in dict.fromkeys(numbers) if key not in (SEED, "num_blocks", "block_size")]
         self.metric = _chosen_metric(self.metrics, metric, () if trials is None else (trials.metric,))
         self.higher_is_better = higher_is_better(self.metric)
         if trials is not None and self.metric == trials.metric:
@@ -194,12 +195,6 @@ def varied_keys(rows: Sequence[Run]) -> list[str]:
     varied = [key for key, found in values.items() if key != SEED and any(len(one) > 1 for one in found.values())]
     first = ("mode", "executor", *_DEFAULTS, "model", "workload")
     return sorted(varied, key=lambda key: (first.index(key) if key in first else len(first), key))
-
-
-def metrics_of(rows: Sequence[Run]) -> list[str]:
-    """Keys of the results that hold numbers, settings excepted, in order of appearance."""
-    keys = (key for row in rows for key, value in row.result.items() if is_number(value))
-    return [key for key in dict.fromkeys(keys) if key not in (SEED, "num_blocks", "block_size")]
 
 
 def label(values: Mapping[str, Value]) -> str:

@@ -116,15 +116,12 @@ def _definitions(entries: Iterable[tuple[str, str]]) -> str:
 
 
 def _section(heading: str, plots: Sequence[Plot]) -> str:
-    if not plots:
-        return ""
-    return f"<h2>{heading}</h2>" + "\n".join(_figure(plot) for plot in plots)
-
-
-def _figure(plot: Plot) -> str:
-    svg = as_svg(plot.figure, plot.title)
-    caption = f"<figcaption><strong>{_text(plot.title)}</strong>{_text(plot.note)}</figcaption>"
-    return f"<figure>{caption}<div class=wide>{svg}</div></figure>"
+    figures = [
+        f"<figure><figcaption><strong>{_text(plot.title)}</strong>{_text(plot.note)}</figcaption>"
+        f"<div class=wide>{as_svg(plot.figure, plot.title)}</div></figure>"
+        for plot in plots
+    ]
+    return f"<h2>{heading}</h2>" + "\n".join(figures) if figures else ""
 
 
 def _table(table: Table) -> str:

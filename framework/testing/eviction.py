@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from array import array
 from collections.abc import Callable, Sequence
@@ -388,26 +389,19 @@ def check_work_does_not_grow_with_the_pool(make: Make) -> None:
         raise Violation(f"{name} does not scale: {few:.1f} operations a step at 128 blocks, {many:.1f} at 4096")
 
 
+def _counted(compare: Callable[[int, Any], bool]) -> Any:
+    def call(one: int, other: Any) -> bool:
+        CountedId.compared += 1
+        return compare(int(one), int(other) if isinstance(other, int) else other)
+
+    return call
+
+
 class CountedId(int):
     """A block id that counts how often it is compared."""
 
     compared = 0
-
-    def _count(self) -> None:
-        CountedId.compared += 1
-
-    def __eq__(self, other: object) -> bool:
-        self._count()
-        return int(self) == other
-
-    def __lt__(self, other: int) -> bool:
-        self._count()
-        return int(self) < int(other)
-
-    def __gt__(self, other: int) -> bool:
-        self._count()
-        return int(self) > int(other)
-
+    __eq__, __lt__, __gt__ = map(_counted, (operator.eq, operator.lt, operator.gt))
     __hash__ = int.__hash__
 
 

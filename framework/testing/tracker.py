@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -58,31 +58,29 @@ def _call(tracker: Tracker, method: str, *arguments: Any, **keywords: Any) -> No
         ) from error
 
 
-def _follow(tracker: Tracker, folder: Path, *, failed: bool = False) -> None:
-    _call(tracker, "start", CONFIG, folder, LABEL)
-    for step, metrics in enumerate(STEPS):
-        _call(tracker, "log", step, metrics)
-    _call(tracker, "finish", SUMMARY, failed=failed)
+def _follow(
+    tracker: Tracker, folder: Path, config: Mapping[str, Any] = CONFIG, steps: Sequence[Mapping[str, Any]] = STEPS,
+    summary: Mapping[str, Any] = SUMMARY, *, label: RunLabel = LABEL, failed: bool = False,
+) -> None:  # fmt: skip
+    """A whole run; of its steps every third is said."""
+    _call(tracker, "start", config, folder, label)
+    for number, metrics in enumerate(steps):
+        _call(tracker, "log", 3 * number, metrics)
+    _call(tracker, "finish", summary, failed=failed)
 
 
 def check_it_follows_a_run(make: Make) -> None:
     """It takes what a run of many steps gives it, None, NaN and text beyond ASCII included; label or not."""
     for label in (LABEL, RunLabel()):
         with _folder() as folder:
-            tracker = make()
-            _call(tracker, "start", CONFIG, folder, label)
-            for step in range(MANY):
-                _call(tracker, "log", 3 * step, STEPS[step % len(STEPS)])
-            _call(tracker, "finish", SUMMARY)
+            _follow(make(), folder, steps=[STEPS[step % len(STEPS)] for step in range(MANY)], label=label)
 
 
 def check_it_follows_a_failed_run(make: Make) -> None:
     """A run that failed ends like any other, also one that left no result and logged nothing."""
     with _folder() as folder:
         _follow(make(), folder, failed=True)
-        tracker = make()
-        _call(tracker, "start", {}, folder, RunLabel())
-        _call(tracker, "finish", {}, failed=True)
+        _follow(make(), folder, {}, (), {}, label=RunLabel(), failed=True)
 
 
 def check_a_run_that_never_started_can_finish(make: Make) -> None:
@@ -95,10 +93,7 @@ def check_what_it_is_given_stays(make: Make) -> None:
     config, steps, summary = deepcopy(CONFIG), [dict(metrics) for metrics in STEPS], deepcopy(SUMMARY)
     with _folder() as folder:
         tracker = make()
-        _call(tracker, "start", config, folder, LABEL)
-        for step, metrics in enumerate(steps):
-            _call(tracker, "log", step, metrics)
-        _call(tracker, "finish", summary)
+        _follow(tracker, folder, config, steps, summary)
     need(tracker, repr(config) == repr(CONFIG), "changed the configuration", config)
     need(tracker, repr(steps) == repr([dict(one) for one in STEPS]), "changed the metrics of a step", steps)
     need(tracker, repr(summary) == repr(SUMMARY), "changed the summary", summary)

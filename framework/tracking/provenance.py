@@ -51,6 +51,7 @@ def collect(
         checkout: what `checkout_state` said before the run's first output; None asks it now.
     """
     state = checkout_state() if checkout is None else checkout
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "package": {
             "name": DISTRIBUTION,
@@ -64,11 +65,15 @@ def collect(
         "command": command_line() if argv is None else shlex.join(masked(list(argv))),
         "seeds": dict(seeds or {}),
         "device": _device(device),
-        "cpu": {"model": _cpu_model(), "num_logical": os.cpu_count(), "num_usable": _usable_cpus()},
+        "cpu": {"model": _cpu_model(), "num_logical": os.cpu_count(), "num_usable": usable},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": platform.node(),
-        "inputs": [_input(path) for path in inputs if path.is_file()],
+        "inputs": [
+            {"name": path.name, "path": str(path), "bytes": path.stat().st_size, "sha256": sha256_of(path)}
+            for path in inputs
+            if path.is_file()
+        ],
         "other_inputs": dict(other_inputs or {}),
         "environment": {
             name: os.environ[name]
@@ -78,10 +83,6 @@ def collect(
         "working_directory": str(Path.cwd()),
         "started_at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
     }
-
-
-def _input(path: Path) -> dict[str, Any]:
-    return {"name": path.name, "path": str(path), "bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 def headline(provenance: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,7 +179,3 @@ def _cpu_model() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-def _usable_cpus() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -96,7 +96,9 @@ class WandbTracker(Tracker):
             self._log_table("kernel", self._lines(KERNEL)[:_MOST_TABLE_ROWS])
             self._log_pictures()
             self._run.summary.update(to_plain(summary))
-            self._log_table("definitions", _definitions(summary))
+            declared = [metric for key in summary if (metric := find(key)) is not None]
+            words = ("key", "unit", "better", "definition")
+            self._log_table("definitions", [{name: getattr(metric, name) for name in words} for metric in declared])
             if self._artifacts:
                 self._log_files()
         finally:
@@ -216,12 +218,6 @@ def has_account() -> bool:
             except (OSError, netrc.NetrcParseError):
                 return False
     return False
-
-
-def _definitions(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What each key of the summary means, as the catalogue says it."""
-    found = [metric for key in summary if (metric := find(key)) is not None]
-    return [{name: getattr(metric, name) for name in ("key", "unit", "better", "definition")} for metric in found]
 
 
 def _cell(value: Any) -> Any:

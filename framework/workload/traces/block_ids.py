@@ -178,6 +178,5 @@ def _pair(run: Any) -> tuple[int, int]:
 
 
 def _expand(pairs: list[tuple[int, int]]) -> BlockIdArray:
-    if not pairs:
-        return np.empty(0, dtype=np.int64)
-    return np.concatenate([np.arange(first, first + count, dtype=np.int64) for first, count in pairs])
+    runs = (np.arange(first, first + count, dtype=np.int64) for first, count in pairs)
+    return np.concatenate([np.empty(0, dtype=np.int64), *runs])

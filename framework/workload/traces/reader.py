@@ -61,10 +61,10 @@ class Trace:
             self.num_requests += 1
             yield request
         if not self.num_requests:
-            first = (
-                f"; {self.num_skipped:,} lines were skipped; the first: {self.first_error}" if self.first_error else ""
+            skipped = f"; {self.num_skipped:,} lines were skipped; the first: {self.first_error}"
+            raise WorkloadError(
+                f"{self.path} holds 0 requests{skipped if self.first_error else ''}; there is nothing to replay"
             )
-            raise WorkloadError(f"{self.path} holds 0 requests{first}; there is nothing to replay")
 
     def _accepted(self, record: WorkloadRequest | FieldError, last: float) -> WorkloadRequest:
         if isinstance(record, FieldError):
@@ -79,7 +79,7 @@ class Trace:
         """The reader's records, sorted where they may not be, with times that begin at the first request's."""
         records = self._records()
         if self.reader.unsorted:
-            records = iter(sorted(records, key=lambda record: _arrival(record[1])))
+            records = iter(sorted(records, key=lambda record: getattr(record[1], "arrival_s", 0.0)))
         epoch: float | None = None
         for line_number, record in records:
             if self.reader.absolute_times and isinstance(record, WorkloadRequest):
@@ -143,10 +143,6 @@ def coarsen(request: WorkloadRequest, block_tokens: int) -> WorkloadRequest:
         raise FieldError("block_tokens", f"{block_tokens} is no multiple of the trace's {request.block_tokens}")
     full = request.block_ids[: request.num_full_blocks]
     return replace(request, block_ids=full[factor - 1 :: factor], block_tokens=block_tokens)
-
-
-def _arrival(record: WorkloadRequest | FieldError) -> float:
-    return record.arrival_s if isinstance(record, WorkloadRequest) else 0.0
 
 
 def lines_of(path: Path) -> Iterator[Line]:
