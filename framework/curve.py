@@ -6,14 +6,14 @@ import argparse
 import csv
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from framework.cli.exit import command, complain, exit_with
+from framework.cli.progress import reference_progress
 from framework.errors import ConfigError
 from framework.files.atomic import require_new
 from framework.workload.traces import formats, open_trace
@@ -84,7 +84,7 @@ def _run(options: argparse.Namespace) -> None:
     policies = list(dict.fromkeys(name.strip() for name in options.policies.split(",") if name.strip()))
     if not policies:
         raise ConfigError("--policies names none")
-    with _progress(paths.num_references * len(capacities) * len(policies)) as progress:
+    with reference_progress(paths.num_references * len(capacities) * len(policies)) as progress:
         points = hit_curves(
             paths, {name: name for name in policies}, capacities,
             jobs=options.jobs, seed=options.seed, leaf_first=options.leaf_first, progress=progress,
@@ -184,18 +184,6 @@ def _print_table(name: str, points: Sequence[CurvePoint], paths: RequestPaths) -
         f"{name}: {_HEAD} of prompt tokens, over capacity in blocks of {paths.block_tokens} tokens", markup=False
     )
     console.print(table)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar over block references, on standard error; nothing when that is not a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("references", total=total)
-        yield lambda references: bar.update(task, advance=references)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import signature
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +20,7 @@ from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
 from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.interfaces.hash import HashScheme
+from framework.testing.allocator import fresh
 from framework.types import UNKNOWN_REQUEST, BlockHash, BlockId, Namespace, RequestId, RequestInfo, as_tokens
 
 Numbers = dict[str, float]
@@ -162,16 +162,8 @@ def _hash(make: Callable[[], HashScheme], num_blocks: int = 256, block_size: int
 
 
 def _allocator(make: Callable[..., Allocator], requests: int = 16, blocks: int = 64, size: int = 16) -> Numbers:
-    shared = {
-        "num_blocks": 2 * requests * blocks,
-        "block_size": size,
-        "max_model_len": (blocks + 2) * size,
-        "hash": registry.build("hash", "sha256"),
-        "eviction": registry.build("eviction", "lru"),
-    }
-    names = signature(make).parameters
-    whole = any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values())
-    allocator = make(**{name: value for name, value in shared.items() if whole or name in names})
+    scheme, policy = registry.build("hash", "sha256"), registry.build("eviction", "lru")
+    allocator = fresh(make, 2 * requests * blocks, size, scheme, policy, max_model_len=(blocks + 2) * size)
     watch, space = _Watch(), Namespace()
     for number in range(requests):
         tokens = as_tokens([(number * 7919 + position) % 150_000 for position in range((blocks + 1) * size)])

@@ -62,6 +62,13 @@ def replay_progress(*, enabled: bool) -> Iterator[Callable[[Engine], None]]:
 
 
 @contextmanager
+def reference_progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar over block references, told how many more were replayed."""
+    with _bar("references", "", total=total) as update:
+        yield lambda references: update(advance=references)
+
+
+@contextmanager
 def sweep_progress(total: int, done: int, *, enabled: bool) -> Iterator[Callable[[Outcome], None]]:
     """What becomes of a sweep's jobs: a bar on a terminal, else a line a job.
 

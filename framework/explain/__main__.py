@@ -90,8 +90,6 @@ def _is_stream(file: str) -> bool:
 
 def _recorded(options: argparse.Namespace) -> dict[str, Account]:
     """Of a stream of KV events and a request log, in either order."""
-    from itertools import islice
-
     from framework.explain.recorded import explain_stream
     from framework.replay.misses import against_models
 

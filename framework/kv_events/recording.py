@@ -28,13 +28,10 @@ class Veil:
 
     Without the key nobody can tell whether a prompt that they guess is in the recording: an engine's own hashes could
     be computed from it. Equal contents keep equal names within a recording, which is all that a replay needs.
-
-    Args:
-        key: for tests; None draws one.
     """
 
-    def __init__(self, key: bytes | None = None) -> None:
-        self._key = secrets.token_bytes(32) if key is None else key
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
 
     def name(self, value: Hash) -> str:
         """24 hexadecimal digits for a hash or a text; equal for equal ones of one type."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import math
 import os
 import signal
 import sys
@@ -11,8 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from framework.errors import FrameworkError, Interruption, PluginError, TimedOut
@@ -28,15 +28,10 @@ class _Stop(Interruption):
     """Ends the work."""
 
 
-@dataclass(slots=True)
 class _Mark:
-    """When a call was seen first and last; put where a frame keeps its trace function, which is not called.
-
-    So a call is known again without keeping its frame, and with it its arguments, alive.
+    """Put where a frame keeps its trace function, which is not called: so a call is known again without keeping its
+    frame, and with it its arguments, alive.
     """
-
-    first_s: float
-    last_s: float
 
     def __call__(self, *_: object) -> None:
         """Trace nothing."""
@@ -94,9 +89,7 @@ class Watchdog:
                 )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._ended.set()
         if self._timeout_s is not None:
             faulthandler.cancel_dump_traceback_later()
@@ -112,34 +105,25 @@ class Watchdog:
             raise _Stop
 
     def _watch(self) -> None:
+        stall_s = math.inf if self._stall_s is None else self._stall_s
+        seen: dict[_Mark, float] = {}  # calls under way at the last look, and when they were first seen
         elapsed, before = 0.0, time.monotonic()
         while not self._ended.wait(self._interval) and self.error is None:
             now = time.monotonic()
             # A stopped process does not age: SIGSTOP is no plugin's fault.
-            passed, before = min(now - before, 2 * self._interval), now
-            last, elapsed = elapsed, elapsed + passed
-            self._look(last, elapsed)
-
-    def _look(self, last_s: float, now_s: float) -> None:
-        """Mark the calls under way, and end the work for the innermost one that is too long, or for its own length."""
-        stalled: tuple[str, _Mark] | None = None
-        latest: tuple[str, _Mark | None] = "", None
-        for thread in (self._watched, *(one for one in _store_threads() if one not in self._older)):
-            for call, described in _plugin_calls(thread):
-                mark = call.f_trace
-                if mark is not None and not isinstance(mark, _Mark):
-                    continue  # somebody is debugging
-                if mark is None or mark.last_s < last_s:  # a generator may have yielded since
-                    mark = call.f_trace = _Mark(now_s, now_s)
-                mark.last_s, latest = now_s, (described, mark)
-                if self._stall_s is not None and now_s - mark.first_s >= self._stall_s:
-                    stalled = described, mark
-        if self._timeout_s is not None and now_s >= self._timeout_s:
-            where = f"; it was in {latest[0]}" if latest[0] else ""
-            self._end(TimedOut(f"the run was ended after run.timeout_s={self._timeout_s:g} seconds{where}"), latest[1])
-        elif stalled is not None:
-            rule = f"has not returned for {self._stall_s:g} seconds (run.stall_timeout_s; null lets it take any time)"
-            self._end(PluginError(f"{stalled[0]}: {rule}"), stalled[1])
+            elapsed, before = elapsed + min(now - before, 2 * self._interval), now
+            threads = (self._watched, *(one for one in _store_threads() if one not in self._older))
+            calls = [call for thread in threads for call in _plugin_calls(thread)]
+            seen = {mark: seen.get(mark, elapsed) for mark, _ in calls}
+            stalled = [call for call in calls if elapsed - seen[call[0]] >= stall_s]
+            if self._timeout_s is not None and elapsed >= self._timeout_s:
+                mark, call = calls[-1] if calls else (None, "")
+                where = f"; it was in {call}" if call else ""
+                self._end(TimedOut(f"the run was ended after run.timeout_s={self._timeout_s:g} seconds{where}"), mark)
+            elif stalled:
+                mark, call = stalled[-1]  # the innermost
+                rule = f"has not returned for {stall_s:g} seconds (run.stall_timeout_s; null lets it take any time)"
+                self._end(PluginError(f"{call}: {rule}"), mark)
 
     def _end(self, error: FrameworkError, mark: _Mark | None) -> None:
         """Interrupt the work, again and again while the call that has this mark goes on regardless."""
@@ -162,7 +146,7 @@ class Watchdog:
             os._exit(1)
 
     def _goes_on(self, mark: _Mark | None) -> bool:
-        return mark is not None and any(call.f_trace is mark for call, _ in _plugin_calls(self._watched))
+        return mark is not None and any(found is mark for found, _ in _plugin_calls(self._watched))
 
     def _interrupt(self) -> None:
         if self._by_signal:
@@ -176,10 +160,11 @@ def _store_threads() -> list[int]:
     return [thread.ident for thread in threading.enumerate() if thread.name == THREAD and thread.ident is not None]
 
 
-def _plugin_calls(thread: int) -> Iterator[tuple[FrameType, str]]:
-    """The frames by which a thread's stack enters a plugin, outermost first, and each in words.
+def _plugin_calls(thread: int) -> Iterator[tuple[_Mark, str]]:
+    """The calls by which a thread's stack enters a plugin, outermost first: each one's mark, and it in words.
 
-    As `eviction Forever.victim (forever.py:12)`, with the line where the thread is.
+    As `eviction Forever.victim (forever.py:12)`, with the line where the thread is. A frame that somebody debugs is
+    none.
     """
     frames, frame = [], sys._current_frames().get(thread)
     while frame is not None:
@@ -189,8 +174,10 @@ def _plugin_calls(thread: int) -> Iterator[tuple[FrameType, str]]:
     for frame in reversed(frames):
         owner = _owner(frame)
         if owner is not None and owner is not before:
+            mark = frame.f_trace = frame.f_trace or _Mark()
             place = f"{os.path.basename(frames[0].f_code.co_filename)}:{frames[0].f_lineno}"
-            yield frame, f"{_kind_of(owner)} {type(owner).__name__}.{frame.f_code.co_name} ({place})"
+            if isinstance(mark, _Mark):
+                yield mark, f"{_kind_of(owner)} {type(owner).__name__}.{frame.f_code.co_name} ({place})"
         before = owner
 
 

@@ -95,12 +95,14 @@ def fresh(
     block_size: int,
     scheme: HashScheme | None = None,
     policy: EvictionPolicy | None = None,
+    *,
+    max_model_len: int | None = None,
 ) -> Allocator:
     """An allocator from those shared values that `make` takes."""
     shared: dict[str, Any] = {
         "num_blocks": num_blocks,
         "block_size": block_size,
-        "max_model_len": max(block_size, num_blocks * block_size * 2 // 3),
+        "max_model_len": max_model_len or max(block_size, num_blocks * block_size * 2 // 3),
         "hash": scheme or ReferenceHash(),
         "eviction": policy or SlowLru(),
     }

@@ -161,9 +161,9 @@ def places(slots: Tensor, size: int, layout: str) -> tuple[Any, ...]:
 
 
 def _to(pool: LayerKV, device: str) -> LayerKV:
-    values: dict[str, Any] = {field.name: getattr(pool, field.name) for field in fields(pool)}
-    values.update({name: value.to(device) for name, value in values.items() if torch.is_tensor(value)})
-    return LayerKV(**values)
+    values = ((field.name, getattr(pool, field.name)) for field in fields(pool))
+    moved: dict[str, Any] = {name: value.to(device) for name, value in values if torch.is_tensor(value)}
+    return replace(pool, **moved)
 
 
 def batch_of(case: Case, tables: Tensor, device: str) -> Batch:

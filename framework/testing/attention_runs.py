@@ -7,7 +7,7 @@ import unittest
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from framework.errors import InvariantViolation
 from framework.interfaces.backend import LAYOUTS, AttentionBackend, AttentionSpec, LayerKV, Loss
 from framework.testing.attention_cases import LENGTHS, QUERIES, WINDOWS, Case, Problem, pairwise, query_lengths
 from framework.testing.oracles.attention import attend_dense, gather_tokens
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _READS = (
     "item",
