@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from engine_stand_ins import Node
 from installed_engines import SGLANG, executed
 
 from experiments.fidelity import our_side, sglang_side
@@ -125,3 +126,10 @@ def pages_of(radix: sglang_side.Radix, recorder: Any, as_number: Any) -> list[in
         left += node.children.values()
         found += map(as_number, recorder._node_event_hash_values(node))
     return found
+
+
+def test_a_node_has_the_facts_our_strategy_reads(sglang: dict[str, Any]) -> None:
+    real, ours = sglang["radix_cache"].TreeNode(), Node(None, "", 0.0)
+    lacking = [fact for fact in vars(ours) if not hasattr(real, fact)]
+    assert not lacking, f"SGLang's TreeNode has no {lacking}"
+    assert sglang["evict_policy"].EvictionStrategy.__abstractmethods__ == {"get_priority"}

@@ -1,15 +1,22 @@
-"""A tier below the pool stores, evicts and promotes what vLLM's own CPU offloading manager does."""
+"""vLLM's own CPU offloading manager and our replay: tiers do the same, and so do our policies inside it."""
 
 from __future__ import annotations
 
+import inspect
+import random
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from engine_stand_ins import StandIn
 from recorded_tiers import Moves, RecordedTiers, conversation_paths
+from replay_helpers import workload
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+from vllm.v1.kv_offload.cpu.policies import base as vllm_base
 
+from framework.errors import Unsupported
+from framework.export import as_vllm
 from framework.interfaces.tiering import Tiering
 from framework.registry.components import build_component
 from framework.replay.paths import RequestPaths
@@ -83,3 +90,45 @@ def test_the_same_blocks_are_stored_evicted_and_promoted_in_the_same_order(
         assert found == expected, f"request {number}"
     assert sum(len(moves.promoted) for moves in theirs) > 0 or sizes[1] < sizes[0]
     assert sum(len(moves.evicted) for moves in theirs) > 1000
+
+
+FLAT = ["lru", "fifo", "mru", "lfu", "clock", "sieve", "s3fifo", "slru", "2q", "arc", "gdsf", "leaf_lru"]
+"""Not w_tinylfu: it counts in a sketch of the blocks' keys, which are vLLM's there and the replay's here."""
+
+
+@pytest.mark.parametrize("policy", FLAT)
+def test_our_policy_in_vllms_cpu_tier_evicts_what_it_evicts_in_our_replay(policy: str) -> None:
+    draw = random.Random(3)
+    paths = workload([(int(draw.paretovariate(0.7)) % 40,) for _ in range(1500)], block_tokens=512)
+    here = build_component("eviction", policy, {"num_blocks": 12, "block_size": 512, "seed": 0})
+    gone: list[list[int]] = [[] for _ in range(paths.num_requests)]
+    found = replay(paths, here, 12, on_evict=lambda request, node: gone[request].append(node))
+    manager = CPUOffloadingManager(12, f"kvlab_{policy}", "framework.export.vllm")
+    theirs = vllms([Moves(path, 0) for path in paths.walk()], manager)
+    assert [len(moves.promoted) for moves in theirs] == found.request_hits.tolist()
+    assert [moves.evicted for moves in theirs] == gone
+    assert sum(map(len, gone)) > 100, "a stream that evicts little shows little"
+
+
+def test_our_lru_evicts_what_vllms_own_lru_evicts_in_its_cpu_tier() -> None:
+    draw = random.Random(3)
+    groups = [int(draw.paretovariate(0.7)) % 40 for _ in range(2000)]
+    chains = [Moves([100 * group + depth for depth in range(1 + group % 3)], 0) for group in groups]
+    own = vllms(chains, CPUOffloadingManager(12, "lru"))
+    assert sum(len(moves.evicted) for moves in own) > 100
+    assert own == vllms(chains, CPUOffloadingManager(12, "kvlab_lru", "framework.export.vllm"))
+
+
+def test_the_signatures_are_those_our_class_was_written_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = vllm_base.CachePolicy
+    for name in [name for name in vars(StandIn) if not name.startswith("_")]:
+        asked = list(inspect.signature(getattr(real, name)).parameters)
+        assert asked == list(inspect.signature(getattr(StandIn, name)).parameters), (name, asked)
+    later = {name for name in vars(real) if not name.startswith("_")} - set(vars(StandIn))
+    assert not later, f"vLLM's CachePolicy has gained {later}"
+    made = as_vllm("lru")(4)
+    assert isinstance(made, real)
+    assert made.evict(0, set()) == []
+    monkeypatch.delattr(vllm_base, "CachePolicy")
+    with pytest.raises(Unsupported, match="CachePolicy cannot be imported"):
+        as_vllm("lru")

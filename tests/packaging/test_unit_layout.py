@@ -18,7 +18,6 @@ OVER_MODULES = {
     "eviction/test_in_bulk.py": "`victims` of every policy against `victim` by turns",
     "eviction/test_learning.py": "policies that learn, on streams made for what each claims and in a serve run",
     "eviction/test_policies.py": "all published policies on short histories",
-    "export/test_real_engines.py": "the real engines, where they are installed",
     "guard/test_fault_grid.py": "every hook of every kind of plugin with every kind of fault",
     "guard/test_only_guards_call_plugins.py": "a run in which every plugin looks at who calls it",
     "engine/test_window.py": "sliding windows, from an engine's option to the blocks that its rows keep",

@@ -1,6 +1,6 @@
 """Another engine's own cache code, from its installed files, without the hundred packages it would pull in.
 
-`pip install --no-deps vllm sglang` puts the files there; importing the packages as such asks for a GPU build of torch,
+`pip install --no-deps sglang` puts the files there; importing the package as such asks for a GPU build of torch,
 servers and tokenizers. The modules named here are executed from those files; whatever else they import of their own
 distribution, or of packages that are absent, is a blank whose classes do nothing. None of the blanks decides about the
 cache: they are loggers, metrics, wire formats and kernels.
@@ -22,16 +22,6 @@ from typing import Any
 
 import pytest
 
-VLLM = (
-    "vllm.v1.kv_offload.base",
-    "vllm.v1.kv_offload.cpu.common",
-    "vllm.v1.kv_offload.cpu.manager",
-    "vllm.v1.kv_offload.cpu.policies.arc",
-    "vllm.v1.kv_offload.cpu.policies.base",
-    "vllm.v1.kv_offload.cpu.policies.factory",
-    "vllm.v1.kv_offload.cpu.policies.lru",
-    "vllm.v1.metrics.cache_hit_source",
-)
 SGLANG = (
     "sglang.srt.mem_cache.base_prefix_cache",
     "sglang.srt.mem_cache.cache_init_params",
@@ -55,8 +45,6 @@ def installed(distribution: str) -> Path:
 def executed(names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """These modules of one distribution, importable meanwhile and forgotten after; by their last name.
 
-    Where two share that, the deeper is `parent_name`.
-
     Skips the test, with the reason, where the installed version has no such module or one that cannot be executed so.
     """
     distribution = names[0].split(".")[0]
@@ -70,7 +58,7 @@ def executed(names: Sequence[str]) -> Iterator[dict[str, Any]]:
     sys.meta_path.append(finder.absent)
     try:
         try:
-            modules = {_short(name, names): importlib.import_module(name) for name in names}
+            modules = {name.rpartition(".")[2]: importlib.import_module(name) for name in names}
         except Exception as error:  # another version's files may fail in any way
             pytest.skip(f"{distribution} {version} is installed, but its files do not load alone: {error!r}")
         finally:
@@ -82,12 +70,6 @@ def executed(names: Sequence[str]) -> Iterator[dict[str, Any]]:
             if name.split(".")[0] in {distribution, *finder.absent.made}:
                 del sys.modules[name]
         sys.modules.update({name: module for name, module in before.items() if name.split(".")[0] == distribution})
-
-
-def _short(name: str, names: Sequence[str]) -> str:
-    parent, last = name.split(".")[-2:]
-    shared = [other for other in names if other.rpartition(".")[2] == last]
-    return last if name == min(shared, key=len) else f"{parent}_{last}"
 
 
 class _Blank(types.ModuleType):

@@ -1,6 +1,6 @@
 """Our policies in SGLang's radix cache: a tree as its own, evicted as its own loop evicts; without SGLang.
 
-test_real_engines does it with SGLang's own files.
+tests/engines does it with SGLang's own files.
 """
 
 import heapq

@@ -1,6 +1,6 @@
 """Our policies in vLLM's CPU tier, driven in the order its offloading manager calls; without vLLM.
 
-test_real_engines does it with vLLM's own files, and holds the signatures below against them.
+tests/engines does it with vLLM's own manager, and holds the signatures below against its.
 """
 
 import importlib.util
