@@ -10,7 +10,6 @@ from pathlib import Path
 
 OVER_MODULES = {
     "backend/test_rotation.py": "every backend that rotates, against one that does not",
-    "backend/test_triton_mutants.py": "faulty variants of every kernel, which the tests of the kernels must catch",
     "backend/test_triton_warm_up.py": "what the Triton backend compiles before serving, over its kernels",
     "engine/test_kv_dtype.py": "the dtype of K and V from the configuration to the pool",
     "engine/test_pretended_device.py": "a serve step on a device that is not there, over all modules of the step",

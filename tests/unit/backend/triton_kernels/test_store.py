@@ -95,6 +95,25 @@ def test_int8_tokens_and_their_scales_are_stored_and_copied_as_torch_does(layout
         assert bool(both.all()), f"{name}: {a[~both][:8].tolist()}, torch stores {b[~both][:8].tolist()}"
 
 
+def test_rotated_bfloat16_tokens_of_many_heads_are_those_of_torch_to_the_bit() -> None:
+    spec, generator = make_spec(dtype="bfloat16", num_heads=8, head_dim=256), torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(5, 12, 256, generator=generator).bfloat16().split([8, 2, 2], dim=1)
+    angles = torch.rand(40, 128, generator=generator) * 100
+    rope = Rope(angles.cos(), angles.sin(), torch.tensor([3, 0, 39, 7, 8]), interleaved=False)
+    got, want = (build_problem(Case(spec, (100,), (1,)), fill=0.0).pool for _ in range(2))
+    slots, backend = torch.tensor([17, -1, 40, 41, 90]), TritonBackend(arch="sm_90")
+    backend.setup(spec, "cpu")
+    torch.use_deterministic_algorithms(True)  # fills fresh memory with NaN: what nobody writes shows
+    try:
+        rotated = backend.rotate_and_write(got, q, k, v, rope, slots)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    _torch_ops.write(want, _torch_ops.rotate(k, rope), v, slots)
+    assert torch.equal(rotated, _torch_ops.rotate(q, rope))
+    assert torch.equal(got.k, want.k)
+    assert torch.equal(got.v, want.v)
+
+
 def test_an_int8_pool_without_a_scale_of_each_token_and_head_is_refused() -> None:
     spec = make_spec(kv_dtype="int8")
     problem = build_problem(Case(spec, (33,), (1,)), fill=0.0)
