@@ -6,8 +6,10 @@ from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 
 import pytest
+import torch
 
-from framework.testing import allocator_checks, eviction_checks, hash_checks
+from framework.testing import allocator_checks, backend_checks, eviction_checks, hash_checks
+from framework.testing.attention_runs import supported
 from framework.testing.eviction import evictions_of, random_steps
 from framework.testing.oracles.eviction import SlowFifo, SlowLru
 
@@ -51,6 +53,20 @@ def test_a_hash_scheme_keeps_its_promises(point, check):
     check(point.load())
 
 
+@pytest.mark.parametrize("check", backend_checks, ids=lambda check: check.__name__.removeprefix("check_"))
+@pytest.mark.parametrize("point", installed("backend"), ids=lambda point: point.name)
+def test_a_backend_keeps_its_contract(point, check):
+    try:
+        make = point.load()
+    except ImportError as error:
+        if point.dist.name == "kvcache-framework":
+            raise
+        pytest.skip(f"{point.name} is installed and cannot be imported here: {error}")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    supported(make, device)  # skips with the backend's own reasons
+    check(make, device, "small" if (point.name, device) == ("triton", "cpu") else "full")  # it is interpreted there
+
+
 @pytest.mark.parametrize(("name", "oracle"), [("lru", SlowLru), ("fifo", SlowFifo)])
 def test_lru_and_fifo_evict_in_the_oracle_s_order(name, oracle):
     (policy,) = (point.load() for point in installed("eviction") if point.name == name)
@@ -64,5 +80,5 @@ def test_lru_and_fifo_evict_in_the_oracle_s_order(name, oracle):
 
 
 def test_something_of_each_kind_is_installed():
-    for kind in ("allocator", "eviction", "hash"):
+    for kind in ("allocator", "eviction", "hash", "backend"):
         assert installed(kind), f"no plugin of kind {kind} is installed: `pip install -e .`"

@@ -196,21 +196,6 @@ class LeaksAReferenceOnFork(Sound):
         return change
 
 
-class ForkTakesNoReference(Sound):
-    def fork(self, parent, child, num_tokens):
-        change = super().fork(parent, child, num_tokens)
-        for block in self.tables()[child.id].blocks:
-            self.pool.ref[block] -= 1
-        return change
-
-
-class CountsPromptsOnRefusal(Sound):
-    def allocate(self, request, tokens, hit, num_tokens=None):
-        self._prompt_tokens += len(tokens)
-        super().allocate(request, tokens, hit)
-        self._prompt_tokens -= len(tokens)
-
-
 class HandsOutABlockTwice(Sound):
     def allocate(self, request, tokens, hit, num_tokens=None):
         super().allocate(request, tokens, hit)
@@ -231,17 +216,6 @@ class LosesABlockOnFree(Sound):
         if len(self.pool.free) > 3 and not self.tables():
             self.pool.free.pop()
             self.pool.num_blocks -= 1
-
-
-class UnreferencesTheLastFullBlock(Sound):
-    def unref_leading(self, request, num_tokens):
-        table = self.tables()[request]
-        more = len(table.blocks) > table.committed // self.block_size
-        table.committed, table.published = table.committed + more * self.block_size, table.published + more
-        try:
-            return super().unref_leading(request, num_tokens)
-        finally:
-            table.committed, table.published = table.committed - more * self.block_size, table.published - more
 
 
 class UnreferencesTwice(Sound):
@@ -366,7 +340,6 @@ CAUGHT_BY = {
     ComparesOwnTokensOnly: COLLIDING,
     TrustsEveryHash: COLLIDING,
     CountsItsQuestions: kit.check_facts_are_plain,
-    UnreferencesTheLastFullBlock: PASSED,
     UnreferencesTwice: PASSED,
     FreesPassedBlocksThatOthersUse: PASSED,
     EventsDependOnAddresses: kit.check_the_same_history_gives_the_same_events,

@@ -14,18 +14,13 @@ from experiments.hybrid.equal import (
     SETTINGS,
     branching_talks,
     differences,
-    here,
     in_flight,
-    in_vllm,
 )
 from experiments.live.server import policy_config
 from framework import registry
 from framework.errors import Unsupported
-from framework.export.vllm_connector import kv_groups, lead
+from framework.export.vllm_connector import lead
 from framework.groups.named import Coupled
-from framework.groups.pool import GroupView
-from framework.interfaces.eviction import BlockView
-from framework_builtin.eviction.lru import Lru
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -95,47 +90,6 @@ def test_the_replay_over_groups_says_what_a_policy_hits_and_evicts_in_vllm(evict
     assert found["evictions"] > 100, found
     if eviction not in NOT_EQUAL:
         assert not any(count for key, count in found.items() if "differ" in key), found
-
-
-class Reads(Lru):
-    """Notes all that the view of groups says of a block that goes."""
-
-    seen: list[tuple[Any, ...]] = []  # noqa: RUF012 -- of the run under way
-
-    def attach(self, blocks: BlockView) -> None:
-        super().attach(blocks)
-        assert isinstance(blocks, GroupView)
-        self.view = blocks
-
-    def evicted(self, block: Any, now: float) -> None:
-        view = self.view
-        self.seen.append((
-            view.group[block], view.end[block], view.depth[block], view.resume[block], view.replay_cost[block],
-            view.end[view.above[block]] if view.above[block] else 0, view.branches[block], view.children[block],
-            view.hits[block], view.last_access[block], view.admitted[block], view.end[view.parent[block]],
-        ))  # fmt: skip
-        super().evicted(block, now)
-
-
-@pytest.mark.parametrize("layout", ["full, window of smaller blocks", "full, window, state", "full, chunk"])
-def test_a_policy_reads_in_vllm_what_it_reads_in_the_replay(layout: str) -> None:
-    talks, sides = branching_talks(80, 3), []
-    for side in (in_vllm, here):
-        Reads.seen = []
-        side(talks, LAYOUTS[layout], num_blocks=60, retention=None, chunk_tokens=96, eviction=Reads)
-        sides.append(Reads.seen)
-    assert len(sides[0]) > 100
-    assert sides[0] == sides[1]
-    assert {True, False} == {facts[3] for facts in sides[0]}, "some can be resumed from, some not"
-
-
-def test_the_groups_are_those_of_vllm_s_configuration() -> None:
-    for groups in LAYOUTS.values():
-        manager = vllm_side.scheduler_of(num_blocks=50, block_size=16, groups=groups).kv_cache_manager
-        found = kv_groups(manager)
-        asked = [(group.kind, group.block_tokens, group.length, group.lookahead_drop) for group in groups]
-        assert [(group.kind, group.block_tokens, group.length, group.lookahead_drop) for group in found] == asked
-        assert all(group.block_bytes == 4 * group.block_tokens for group in found if group.kind != "state"), found
 
 
 def test_an_explanation_of_several_groups_is_refused() -> None:

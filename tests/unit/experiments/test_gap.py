@@ -15,7 +15,6 @@ from replay_helpers import random_requests, workload
 from framework.errors import ConfigError
 from framework.replay.reference import replay
 from framework_builtin.eviction.belady import Belady
-from framework_builtin.eviction.hinted import Hinted
 from framework_builtin.eviction.lru import Lru
 
 
@@ -50,6 +49,7 @@ def test_half_way_between_them_is_a_half(experiments) -> None:
     assert scoring.closed_by(found, middle, resamples=20)[0] == pytest.approx(0.5)
     gained = 100 * (middle - found.lru).sum(axis=1) / found.num_references
     assert scoring.points_over_lru(found, middle) == pytest.approx(gained)
+    assert scoring.closed_by_at(found, middle, index=1, resamples=50) == pytest.approx((0.5, 0.5, 0.5))
 
 
 def test_labels_are_wrong_as_often_as_asked(experiments) -> None:
@@ -110,14 +110,6 @@ def test_no_trace_dominates_the_score_and_its_interval_is_over_traces(experiment
     assert np.isnan(board._score([0.3])["low"]), "one trace says nothing of another"
 
 
-def test_a_policys_files_are_those_that_it_is_made_of(experiments) -> None:
-    sources = experiments["gap.cells"].sources
-    names = {kind: {path.name for path in sources(kind)} for kind in (Lru, Hinted)}
-    assert {"hinted.py", "hazard.py", "_groups.py", "_returns.py"} <= names[Hinted], names
-    assert "lru.py" in names[Lru]
-    assert "_returns.py" not in names[Lru], names
-
-
 def test_where_lru_is_optimal_there_is_no_gap_to_close_and_no_warning(experiments) -> None:
     scoring = experiments["gap.scoring"]
     found = field(scoring)
@@ -125,10 +117,3 @@ def test_where_lru_is_optimal_there_is_no_gap_to_close_and_no_warning(experiment
     for closed in (scoring.closed_by(all_of_it, all_of_it.lru), scoring.closed_by_at(all_of_it, all_of_it.lru)):
         assert np.isnan(closed).all()
     assert np.isnan(experiments["leaderboard.__main__"]._score([float("nan")])["score"])
-
-
-def test_the_share_closed_at_one_capacity_has_an_interval(experiments) -> None:
-    scoring = experiments["gap.scoring"]
-    found = field(scoring, seed=1)
-    closed = scoring.closed_by_at(found, (found.lru + found.optimum) / 2, index=1, resamples=50)
-    assert closed == pytest.approx((0.5, 0.5, 0.5))

@@ -106,14 +106,6 @@ def test_every_policy_evicts_the_whole_tree_once_and_children_first(policy):
     assert gone.index("xyz") < last_x, gone
 
 
-def test_mru_evicts_the_newest_leaf_and_fifo_the_oldest_whatever_was_used_since():
-    newest, oldest = Tree(as_sglang("mru", num_blocks=9)), Tree(as_sglang("fifo", num_blocks=9))
-    for tree in (newest, oldest):
-        for text in ("a", "b", "c", "a"):
-            tree.use(text)
-    assert (newest.evict(3), oldest.evict(3)) == (["a", "c", "b"], ["a", "b", "c"])
-
-
 def test_a_policy_with_queues_learns_across_rounds():
     tree = Tree(as_sglang({"name": "slru", "num_segments": 2}, num_blocks=4))
     for text in "ab":

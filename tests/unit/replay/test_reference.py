@@ -148,28 +148,20 @@ class Slow(ReplayCore):
         return ReplayCounts(request_hits=found.request_hits, admitted=found.admitted, evictions=found.evictions)
 
 
-class CountsEvictionsOfAnotherOrder(Slow):
-    """Takes every policy for LRU."""
-
-    def count(self, paths, policy, num_blocks, *, leaf_first=False, bypass=False):
-        return super().count(paths, SlowLru(), num_blocks, leaf_first=leaf_first, bypass=bypass)
+def wrong(name, check, count):
+    """A core that counts so, and the check that must catch it."""
+    return type(name, (Slow,), {"count": count}), check
 
 
-class IgnoresBypass(Slow):
-    def count(self, paths, policy, num_blocks, *, leaf_first=False, bypass=False):
-        return super().count(paths, policy, num_blocks, leaf_first=leaf_first)
-
-
-class TakesNoBlocksForOne(Slow):
-    def count(self, paths, policy, num_blocks, *, leaf_first=False, bypass=False):
-        return super().count(paths, policy, max(1, num_blocks), leaf_first=leaf_first, bypass=bypass)
-
-
-MUTANTS = {
-    CountsEvictionsOfAnotherOrder: kit.check_it_counts_as_the_reference,
-    IgnoresBypass: kit.check_it_counts_as_the_reference,
-    TakesNoBlocksForOne: kit.check_a_pool_of_no_blocks_is_refused,
-}
+MUTANTS = dict([
+    wrong("TakesEveryPolicyForLru", kit.check_it_counts_as_the_reference,
+          lambda self, paths, policy, *rest, **switches: Slow.count(self, paths, SlowLru(), *rest, **switches)),
+    wrong("IgnoresBypass", kit.check_it_counts_as_the_reference, lambda self, *given, leaf_first=False, bypass=False:
+          Slow.count(self, *given, leaf_first=leaf_first)),
+    wrong("TakesNoBlocksForOne", kit.check_a_pool_of_no_blocks_is_refused,
+          lambda self, paths, policy, num_blocks, **switches:
+          Slow.count(self, paths, policy, max(1, num_blocks), **switches)),
+])  # fmt: skip
 
 
 @pytest.mark.parametrize("check", kit.replay_core_checks)
