@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_engines import make_llm
+from fake_engines import ALLOCATORS, make_llm
 
-from framework import registry
 from framework.engine.request import Status
 from framework.model.loading import LoadedModel, load_model
 from framework.modes.dense_check import compare
@@ -21,10 +20,6 @@ from framework.testing.checkpoints import make_checkpoint
 
 NUM_TOKENS = 8
 MAX_LEN = 64
-ALLOCATORS: list[Any] = [
-    *(name for name in registry.names("allocator") if name != "contiguous"),
-    *({"name": "contiguous", "reserve": reserve} for reserve in ("max", "pow2", "oracle")),
-]
 AXES: dict[str, list[Any]] = {
     "allocator": ALLOCATORS,
     "eviction": ["lru", "fifo"],

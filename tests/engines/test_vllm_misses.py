@@ -18,7 +18,7 @@ from framework.errors import ConfigError
 from framework.explain.__main__ import main
 from framework.explain.recorded import explain_stream
 from framework.interfaces.workload import WorkloadRequest
-from framework.misses.account import ELSEWHERE, EVICTED, HIT, IN_FLIGHT, Account
+from framework.misses.account import ELSEWHERE, EVICTED, Account
 from framework.misses.ledger import Ledger
 from framework.report.misses import read_account
 from framework.types import Namespace
@@ -73,16 +73,19 @@ def conversation(count: int) -> list[Talk]:
 
 
 @pytest.mark.parametrize(
-    "limits",
+    ("count", "limits"),
     [
-        {"num_blocks": 200, "max_batch_requests": 1},
-        {"num_blocks": 200, "max_batch_requests": 6, "max_batch_tokens": 256},
-        {"num_blocks": 60, "max_batch_requests": 40},
+        (0, {"num_blocks": 200, "max_batch_requests": 1}),
+        (0, {"num_blocks": 200, "max_batch_requests": 6, "max_batch_tokens": 256}),
+        (0, {"num_blocks": 60, "max_batch_requests": 40}),
+        (1500, {"num_blocks": 2000, "block_size": 512, "max_batch_tokens": 65536}),
     ],
-    ids=["alone", "chunks", "preemption"],
+    ids=["alone", "chunks", "preemption", "conversation"],
 )
-def test_made_up_conversations_miss_alike_cause_by_cause(tmp_path: Path, limits: dict[str, int]) -> None:
-    talks = [*grown(120), *sampled(10, width=4)]
+def test_conversations_miss_alike_request_by_request_and_cause_by_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, limits: dict[str, int]
+) -> None:
+    talks = conversation(count) if count else [*grown(120), *sampled(10, width=4)]
     theirs, (ours, ledger) = (in_vllm(talks, tmp_path, **limits), in_replay(talks, **limits))
     assert theirs.totals("tokens") == ours.totals("tokens")
     assert theirs.totals("blocks") == ours.totals("blocks")
@@ -92,6 +95,9 @@ def test_made_up_conversations_miss_alike_cause_by_cause(tmp_path: Path, limits:
     assert theirs.evictions.tokens.tolist() == ours.evictions.tokens.tolist()
     assert theirs.evictions.evicted_for.tolist() == ours.evictions.evicted_for.tolist()
     assert dict(zip(theirs.requests, theirs.tokens.tolist(), strict=True)) == ledger._rows
+    capsys.readouterr()
+    assert main([str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] == theirs.totals("tokens")
 
 
 @pytest.mark.parametrize(
@@ -143,23 +149,6 @@ def test_what_another_cache_salt_would_have_hit_is_no_new_content(
     assert theirs.totals("tokens") == ours.totals("tokens")
     assert theirs.tokens[:, ELSEWHERE].sum() > 0
     assert dict(zip(theirs.requests, theirs.tokens.tolist(), strict=True)) == ledger._rows
-
-
-def test_the_first_1500_conversation_requests_miss_alike_cause_by_cause(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    talks, limits = conversation(1500), {"num_blocks": 2000, "block_size": 512, "max_batch_tokens": 65536}
-    theirs, (ours, ledger) = in_vllm(talks, tmp_path, **limits), in_replay(talks, **limits)
-    assert theirs.totals("tokens") == ours.totals("tokens")
-    assert theirs.totals("blocks") == ours.totals("blocks")
-    assert theirs.totals("tokens")["evicted"] > 0
-    assert dict(zip(theirs.requests, theirs.tokens.tolist(), strict=True)) == ledger._rows
-    capsys.readouterr()
-    assert main([str(tmp_path), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["tokens"] == theirs.totals("tokens")
-    assert sum(said["tokens"].values()) == sum(len(talk.prompt) for talk in talks)
-    assert theirs.tokens[:, HIT].sum() > theirs.tokens[:, IN_FLIGHT].sum()
 
 
 def test_a_folder_that_holds_requests_is_refused_as_vllm_starts(tmp_path: Path) -> None:

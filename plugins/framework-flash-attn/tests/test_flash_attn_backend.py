@@ -21,37 +21,19 @@ from framework_flash_attn.backend import FlashAttnBackend
 SPEC = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=64, dtype="bfloat16", block_size=16)
 
 
-class OnCpu(FlashAttnBackend):
-    """With the stand-ins in place of the packages, on a CPU."""
-
-    capabilities = replace(
-        FlashAttnBackend.capabilities, devices=frozenset({"cpu"}), simulated_devices=frozenset({"cpu"})
+def on_cpu(version, **limits):
+    """A version with the stand-ins in place of its package, on a CPU; `limits` are of the pages the kit asks for."""
+    can = replace(
+        FlashAttnBackend.capabilities, devices=frozenset({"cpu"}), simulated_devices=frozenset({"cpu"}), **limits
     )
-
-
-class OnCpuInPagesOf256(OnCpu):
-    """So that the kit asks for what version 2 takes."""
-
-    capabilities = replace(OnCpu.capabilities, block_size_multiple_of=256)
-
-
-class OnCpuInSmallPages(OnCpu):
-    """So that the kit asks for what version 4 takes."""
-
-    capabilities = replace(OnCpu.capabilities, max_block_size=32)
-
-
-class OnCpuInPagesOf128(OnCpu):
-    """So that the kit's pages hold whole key tiles of version 3."""
-
-    capabilities = replace(OnCpu.capabilities, block_size_multiple_of=128)
+    return partial(type("OnCpu", (FlashAttnBackend,), {"capabilities": can}), version)
 
 
 MAKES = {
-    "2": partial(OnCpuInPagesOf256, "2"),
-    "3": partial(OnCpu, "3"),
-    "3 in large pages": partial(OnCpuInPagesOf128, "3"),
-    "4": partial(OnCpuInSmallPages, "4"),
+    "2": on_cpu("2", block_size_multiple_of=256),
+    "3": on_cpu("3"),
+    "3 in large pages": on_cpu("3", block_size_multiple_of=128),  # which hold whole key tiles
+    "4": on_cpu("4", max_block_size=32),
 }
 
 

@@ -184,21 +184,6 @@ def test_sharing_of_samples_is_what_arithmetic_says(experiment: Callable[[str], 
     assert module.saving(naive, cow) == pytest.approx(1 - (4 + 14 * 6) / (8 + 14 * 10))
 
 
-def test_beams_share_more_than_samples_and_all_sharing_allocators_agree(
-    experiment: Callable[[str], ModuleType],
-) -> None:
-    module = experiment("pagedattention.sharing")
-    lengths = [(30, 60), (50, 90)]
-    savings = {}
-    for beam in (False, True):
-        naive, cow, both = (
-            module.usage(lengths, 4, beam=beam, allocator=allocator) for allocator in ("naive", "cow", "prefix_cow")
-        )
-        savings[beam] = module.saving(naive, cow)
-        assert module.saving(naive, both) == pytest.approx(savings[beam], abs=0.02), (naive, cow, both)
-    assert savings[True] > savings[False] + 0.1, savings
-
-
 def test_quick_mode_computes_what_is_committed(
     traces: Path, repository: Path, quick_results: Callable[[str], Path]
 ) -> None:
@@ -227,21 +212,6 @@ def test_a_kept_result_is_made_again_when_its_key_changes(
     file.write_text("{ cut sho")
     assert module.kept(file, after, make)["value"] == 3, "a damaged file is made anew"
     assert [path.name for path in file.parent.iterdir()] == ["one.json"]
-
-
-def test_a_second_run_replays_nothing(
-    repository: Path, tmp_path: Path, experiment: Callable[[str], ModuleType]
-) -> None:
-    module = experiment("gap.cells")
-    cell = module.Cell("synthetic", "lru", 0.1, tmp_path)
-    first, stamp = module.run(cell), cell.file.stat().st_mtime_ns
-    assert module.run(cell) == first
-    assert cell.file.stat().st_mtime_ns == stamp, "kept as it was"
-    assert sum(first["unit_hits"]) == first["hit_blocks"] > 0
-    cell.file.write_text(json.dumps({**first, "key": "of older code", "hit_blocks": -1}))
-    assert module.run(cell)["hit_blocks"] == first["hit_blocks"], "a stale cell is run again"
-    cell.file.write_text("{ cut sho")
-    assert module.run(cell)["hit_blocks"] == first["hit_blocks"], "so is a damaged one"
 
 
 def test_the_committed_leaderboard_has_every_installed_built_in_policy(repository: Path) -> None:
