@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 
 class FrameworkError(Exception):
@@ -186,3 +187,12 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: its `repr`, cut where it is long."""
+    try:
+        text = repr(value)
+    except Exception:  # an int of more digits than Python prints, a list that holds itself, anybody's __repr__
+        return f"a value of type {type(value).__name__} that cannot be shown"
+    return text if len(text) <= 80 else f"{text[:77]}..."

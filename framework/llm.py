@@ -29,7 +29,7 @@ from framework.engine.streaming import RequestStream, StopTexts, abandon, add_te
 from framework.engine.tiers.engine_tiers import tier_maker
 from framework.engine.tiers.setup import require_one_rank, tier_opener
 from framework.engine.warm_up import warm_up
-from framework.errors import ConfigError, EngineInterrupted, InvalidArgument
+from framework.errors import ConfigError, EngineInterrupted, InvalidArgument, shown
 from framework.groups.serving import GroupedAllocator, groups_of_model, reach, running_blocks, why_no_group
 from framework.groups.tiers import grouped_tier_maker
 from framework.interfaces.allocator import Allocator
@@ -40,7 +40,7 @@ from framework.parallel.serving import load_served, serving_executor
 from framework.registry.components import Component as Component
 from framework.registry.components import build_allocator as build_allocator
 from framework.registry.components import build_component as build_component
-from framework.registry.signatures import convert, shown, signature
+from framework.registry.signatures import convert, signature
 from framework.sampling import Sampling
 from framework.types import Namespace, TokenArray
 

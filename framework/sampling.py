@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from framework.errors import InvalidArgument
+from framework.errors import InvalidArgument, shown
 
 _INT32, _INT64 = 2**31, 2**63
 _MAX_TEMPERATURE, _MAX_PENALTY = 1e6, 16.0
@@ -58,7 +58,7 @@ class Sampling:
                 continue
             value = given if type(given) in (int, float) else _plain(name, given)
             if not holds(value):
-                raise InvalidArgument(f"sampling.{name} must be {rule}, found {_shown(value)}")
+                raise InvalidArgument(f"sampling.{name} must be {rule}, found {shown(value)}")
             if value is not given:
                 object.__setattr__(self, name, value)
         if self.beam_width > 1 and self.n > 1:
@@ -76,14 +76,6 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_plain("", entry) for entry in value)
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes out no integer of more than 4300 digits
-        return "an integer of thousands of digits"
-    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _is_integer(value: Any) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 from framework import registry
 from framework.config.config import GROUPS, Choice, Config, default_choices
 from framework.config.sections import SECTIONS, GroupOptions, TierOptions
-from framework.errors import ConfigError
+from framework.errors import ConfigError, shown
 from framework.model.options import model_options
-from framework.registry.signatures import did_you_mean, listing, shown
+from framework.registry.signatures import did_you_mean, listing
 from framework.results.metrics import MOST_TIERS
 
 COMPOSITIONS = ("experiment", "sweep")

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import PurePath
 from typing import Any, ClassVar, TypeVar, cast
 
-from framework.errors import ConfigError
-from framework.registry.signatures import Signature, convert, did_you_mean, listing, shown, signature
+from framework.errors import ConfigError, shown
+from framework.registry.signatures import Signature, convert, did_you_mean, listing, signature
 
 INT64 = 2**63 - 1
 S = TypeVar("S", bound="Section")

@@ -37,13 +37,14 @@ from framework.errors import (
     InvariantViolation,
     PluginError,
     Unsupported,
+    shown,
 )
 from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import Allocator
 from framework.kv_events.allocator import EventAllocator
 from framework.kv_events.stream import EventStream
 from framework.misses.ledger import Ledger
-from framework.registry.signatures import convert, shown, signature
+from framework.registry.signatures import convert, signature
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, as_tokens
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from framework.errors import FrameworkError, InvalidArgument
+from framework.errors import FrameworkError, InvalidArgument, shown
 from framework.interfaces.allocator import Hit
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, RequestInfo, TokenArray
@@ -304,7 +304,7 @@ def require_facts(request: Request) -> None:
     ]
     for name, value, holds, what in checks:
         if not holds:
-            raise InvalidArgument(f"{name} must be {what}, found {_short(value)}")
+            raise InvalidArgument(f"{name} must be {what}, found {shown(value)}")
 
 
 def _is_index(value: Any) -> bool:
@@ -319,11 +319,3 @@ def _is_unicode(text: Any) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _short(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of more than 4300 digits
-        return "an integer of thousands of digits"
-    return text if len(text) <= 60 else f"{text[:60]}..."

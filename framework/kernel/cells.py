@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from framework.config.sections import KernelOptions, Lengths
-from framework.errors import ConfigError
+from framework.errors import ConfigError, shown
 from framework.interfaces.backend import AttentionSpec
-from framework.registry.signatures import shown
 from framework.replay.roofline import DEVICES
 
 _RAGGED = 10

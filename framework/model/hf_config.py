@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from framework.errors import ModelError
+from framework.errors import ModelError, shown
 from framework.model.config import FAMILIES, LARGEST, ExpertsConfig, ModelConfig, RecurrentConfig, RopeScaling
 
 T = TypeVar("T", int, float, bool, dict[str, Any])
@@ -126,7 +126,7 @@ def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
         config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **text}
     family = config.get("model_type")
     if family not in FAMILIES:
-        raise ModelError(f"model family {_short(family)} is not supported; supported: {', '.join(FAMILIES)}")
+        raise ModelError(f"model family {shown(family)} is not supported; supported: {', '.join(FAMILIES)}")
     given = {key: value for key, value in config.items() if value is not None or key in _NULL_IS_NONE}
     config = {**_DEFAULTS.get(family, {}), **given}
     _refuse_unknown_features(config)
@@ -216,12 +216,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _wrong(key: str, rule: str, value: Any) -> ModelError:
-    return ModelError(f"config.json: '{key}' must be {rule}, found {_short(value)}")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+    return ModelError(f"config.json: '{key}' must be {rule}, found {shown(value)}")
 
 
 def _num_layers(config: Mapping[str, Any]) -> int:
@@ -238,12 +233,12 @@ def _refuse_unknown_features(config: Mapping[str, Any]) -> None:
     key, known = ("hidden_activation", ("gelu_pytorch_tanh",)) if gemma else ("hidden_act", ("silu", "swish"))
     activation = config.get(key) or known[0]
     if activation not in known:
-        raise ModelError(f"{key} {_short(activation)} is not supported; supported: {known[0]}")
+        raise ModelError(f"{key} {shown(activation)} is not supported; supported: {known[0]}")
     if gemma and config.get("use_bidirectional_attention"):
         raise ModelError("use_bidirectional_attention is not supported; supported: false")
     if config.get("quantization_config"):
         method = _value(config, "quantization_config", dict).get("quant_method", "unknown")
-        raise ModelError(f"quantised weights ({_short(method)}) are not supported; use the unquantised checkpoint")
+        raise ModelError(f"quantised weights ({shown(method)}) are not supported; use the unquantised checkpoint")
 
 
 def _rotary_dim(config: Mapping[str, Any]) -> int | None:
@@ -268,7 +263,7 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     theta = _value(parameters, "rope_theta", float, _value(config, "rope_theta", float, 10_000.0))
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in _ROPE_TYPES:
-        raise ModelError(f"rope scaling {_short(kind)} is not supported; supported: {', '.join(_ROPE_TYPES)}")
+        raise ModelError(f"rope scaling {shown(kind)} is not supported; supported: {', '.join(_ROPE_TYPES)}")
     if kind == "default":
         return theta, None
     factor, extra = _value(parameters, "factor", float), dict[str, Any]()
@@ -308,7 +303,7 @@ def _local_theta(config: Mapping[str, Any]) -> float | None:
     parameters = _value(_value(config, "rope_parameters", dict, {}), "sliding_attention", dict, {})
     kind = parameters.get("rope_type") or "default"
     if kind != "default":
-        raise ModelError(f"rope scaling {_short(kind)} of sliding layers is not supported; supported: default")
+        raise ModelError(f"rope scaling {shown(kind)} of sliding layers is not supported; supported: default")
     return _value(parameters, "rope_theta", float, _value(config, "rope_local_base_freq", float, 10_000.0))
 
 
@@ -322,9 +317,7 @@ def _experts(config: Mapping[str, Any]) -> ExpertsConfig | None:
     if family == "gpt_oss":
         limit, alpha = config.get("swiglu_limit", 7.0), config.get("swiglu_alpha", 1.702)
         if (limit, alpha) != (7.0, 1.702):
-            raise ModelError(
-                f"swiglu_limit {_short(limit)} and swiglu_alpha {_short(alpha)} are not supported; 7, 1.702"
-            )
+            raise ModelError(f"swiglu_limit {shown(limit)} and swiglu_alpha {shown(alpha)} are not supported; 7, 1.702")
     return ExpertsConfig(
         count=_value(config, "num_experts" if "num_experts" in config else "num_local_experts", int),
         per_token=_value(config, "num_experts_per_tok", int),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from framework.errors import ConfigError, InvalidPlugin
+from framework.errors import ConfigError, InvalidPlugin, shown
 from framework.guard.boundary import construct
 from framework.registry.kinds import SHARED
 from framework.registry.lookup import load
-from framework.registry.signatures import Signature, convert, did_you_mean, listing, shown, signature
+from framework.registry.signatures import Signature, convert, did_you_mean, listing, signature
 
 if TYPE_CHECKING:
     from framework.interfaces.allocator import Allocator

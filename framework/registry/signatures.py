@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, NewType, Union
 
-from framework.errors import ConfigError, InvalidPlugin
+from framework.errors import ConfigError, InvalidPlugin, shown
 
 MISSING: Any = inspect.Parameter.empty
 """Stands for "no default" in `Parameter.default`."""
@@ -189,15 +189,6 @@ def _plain(value: Any, annotation: Any, where: str) -> Any:
 
 def _wrong(value: Any, annotation: Any, where: str) -> ConfigError:
     return ConfigError(f"{where} must be {describe(annotation)}, found {shown(value)}")
-
-
-def shown(value: Any) -> str:
-    """A value as an error shows it: its `repr`, cut where it is long."""
-    try:
-        text = repr(value)
-    except Exception:  # an int of more digits than Python prints, a list that holds itself, anybody's __repr__
-        return f"a value of type {type(value).__name__} that cannot be shown"
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def describe(annotation: Any) -> str:

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from framework.errors import ConfigError
+from framework.errors import ConfigError, shown
 from framework.interfaces.eviction import EvictionPolicy
 from framework.registry.components import build_component
-from framework.registry.signatures import shown
 from framework.replay.paths import Ints32, RequestPaths, summarise
 from framework.replay.reference import replay
 from framework.replay.stack import reuse_distances

@@ -17,9 +17,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from framework.errors import ConfigError, WorkloadError
+from framework.errors import ConfigError, WorkloadError, shown
 from framework.interfaces.workload import Sampling, Workload, WorkloadRequest
-from framework.registry.signatures import shown
 from framework.types import TokenArray
 
 MOST = 10**7
