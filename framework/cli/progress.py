@@ -63,7 +63,7 @@ def replay_progress(*, enabled: bool) -> Iterator[Callable[[Engine], None]]:
 
 @contextmanager
 def reference_progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar over block references, told how many more were replayed."""
+    """A bar over block references, by how many more were replayed."""
     with _bar("references", "", total=total) as update:
         yield lambda references: update(advance=references)
 

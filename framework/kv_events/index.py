@@ -70,6 +70,14 @@ class BlockIndex:
         """The contents that are there, in `medium` or anywhere."""
         return {name for place, copies in self.copies.items() if medium in (None, place[0]) for name in copies}
 
+    def find(self, hashes: Sequence[Hash], medium: str | None = None) -> int:
+        """How many leading blocks of a prompt are there, all in `medium` or each anywhere."""
+        places = [copies for place, copies in self.copies.items() if medium in (None, place[0])]
+        for number, name in enumerate(hashes):
+            if not any(name in copies for copies in places):
+                return number
+        return len(hashes)
+
 
 @dataclass(slots=True)
 class Follower:

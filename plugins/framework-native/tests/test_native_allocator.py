@@ -65,22 +65,22 @@ def test_a_native_allocator_keeps_its_promises(kind, options, check):
 
 def story(kind, *, seed: int, scheme, policy, **options) -> list[object]:
     """Everything one allocator answers to one random history of the kit, right calls and wrong ones."""
-    draw, told = Random(seed), []
+    draw, answers = Random(seed), []
     size, blocks = draw.choice((1, 2, 3, 16)), draw.randint(2, 24)
     driver = driver_of(partial(kind, **options), blocks, size, scheme(), policy())
     call = driver.call
 
     def heard(text, method, *allowed):
         answer = call(text, method, *allowed)
-        told.append((text, (answer.num_tokens, answer.blocks) if isinstance(answer, Hit) else repr(answer)))
+        answers.append((text, (answer.num_tokens, answer.blocks) if isinstance(answer, Hit) else repr(answer)))
         return answer
 
     driver.call = heard
     for step in random_history(draw, 80, longest=6 * size, weights={**PROMISING, "free": 6, "reset": 2}):
         play(driver, [step])
-        told += [driver.allocator.stats(), {**driver.tables}]
+        answers += [driver.allocator.stats(), {**driver.tables}]
         driver.allocator.check()
-    return [*told, *driver.events, *(list(hit.hashes) for _, _, hit in driver.hits)]
+    return [*answers, *driver.events, *(list(hit.hashes) for _, _, hit in driver.hits)]
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)

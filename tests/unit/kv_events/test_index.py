@@ -34,6 +34,9 @@ def test_media_are_kept_apart() -> None:
     index.apply([stored("abc"), stored("ab", medium="CPU"), removed("a")])
     assert index.blocks("GPU") == {"b", "c"}
     assert index.blocks("CPU") == {"a", "b"}
+    assert index.find("abc") == 3
+    assert index.find("abc", "CPU") == 2
+    assert index.find("abc", "GPU") == 0
     index.apply([AllBlocksCleared()])
     assert index.blocks() == set()
 
