@@ -15,11 +15,11 @@ from experiments.live.server import policy_config
 from experiments.shared import CONVERSATION, MissingTrace, trace_path
 from framework.engine.engine import Engine
 from framework.errors import ConfigError
-from framework.explain.__main__ import main
-from framework.explain.recorded import explain_stream
+from framework.explain import main
 from framework.interfaces.workload import WorkloadRequest
 from framework.misses.account import ELSEWHERE, EVICTED, Account
 from framework.misses.ledger import Ledger
+from framework.replay.recorded_misses import explain_stream
 from framework.report.misses import read_account
 from framework.types import Namespace
 

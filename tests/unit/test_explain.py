@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from framework import api
-from framework.explain.__main__ import main
+from framework.explain import main
 
 PROMPTS = [[1, 2], [3], [4, 5], [6], [1, 2], [3], [1, 2, 7]]
 

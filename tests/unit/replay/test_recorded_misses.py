@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from framework import api
-from framework.explain.__main__ import main
-from framework.explain.recorded import explain_stream
+from framework.explain import main
 from framework.interfaces.workload import WorkloadRequest
 from framework.misses.account import Account
+from framework.replay.recorded_misses import explain_stream
 from framework.report.misses import read_account
 from framework.workload.traces import write_trace
 

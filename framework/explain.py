@@ -90,8 +90,8 @@ def _is_stream(file: str) -> bool:
 
 def _recorded(options: argparse.Namespace) -> dict[str, Account]:
     """Of a stream of KV events and a request log, in either order."""
-    from framework.explain.recorded import explain_stream
     from framework.replay.misses import against_models
+    from framework.replay.recorded_misses import explain_stream
 
     stream, log = sorted(options.file, key=_is_stream, reverse=True)
     trace = open_trace(log, format=options.format, block_tokens=options.block_tokens)
