@@ -20,14 +20,14 @@ from framework.engine.block_bytes import as_bytes, parts_of
 from framework.engine.engine import Engine, MakeTiers, ModelLimits
 from framework.engine.engine import Trial as Trial
 from framework.engine.executors.base import Executor
-from framework.engine.executors.build import largest_step_bytes, require_writes_first
+from framework.engine.executors.build import largest_step_bytes
 from framework.engine.executors.checks import attention_spec, default_device, require_backend, require_no_foresight
 from framework.engine.kv_scales import require_scales
 from framework.engine.request import Request, StopWatch
 from framework.engine.sizes import LengthWarning, Sizes, longest_sequence, pool_blocks, shortened
 from framework.engine.streaming import RequestStream, StopTexts, abandon, add_texts
 from framework.engine.tiers.engine_tiers import tier_maker
-from framework.engine.tiers.setup import require_one_rank, tier_opener
+from framework.engine.tiers.setup import tier_opener
 from framework.engine.warm_up import warm_up
 from framework.errors import ConfigError, EngineInterrupted, InvalidArgument, shown
 from framework.groups.serving import GroupedAllocator, groups_of_model, reach, running_blocks, why_no_group
@@ -114,14 +114,23 @@ class LLM:
             raise ConfigError(f"tiering={shown(below.tiering)} has no tier to move blocks to; give tiers as well")
         require_no_foresight(eviction)
         self._tiering, self._tiers = below.tiering, parse_tiers(below.tiers)
-        require_one_rank(self._tiers, options.tensor_parallel_size)
+        if self._tiers and options.tensor_parallel_size > 1:
+            raise ConfigError(
+                "tiers below the pool of a model over several ranks are not supported: each rank holds a part of every "
+                "block; set engine.tensor_parallel_size=1 or leave tiers out"
+            )
         self.device, self.seed = default_device(device), self._trial.seed
         chosen = backend
         if chosen is None:
             chosen = "triton" if self.device.startswith("cuda") else "torch"
         self.backend: AttentionBackend = build_component("backend", chosen, {"seed": self.seed})
         graphs.choose(options, self.backend, self.device)  # refused before a model is loaded
-        require_writes_first(options, self.backend)
+        if options.share_within_step and not self.backend.capabilities.writes_before_attend:
+            raise ConfigError(
+                f"{type(self.backend).__name__} attends to a row before all rows of the step are written (its "
+                "capabilities say writes_before_attend=False), so rows of one step cannot share blocks; set "
+                "engine.share_within_step=false"
+            )
         self._owns_model = not isinstance(model, LoadedModel)
         self.model = load_served(model, self.backend, device=self.device, cache=cache, options=options)
         try:

@@ -76,15 +76,12 @@ class WorkloadRequest:
     key: str = ""
 
     def __post_init__(self) -> None:
-        prompt = self.prompt
-        if prompt is None:
-            if self.input_tokens < 1:
-                raise InvalidArgument(f"a prompt must hold at least one token, found input_tokens={self.input_tokens}")
-        elif isinstance(prompt, (str, tuple)):
-            if not prompt:
-                raise InvalidArgument("a prompt must hold at least one token, found an empty one")
-        else:
-            self._hold_tokens(prompt)
+        if self.prompt is None and self.input_tokens < 1:
+            raise InvalidArgument(f"a prompt must hold at least one token, found input_tokens={self.input_tokens}")
+        if self.prompt is not None and not isinstance(self.prompt, (str, tuple)):
+            self._hold_tokens(self.prompt)
+        if self.prompt is not None and not len(self.prompt):
+            raise InvalidArgument("a prompt must hold at least one token, found an empty one")
         if self.output is not None and self.output_tokens is None:
             object.__setattr__(self, "output_tokens", len(self.output))
         if not 0 <= self.arrival_s < math.inf:
@@ -96,8 +93,6 @@ class WorkloadRequest:
         if tokens.flags.writeable:
             tokens = tokens.copy()
             tokens.flags.writeable = False
-        if not len(tokens):
-            raise InvalidArgument("a prompt must hold at least one token, found an empty one")
         object.__setattr__(self, "prompt", tokens)
         object.__setattr__(self, "input_tokens", len(tokens))
 

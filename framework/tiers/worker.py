@@ -215,13 +215,11 @@ class WorkerTransfers(Transfers):
 
     def _list(self) -> None:
         """Note what lies in a store that was not there, or not noted, before."""
-        for number, store in enumerate(self._stores, start=1):
-            seen = self._seen[number - 1]
+        for number, (store, seen) in enumerate(zip(self._stores, self._seen, strict=True), start=1):
             if not self._listing[number - 1]:
                 continue
             try:
-                listed = store.keys()
-                new = [key for key in listed if key not in seen]
+                new = [key for key in store.keys() if key not in seen]  # noqa: SIM118
             except BaseException as error:
                 self._listing[number - 1] = False
                 self._failed(number, error)

@@ -16,7 +16,7 @@ from framework.engine.sizes import Sizes
 from framework.engine.states import StatePool
 from framework.engine.tables import BlockTables
 from framework.engine.warm_up import warm_up
-from framework.errors import ConfigError, Unsupported
+from framework.errors import Unsupported
 from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend
 from framework.model import memory
@@ -117,16 +117,3 @@ def _backends(decoder: Decoder, backend: AttentionBackend, sizes: Sizes, device:
     for window, layer_backend in found.items():
         GuardedBackend(layer_backend).setup(replace(sizes.spec, sliding_window=window), device)
     return [found[window] for window in windows]
-
-
-def require_writes_first(options: EngineOptions, backend: AttentionBackend) -> None:
-    """Refuse to share blocks within a step over a backend that attends before all rows of the step are written.
-
-    Raises:
-        ConfigError: with the option that turns sharing off.
-    """
-    if options.share_within_step and not backend.capabilities.writes_before_attend:
-        raise ConfigError(
-            f"{type(backend).__name__} attends to a row before all rows of the step are written (its capabilities say "
-            "writes_before_attend=False), so rows of one step cannot share blocks; set engine.share_within_step=false"
-        )

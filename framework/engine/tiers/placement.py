@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from framework.engine.metrics import Metrics
 from framework.engine.request import Sequence as Row
 from framework.engine.state import EngineState
 from framework.errors import PluginError
@@ -219,7 +218,10 @@ class Placement:
         self, tiers: Sequence[int], num_tokens: Sequence[int], cached: int
     ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
         """See `movement.Costs`."""
-        estimate = self.setup.recompute_s or measured_prefill(self._state.metrics)
+        estimate, metrics = self.setup.recompute_s, self._state.metrics
+        if estimate is None and metrics.num_scheduled_tokens and metrics.forward_s:
+            each = metrics.forward_s / metrics.num_scheduled_tokens  # the pace of the steps so far
+            estimate = lambda cached, tokens: each * (tokens - cached)  # noqa: E731
         recompute = None if estimate is None else tuple(estimate(cached, tokens) for tokens in num_tokens)
         return self.transfers.load_times(tiers), recompute
 
@@ -325,14 +327,6 @@ class TierEvents:
             del self._tiers[medium, key]
             self._stream.add(BlockRemoved(block_hashes=[key], medium=medium, group_idx=0))
         tiers.discard(tier)
-
-
-def measured_prefill(metrics: Metrics) -> Callable[[int, int], float] | None:
-    """(tokens cached, tokens in all) -> seconds of computing the rest, at the pace of the steps so far."""
-    if not metrics.num_scheduled_tokens or not metrics.forward_s:
-        return None
-    each = metrics.forward_s / metrics.num_scheduled_tokens
-    return lambda cached, tokens: each * (tokens - cached)
 
 
 _FEWEST = 1 << 16

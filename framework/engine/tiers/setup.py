@@ -31,19 +31,6 @@ TierEntry = Mapping[str, Any]
 """An entry of `tiers`, checked: store, eviction, num_blocks, and the model of its link."""
 
 
-def require_one_rank(tiers: Sequence[TierEntry], num_ranks: int) -> None:
-    """Raise if there are tiers below the pool of a model over several ranks.
-
-    Raises:
-        ConfigError: there are.
-    """
-    if tiers and num_ranks > 1:
-        raise ConfigError(
-            "tiers below the pool of a model over several ranks are not supported: each rank holds a part of every "
-            "block; set engine.tensor_parallel_size=1 or leave tiers out"
-        )
-
-
 def require_tiers(allocator: Allocator, hash: Component, seed: int) -> HashScheme:
     """The hash scheme, if blocks can be found by their hash alone, as they are below the pool.
 
