@@ -129,7 +129,7 @@ class DecodeGraphs:
 
     def _inputs(self, size: int, num_changes: int) -> list[npt.NDArray[Any]]:
         """A step's upload with nothing but padding in it: tokens, positions, slots, rows, contexts, table changes."""
-        of_row = [np.full(size, value, dtype=np.int64) for value in (0, 0, -1, self._tables.null_row)]
+        of_row = [np.full(size, value, dtype=np.int64) for value in (0, 0, -1, self._tables.max_rows)]
         changes = np.zeros(num_changes, dtype=np.int64), np.zeros(num_changes, dtype=np.int32)
         return [*of_row, np.zeros(size, dtype=np.int32), *changes]
 

@@ -283,9 +283,7 @@ class Lifecycle:
                 self.state.tiers.drop(seq)
         ended = [] if request.group is None else [completion for _, completion in request.group.ended]
         request.completions = ended + [
-            self.completion(seq, self._reason_of(seq) if seq.done else "aborted")
-            for seq in sorted(request.sequences, key=lambda seq: seq.stream)
-            if seq.generated
+            self._completion(seq) for seq in sorted(request.sequences, key=lambda seq: seq.stream) if seq.generated
         ]
         for seq in request.sequences:
             seq.done = True
@@ -319,23 +317,20 @@ class Lifecycle:
         seq.done = True
         request = seq.request
         if all(other.done for other in request.sequences) and len(request.sequences) == request.sampling.n:
-            sequences = sorted(request.sequences, key=lambda other: other.stream)
-            request.completions = [self.completion(other, self._reason_of(other)) for other in sequences]
+            request.completions = [
+                self._completion(other) for other in sorted(request.sequences, key=lambda other: other.stream)
+            ]
             self.end(request, Status.FINISHED)
 
-    def _reason_of(self, seq: Sequence) -> str:
-        return seq.finish_reason or self.why_stop(seq.request, int(seq.tokens[-1]), len(seq.tokens))
-
-    def completion(self, seq: Sequence, reason: str) -> Completion:
-        """What a sequence without a row has generated."""
+    def _completion(self, seq: Sequence) -> Completion:
+        """What a sequence without a row has generated; it was aborted unless it is done."""
+        reason = "aborted"
+        if seq.done:
+            reason = seq.finish_reason or self.why_stop(seq.request, int(seq.tokens[-1]), len(seq.tokens))
         wanted = seq.request.sampling.logprobs is not None
         scored = wanted or seq.request.group is not None
-        return Completion(
-            tokens=seq.generated,
-            finish_reason=reason,
-            cumulative_logprob=seq.cumulative_logprob if scored else None,
-            logprobs=list(seq.logprobs) if wanted else None,
-        )
+        logprobs = list(seq.logprobs) if wanted else None
+        return Completion(seq.generated, reason, seq.cumulative_logprob if scored else None, logprobs)
 
     def why_stop(self, request: Request, token: int, length: int) -> str:
         """ "stop", "length", or "" while a sequence of `length` tokens that just got `token` goes on."""

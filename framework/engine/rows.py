@@ -26,18 +26,13 @@ class Rows:
         self.known = self.tokens.view()
         self.known.flags.writeable = False
         self.length, self.computed, self.room, self.limit = (np.zeros(max_rows, dtype=np.int64) for _ in range(4))
-        self.passed = np.zeros(max_rows, dtype=np.int64)
-        self.order = np.zeros(max_rows, dtype=np.int64)
-        self.priority = np.zeros(max_rows, dtype=np.int64)
-        self.touch = np.zeros(max_rows, dtype=bool)
-        self.special = np.zeros(max_rows, dtype=bool)
-        self.ignore_eos = np.zeros(max_rows, dtype=bool)
+        self.passed, self.order, self.priority = (np.zeros(max_rows, dtype=np.int64) for _ in range(3))
+        self.stream, self.first_output = (np.zeros(max_rows, dtype=np.int64) for _ in range(2))
+        self.touch, self.special, self.ignore_eos = (np.zeros(max_rows, dtype=bool) for _ in range(3))
         self.temperature = np.zeros(max_rows, dtype=np.float32)
         self.top_k = np.zeros(max_rows, dtype=np.int32)
         self.top_p = np.ones(max_rows, dtype=np.float32)
         self.seed = np.zeros(max_rows, dtype=np.uint64)
-        self.stream = np.zeros(max_rows, dtype=np.int64)
-        self.first_output = np.zeros(max_rows, dtype=np.int64)
         self._free = list(range(max_rows - 1, -1, -1))
         self._active: IntArray | None = None
 

@@ -99,11 +99,9 @@ def pool_blocks(
     from framework.engine.pool import num_blocks_for  # replays need the rest of this file, and no torch
 
     fraction = cache.memory_fraction
+    if cache.num_blocks is not None and fraction is not None:
+        raise ConfigError("cache.num_blocks and cache.memory_fraction are both set; give one, set the other to null")
     if cache.num_blocks is not None:
-        if fraction is not None:
-            raise ConfigError(
-                "cache.num_blocks and cache.memory_fraction are both set; give one, set the other to null"
-            )
         return cache.num_blocks
     if fraction is None and device.startswith("cuda"):
         fraction = _DEFAULT_FRACTION
@@ -114,9 +112,7 @@ def pool_blocks(
     if device.startswith("cpu"):
         fraction /= ranks.size  # they share the host's memory
     ranks.post(_blocks_of, fraction, spec, num_layers)
-    own_blocks = num_blocks_for(fraction, device, spec, num_layers)
-    others: list[int] = ranks.answers()
-    return min(own_blocks, *others)
+    return int(min(num_blocks_for(fraction, device, spec, num_layers), *ranks.answers()))
 
 
 def _blocks_of(worker: Worker, fraction: float, spec: AttentionSpec, num_layers: int) -> int:

@@ -66,11 +66,6 @@ class BlockTables:
         self._low[:] = self.max_blocks
         self._device.zero_()
 
-    @property
-    def null_row(self) -> int:
-        """A row that `gather` knows and nobody can set: all null blocks."""
-        return self.max_rows
-
     def take_changes(self) -> tuple[IntArray, npt.NDArray[np.int32]]:
         """Flat indices (n,) and values (n,) of the entries that differ from what the device has.
 
@@ -95,7 +90,7 @@ class BlockTables:
     def gather(self, rows: Tensor, num_blocks: int, out: Tensor | None = None) -> Tensor:
         """The first `num_blocks` entries of `rows` (B,) int64 on the device: (B, num_blocks) int32, as of `apply`.
 
-        Into `out` if given. `null_row` is allowed.
+        Into `out` if given. Row `max_rows`, which nobody can set, is all null blocks.
         """
         if out is None:
             return self._device[:, :num_blocks].index_select(0, rows)

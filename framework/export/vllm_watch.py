@@ -42,6 +42,7 @@ class PolicyQueue:
 
     Attributes:
         facts: None once the policy failed.
+        counted: a call of vLLM's is under way that was counted: what it takes or frees shares its access count.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class PolicyQueue:
         self.facts: PoolFacts | None = facts
         self.failure: Exception | None = None
         self._candidate = facts.candidate
-        self._counted = False
+        self.counted = False
 
     @property
     def num_free_blocks(self) -> int:
@@ -97,14 +98,10 @@ class PolicyQueue:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.order, name)
 
-    def counted(self, *, under_way: bool) -> None:
-        """Whether a call of vLLM's is under way that was counted: what it takes or frees shares its access count."""
-        self._counted = under_way
-
     def _tick(self, facts: PoolFacts) -> None:
-        if not self._counted:
+        if not self.counted:
             facts.tick()
-        self._counted = False
+        self.counted = False
 
     def attempt(self, act: Callable[[PoolFacts], Any]) -> Any:
         """What `act` returns; None without a policy, or when it fails, which is the end of it."""
@@ -228,7 +225,7 @@ class PoolWatch:
         if facts is None or not found:
             return
         facts.tick()
-        self.queue.counted(under_way=True)
+        self.queue.counted = True
         self._hit_blocks = max(self._hit_blocks, facts.hit(found, 0 if request is None else -request.priority))
 
     def _cached(
@@ -280,7 +277,7 @@ class PoolWatch:
         facts = self.queue.facts
         if facts is not None and at_once:
             facts.tick()
-            self.queue.counted(under_way=True)
+            self.queue.counted = True
         if facts is not None and facts.requests is not None:
             blocks = [block.block_id for group in manager.get_blocks(request.request_id).blocks for block in group]
             facts.ended(blocks, self._known_of(facts, request)[2], request.num_tokens)
@@ -289,7 +286,7 @@ class PoolWatch:
             self.arrivals.pop(request.request_id, None)
 
     def _freed(self, facts: PoolFacts, result: Any, request: Any) -> None:
-        self.queue.counted(under_way=False)
+        self.queue.counted = False
 
     def _known_of(self, facts: PoolFacts, request: Any) -> _Known:
         known = self._known.get(request.request_id)

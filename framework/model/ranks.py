@@ -277,7 +277,7 @@ class Ranks:
             if device != "cpu":
                 ranks._watch(group)
         except BaseException:
-            ranks.give_up()
+            ranks._end(kill=True)
             raise
         return ranks
 
@@ -365,7 +365,7 @@ class Ranks:
             if self._error is None:
                 why = f"{type(error).__name__}: {one_line(error)}"
                 self._error = RankError(f"the {self.size} ranks of this model were ended by {why}; load it again")
-            self.give_up()
+            self._end(kill=True)
             raise
 
     def _send(self, calls: Sequence[Call], *, answered: bool) -> None:
@@ -399,7 +399,7 @@ class Ranks:
         """Which rank made a collective fail, and how. Ends all."""
         if self._error is None:
             self._error = RankError(self._story(cause))
-            self.give_up()
+            self._end(kill=True)
         return self._error
 
     def _story(self, cause: Exception) -> str:
@@ -428,10 +428,6 @@ class Ranks:
 
         threading.Thread(target=watch, name="ranks", daemon=True).start()
 
-    def give_up(self) -> None:
-        """End the other ranks at once, whatever they are doing. Idempotent."""
-        self._end(kill=True)
-
     def close(self) -> None:
         """End the other ranks, which are between steps. Idempotent."""
         if not self.broken:
@@ -441,6 +437,7 @@ class Ranks:
             self._end(kill=False)
 
     def _end(self, *, kill: bool) -> None:
+        """End the other ranks, with `kill` at once, whatever they are doing. Idempotent."""
         if self.broken:
             return
         self.broken = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -107,10 +108,7 @@ class LinkTransfers(Transfers):
         self, links: Sequence[Link], block_bytes: int, now: Callable[[], float], wait_until: Callable[[float], None]
     ) -> None:
         self._links, self._bytes, self._now, self._wait_until = tuple(links), block_bytes, now, wait_until
-        ways: tuple[Way, ...] = ("read", "write")
-        self._free_s: dict[tuple[Way, int], float] = {
-            (way, tier): 0.0 for tier in range(1, len(links) + 1) for way in ways
-        }
+        self._free_s: defaultdict[tuple[Way, int], float] = defaultdict(float)
         self._stored_s: dict[tuple[int, BlockHash], float] = {}
         self._ends: list[tuple[float, int, Copy]] = []
         self._count = 0

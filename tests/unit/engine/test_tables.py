@@ -40,7 +40,7 @@ def test_gathered_rows_come_in_the_order_asked_and_as_wide_as_asked():
     tables.set(0, 0, ids(1, 2, 3))
     tables.set(2, 0, ids(5))
     flush(tables)
-    picked = tables.gather(torch.tensor([2, 0, tables.null_row]), 2)
+    picked = tables.gather(torch.tensor([2, 0, tables.max_rows]), 2)
     assert picked.dtype == torch.int32
     assert picked.tolist() == [[5, 0], [1, 2], [0, 0]]
     out = torch.full((2, 4), 9, dtype=torch.int32)
