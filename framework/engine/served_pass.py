@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,18 +82,7 @@ class _Pass:
         start, count, device = self._length, len(tokens), tokens.device
         self._length = end = start + count
         positions = torch.arange(start, end, device=device)
-        contexts, starts = np.array([end], np.int32), np.array([0, count], np.int32)
-        self._batch = Batch(
-            block_tables=self._table,
-            context_lens=torch.from_numpy(contexts.copy()).to(device),
-            query_starts=torch.from_numpy(starts.copy()).to(device),
-            slot_mapping=positions + self._pool.block_size,  # blocks from 1 on
-            max_query_len=count,
-            max_context_len=end,
-            num_decodes=int(count == 1),
-            host_context_lens=contexts,
-            host_query_starts=starts,
-        )
+        self._batch = Batch.of(self._table, positions + self._pool.block_size, (end,), (count,))  # blocks from 1 on
         for backend in self._planners:
             backend.plan(self._batch)
         return self._decoder.logits(self._decoder(tokens, positions, self._attend))

@@ -191,13 +191,12 @@ def _batch(spans: list[_Span], block_size: int, device: torch.device) -> tuple[B
     """The batch, and the slots (sum of contexts,) of all keys, those of earlier steps too. Blocks in order."""
     import torch
 
-    contexts = np.array([span.end - span.begin for span in spans], dtype=np.int32)
-    counts = np.array([span.last - span.first for span in spans], dtype=np.int32)
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    widths = -(-contexts // block_size)
-    tables = np.zeros((len(spans), int(widths.max())), dtype=np.int32)
+    contexts = [span.end - span.begin for span in spans]
+    counts = [span.last - span.first for span in spans]
+    widths = [-(-context // block_size) for context in contexts]
+    tables = np.zeros((len(spans), max(widths)), dtype=np.int32)
     slots, new, block = [], [], 1
-    for i, width in enumerate(widths.tolist()):
+    for i, width in enumerate(widths):
         tables[i, :width] = np.arange(block, block + width)
         slots.append(block * block_size + np.arange(contexts[i], dtype=np.int64))
         new.append(slots[-1][contexts[i] - counts[i] :])
@@ -206,15 +205,4 @@ def _batch(spans: list[_Span], block_size: int, device: torch.device) -> tuple[B
     def put(array: Any) -> Tensor:
         return torch.from_numpy(array).to(device)
 
-    batch = Batch(
-        block_tables=put(tables),
-        context_lens=put(contexts),
-        query_starts=put(starts),
-        slot_mapping=put(np.concatenate(new)),
-        max_query_len=int(counts.max()),
-        max_context_len=int(contexts.max()),
-        num_decodes=int((counts == 1).sum()),
-        host_context_lens=contexts,
-        host_query_starts=starts,
-    )
-    return batch, put(np.concatenate(slots))
+    return Batch.of(put(tables), put(np.concatenate(new)), contexts, counts), put(np.concatenate(slots))

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -233,6 +235,19 @@ class Batch:
     num_decodes: int
     host_context_lens: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     host_query_starts: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+
+    @classmethod
+    def of(cls, block_tables: Tensor, slot_mapping: Tensor, contexts: Sequence[int], queries: Sequence[int]) -> Batch:
+        """The batch of rows of so many tokens of context and queries; lengths go to the tables' device as well."""
+        import torch
+
+        lengths, starts = np.array(contexts, np.int32), np.array([0, *accumulate(queries)], np.int32)
+        context_lens, query_starts = (torch.tensor(array, device=block_tables.device) for array in (lengths, starts))
+        num_decodes = sum(1 for _ in takewhile(lambda count: count == 1, queries))
+        longest, farthest = max(queries, default=0), max(contexts, default=0)
+        return cls(
+            block_tables, context_lens, query_starts, slot_mapping, longest, farthest, num_decodes, lengths, starts
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,24 +168,12 @@ def _to(pool: LayerKV, device: str) -> LayerKV:
 
 def batch_of(case: Case, tables: Tensor, device: str) -> Batch:
     """The batch of a case whose rows have these block tables (B, M) int32; every query is to be written to its slot."""
-    contexts = np.array(case.contexts, np.int32)
-    starts = np.concatenate([[0], np.cumsum(case.queries)]).astype(np.int32)
-    size = case.spec.block_size
-    slots = []
+    size, slots = case.spec.block_size, list[int]()
     for row, (context, queries) in enumerate(zip(case.contexts, case.queries, strict=True)):
         for position in range(context - queries, context):
             slots.append(int(tables[row, position // size]) * size + position % size if position >= 0 else -1)
-    return Batch(
-        block_tables=tables.to(device),
-        context_lens=torch.from_numpy(contexts).to(device),
-        query_starts=torch.from_numpy(starts).to(device),
-        slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
-        max_query_len=max(case.queries, default=0),
-        max_context_len=max(case.contexts, default=0),
-        num_decodes=len(list(itertools.takewhile(lambda queries: queries == 1, case.queries))),
-        host_context_lens=contexts.copy(),  # torch.from_numpy shares its array on a CPU
-        host_query_starts=starts.copy(),
-    )
+    slot_mapping = torch.tensor(slots, dtype=torch.int64, device=device)
+    return Batch.of(tables.to(device), slot_mapping, case.contexts, case.queries)
 
 
 def single_row(problem: Problem, row: int) -> Problem:
@@ -193,18 +181,7 @@ def single_row(problem: Problem, row: int) -> Problem:
     batch = problem.batch
     first, last = (int(start) for start in batch.host_query_starts[row : row + 2])
     context = int(batch.host_context_lens[row])
-    starts = torch.tensor([0, last - first], dtype=torch.int32)
-    single = Batch(
-        block_tables=batch.block_tables[row : row + 1],
-        context_lens=batch.context_lens[row : row + 1],
-        query_starts=starts.to(batch.query_starts.device),
-        slot_mapping=batch.slot_mapping[first:last],
-        max_query_len=last - first,
-        max_context_len=context,
-        num_decodes=int(last - first == 1),
-        host_context_lens=batch.host_context_lens[row : row + 1],
-        host_query_starts=starts.numpy(),
-    )
+    single = Batch.of(batch.block_tables[row : row + 1], batch.slot_mapping[first:last], (context,), (last - first,))
     case = replace(problem.case, contexts=(context,), queries=(last - first,))
     return Problem(case, problem.q[first:last], problem.pool, single)
 
