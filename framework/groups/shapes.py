@@ -27,10 +27,7 @@ class _Layers:
 
 
 def groups_of(
-    config: Mapping[str, Any] | str,
-    *,
-    block_tokens: int = 16,
-    layout: Literal["by_kind", "one_page"] = "by_kind",
+    config: Mapping[str, Any] | str, *, block_tokens: int = 16, layout: Literal["by_kind", "one_page"] = "by_kind"
 ) -> tuple[KVGroup, ...]:
     """The groups of a model, full attention first. A number of K, V and convolutions has 2 bytes, of a state 4.
 

@@ -109,18 +109,14 @@ def _judge_row(bench: Bench, row: int, loss: Loss | None) -> Verdict:
     count, last = min(bench.case.queries[row], _JUDGED_QUERIES), int(bench.batch.host_query_starts[row + 1])
     tokens = slice(last - count, last)
     blocks = bench.batch.block_tables[row, : -(-context // spec.block_size)].long()
-    scales = [_scales_of(scale, blocks) for scale in (pool.k_scale, pool.v_scale)]
+    scales = [
+        None if scale is None else (scale if scale.dim() == 1 else scale[blocks]).cpu()  # all heads', or of its tokens
+        for scale in (pool.k_scale, pool.v_scale)
+    ]
     row_kv = LayerKV(pool.k[blocks].cpu(), pool.v[blocks].cpu(), pool.layout, *scales)
     case = Case(spec, (context,), (count,))
     batch = batch_of(case, torch.arange(len(blocks), dtype=torch.int32)[None], "cpu")
     return judge(bench.out[tokens].cpu(), Problem(case, bench.q[tokens].cpu(), row_kv, batch), loss)
-
-
-def _scales_of(scale: torch.Tensor | None, blocks: torch.Tensor) -> torch.Tensor | None:
-    """What `blocks` need of a pool's scales: all heads', or their own tokens'. On the CPU."""
-    if scale is None:
-        return None
-    return (scale if scale.dim() == 1 else scale[blocks]).cpu()
 
 
 def last_level_cache_bytes(device: str) -> int:

@@ -255,6 +255,10 @@ class Grid:
         if not verdict.ok:
             return self._without("failed", [f"the timed batch: {verdict}"])
         times = guarded.timed(lambda: self._times(backend, bench))
+        yardstick = {}
+        if "dense" in times:
+            dense_s = times["dense"].median_s
+            yardstick = {"dense_sdpa_s": dense_s, "speed_vs_dense_sdpa": dense_s / times["backend"].median_s}
         return {
             "status": "ok",
             "kind": "measured",
@@ -262,14 +266,11 @@ class Grid:
             "num_pools": len(bench.pools),
             **{f"backend_{name}": value for name, value in guarded.facts().items()},
             **_rates(times["backend"], work_of(cell), ceilings),
-            **_yardstick(times),
+            **yardstick,
         }
 
     def _times(self, backend: AttentionBackend, bench: Bench) -> dict[str, Times]:
-        def attend(turn: int) -> None:
-            bench.attend(backend, turn)
-
-        calls: dict[str, Call] = {"backend": attend}
+        calls: dict[str, Call] = {"backend": lambda turn: bench.attend(backend, turn)}
         if not self.device.startswith("cuda") and (dense := dense_sdpa(bench)) is not None:
             calls["dense"] = dense
         graph = backend.capabilities.graph_safe
@@ -300,13 +301,6 @@ def _rates(times: Times, work: Work, ceilings: Ceilings) -> Row:
         "floor_s": floor,
         "share_of_ceiling": floor / median,
     }
-
-
-def _yardstick(times: Mapping[str, Times]) -> Row:
-    if "dense" not in times:
-        return {}
-    dense = times["dense"].median_s
-    return {"dense_sdpa_s": dense, "speed_vs_dense_sdpa": dense / times["backend"].median_s}
 
 
 def dense_sdpa(bench: Bench) -> Call | None:

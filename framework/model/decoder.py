@@ -104,12 +104,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        attention: Attention,
-        rotate: bool = True,
-        rows: Tensor | None = None,
+        self, tokens: Tensor, positions: Tensor, attention: Attention, rotate: bool = True, rows: Tensor | None = None
     ) -> Tensor:
         """The last layer's normalised hidden states (T, E), or (R, E) of `rows`, the same on every rank.
 

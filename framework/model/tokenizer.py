@@ -161,11 +161,7 @@ class NoTokenizer:
         self.vocab_size, self.eos_token_ids, self._where = vocab_size, tuple(eos_token_ids), where
 
     def _refuse(self, *_: object) -> NoReturn:
-        """There is no text.
-
-        Raises:
-            ModelError: always.
-        """
+        """Raise ModelError: there is no text."""
         raise ModelError(
             f"'{self._where}' has no tokenizer.json: give prompts as token ids, or save the tokenizer with "
             "transformers' save_pretrained"
@@ -255,10 +251,6 @@ def _chat_environment() -> Any:
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    found = {}
-    for role in ("bos_token", "eos_token", "unk_token", "pad_token"):
-        token = settings.get(role)
-        token = token.get("content") if isinstance(token, Mapping) else token
-        if isinstance(token, str):
-            found[role] = token
-    return found
+    tokens = {role: settings.get(role) for role in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    texts = {role: one.get("content") if isinstance(one, Mapping) else one for role, one in tokens.items()}
+    return {role: text for role, text in texts.items() if isinstance(text, str)}

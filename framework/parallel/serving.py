@@ -163,12 +163,7 @@ def measure_gaps(worker: Worker, tokens: list[int], num_prompt: int) -> Gaps:
 
 
 def load_served(
-    model: str | LoadedModel,
-    backend: AttentionBackend,
-    *,
-    device: str,
-    cache: CacheOptions,
-    options: EngineOptions,
+    model: str | LoadedModel, backend: AttentionBackend, *, device: str, cache: CacheOptions, options: EngineOptions
 ) -> LoadedModel:
     """The model, after its shape alone has shown that the backend can serve it. Arguments as of `LLM`.
 
