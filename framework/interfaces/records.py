@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,20 +33,16 @@ def integer(record: Mapping[str, Any], field: str, low: int, high: int = MAX_TOK
     Raises:
         FieldError: missing, no whole number, or outside `low` to `high`.
     """
-    value = record.get(field)
-    if type(value) is not int:
-        value = _whole(field, value)
+    found: Any = record.get(field)
+    value: int = found
+    if type(found) is not int:
+        whole = isinstance(found, float) and found.is_integer()
+        if not whole and not (isinstance(found, str) and _WHOLE.fullmatch(found)):
+            raise FieldError(field, "missing" if found is None else f"expected a whole number, found {_shown(found)}")
+        value = int(found)
     if not low <= value <= high:
         raise FieldError(field, f"expected {low} to {high}, found {value}")
     return value
-
-
-def _whole(field: str, value: Any) -> int:
-    if isinstance(value, str) and _WHOLE.fullmatch(value):
-        return int(value)
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    raise FieldError(field, "missing" if value is None else f"expected a whole number, found {_shown(value)}")
 
 
 def _shown(value: Any) -> str:
@@ -63,13 +60,9 @@ def number(record: Mapping[str, Any], field: str) -> float:
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise FieldError(field, "missing" if value is None else f"expected a number, found {_shown(value)}")
-    try:
-        result = float(value)
-    except OverflowError:
-        result = float("inf")
-    if not 0 <= result < float("inf"):
+    if not 0 <= value <= sys.float_info.max:
         raise FieldError(field, f"expected a finite number, at least 0, found {str(value)[:40]}")
-    return result
+    return float(value)
 
 
 def text(record: Mapping[str, Any], field: str) -> str | None:

@@ -121,7 +121,6 @@ class JsonLinesReader(TraceReader):
         """
 
     def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
-        """See TraceReader."""
         for number_, line in lines:
             try:
                 yield number_, self.parse(json_object(line))
@@ -155,7 +154,6 @@ class CsvReader(TraceReader):
             return False
 
     def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
-        """See TraceReader."""
         names = csv_cells(next(lines, (1, b""))[1])
         missing = [name for name in self.columns if name not in names]
         if missing:

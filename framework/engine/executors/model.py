@@ -100,7 +100,6 @@ class ModelExecutor(Executor):
         self._forward = compiled_forward(self.decoder)
 
     def summary(self) -> dict[str, Any]:
-        """How steps were run, for a run's result."""
         graphs = self.graphs
         return {
             "cuda_graphs": graphs is not None and self.device.type == "cuda",
@@ -123,7 +122,6 @@ class ModelExecutor(Executor):
             self.graphs.num_replays = self.graphs.num_padded_rows = 0
 
     def wait_until(self, when: float) -> None:
-        """Sleep."""
         time.sleep(max(0.0, when - self.now()))
 
     def reset(self) -> None:

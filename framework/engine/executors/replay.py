@@ -121,14 +121,12 @@ class ReplayExecutor(Executor):
         self._now = 0.0
 
     def reset(self) -> None:
-        """See Executor. It holds no tables."""
         self._beam_calls.clear()
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         self.copied_blocks += len(copies)
 
     def forward(self, step: Step, rows: Rows) -> None:
-        """See Executor: only time passes."""
         self._where, self._rows = step.rows[step.sampled], rows
         if not self._step_clock:
             self._now += self._step_time(step, rows)
