@@ -9,9 +9,11 @@ from random import Random as Draw
 import pytest
 import xxhash
 
-from framework.paged.index import PrefixIndex
+from framework.errors import InvalidArgument
+from framework.paged.index import BlockHasher, BlockHashes, PrefixIndex
 from framework.paged.pool import BlockPool
-from framework.types import BlockHash
+from framework.types import BlockHash, Namespace
+from framework_builtin.hash.sha256 import Sha256
 
 ANCHORS = (-1, -2)
 Prefix = tuple[int, tuple[int, ...]]
@@ -140,3 +142,12 @@ def test_content_whose_parent_is_gone_is_published_once_and_found_by_its_name(
     index.remove([7, 6, 5, 4, 3, 2, 1])
     assert not index.audit()
     assert not [*index.nodes()]
+
+
+def test_hashes_of_another_namespace_are_refused_by_value():
+    spaces = Namespace(), Namespace(salt="x")
+    hasher = BlockHasher(Sha256(), 4)
+    hasher.check(BlockHashes.of(spaces[0], [b"x"]), Namespace())
+    for made_for, used_in in (spaces, spaces[::-1]):
+        with pytest.raises(InvalidArgument, match="was used in"):
+            hasher.check(BlockHashes.of(made_for, [b"x"]), used_in)
