@@ -15,7 +15,7 @@ OVER_MODULES = {
     "engine/test_pretended_device.py": "a serve step on a device that is not there, over all modules of the step",
     "engine/test_promises_over_a_model.py": "promises of the engine over a real model, in every backend",
     "eviction/test_in_bulk.py": "`victims` of every policy against `victim` by turns",
-    "eviction/test_learning.py": "policies that learn, on streams made for what each claims and in a serve run",
+    "eviction/test_learning.py": "policies that learn, on streams made for what they claim and in an engine",
     "eviction/test_policies.py": "all published policies on short histories",
     "guard/test_fault_grid.py": "every hook of every kind of plugin with every kind of fault",
     "guard/test_only_guards_call_plugins.py": "a run in which every plugin looks at who calls it",

@@ -119,31 +119,24 @@ def test_an_llm_with_an_object_of_the_caller_s_own_refuses_instead() -> None:
     wanted = greedy(llm)
     llm.reset()
     assert greedy(llm) == wanted, "an orderly reset keeps the object"
-    interrupt_a_step(llm)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llm.executor, "forward", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("abc")
     with pytest.raises(EngineInterrupted, match="eviction is an object of your own, which may be half changed"):
         greedy(llm)
 
 
-def interrupt_a_step(llm: LLM) -> None:
-    def interrupt(step: Any, rows: Any) -> None:
-        raise KeyboardInterrupt
-
-    forward, llm.executor.forward = llm.executor.forward, interrupt  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate("abc")
-    llm.executor.forward = forward  # type: ignore[method-assign]
+def interrupt(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_requests_of_a_call_left_between_steps_are_cancelled() -> None:
     llm = LLM("tiny", cache=CacheOptions(num_blocks=24))
-
-    def interrupt(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    drain, llm.drain = llm.drain, interrupt  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate("abc")
-    llm.drain = drain  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llm, "drain", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("abc")
     assert not llm.engine.interrupted
     assert llm.stats()["unfinished"] == 0
 
@@ -195,12 +188,7 @@ def test_an_engine_in_a_step_refuses_another_thread_and_its_own_callbacks() -> N
 
 def test_ranks_that_were_left_in_a_step_are_a_clear_refusal() -> None:
     with LLM("tiny", cache=CacheOptions(num_blocks=24), engine=EngineOptions(tensor_parallel_size=2)) as llm:
-        inner = llm.executor.inner  # type: ignore[attr-defined]
-
-        def interrupt(step: Any, rows: Any) -> None:
-            raise KeyboardInterrupt
-
-        inner.forward = interrupt
+        llm.executor.inner.forward = interrupt  # type: ignore[attr-defined]
         with pytest.raises(KeyboardInterrupt):
             llm.generate("abc")
         with pytest.raises(RankError, match="load it again"):

@@ -103,6 +103,13 @@ def test_trees_by_hand(policy: EvictionPolicy, requests: list[list[int]], capaci
         (lambda: Lhd(samples=0), "lhd.samples"),
         (lambda: Ttl(ttl=0), "ttl.ttl"),
         (lambda: Priority(retention=-1), "priority.retention"),
+        (lambda: Hazard(tolerance=-1), "tolerance"),
+        (lambda: Hazard(tolerance=float("nan")), "tolerance"),
+        (lambda: Hazard(window=3), "window"),
+        (lambda: TailLru(budget_tokens=-1), "tokens"),
+        (lambda: TailLru(next_tokens=-1), "tokens"),
+        (lambda: ToolTtl(quantile=2), "quantile"),
+        (lambda: Lease(-1), "length"),
     ],
 )
 def test_senseless_options_are_refused(make: Any, message: str) -> None:
@@ -303,8 +310,3 @@ def test_the_densest_interior_goes_first_and_the_ends_stay() -> None:
     found = evicted(DensestInterior(), [[0, 1, 2, 3, 4, 5, 6], *([100 + at] for at in range(7))], 7)
     assert found[:5] == [5, 3, 1, 2, 4], found
     assert set(found[5:]) == {0, 6}
-
-
-def test_a_lease_is_not_negative() -> None:
-    with pytest.raises(InvalidArgument, match="length"):
-        Lease(-1)

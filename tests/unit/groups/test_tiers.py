@@ -111,17 +111,11 @@ def mixed_prompts() -> list[list[int]]:
 @pytest.fixture(scope="module")
 def alone(models: dict[str, LoadedModel]) -> dict[str, list[Any]]:
     """By family, what `mixed_prompts` give without tiers or sharing, of each of SAMPLINGS."""
-    return {
-        model.config.family: [
-            finished(
-                LLM(model, cache=CacheOptions(block_size=SIZE, num_blocks=200), allocator="naive").generate(
-                    mixed_prompts(), sampling
-                )
-            )
-            for sampling in SAMPLINGS
-        ]
-        for model in models.values()
-    }
+    found = {}
+    for model in models.values():
+        llm = LLM(model, cache=CacheOptions(block_size=SIZE, num_blocks=200), allocator="naive")
+        found[model.config.family] = [finished(llm.generate(mixed_prompts(), sampling)) for sampling in SAMPLINGS]
+    return found
 
 
 COUNTS = {
@@ -159,10 +153,7 @@ def test_tokens_are_those_without_tiers(
 
 def test_a_prefix_that_left_both_pools_is_loaded_to_where_it_can_be_resumed(model: LoadedModel) -> None:
     with tiered(model) as llm:
-        first = llm.generate([stem(1)], SHORT)[0]
-        for number in range(2, 14):
-            llm.generate([stem(number)], SHORT)
-        again = llm.generate([stem(1)], SHORT)[0]
+        first, *_, again = (llm.generate([stem(number)], SHORT)[0] for number in (*range(1, 14), 1))
         assert (again.num_cached_tokens, again.num_loaded_tokens) == (36, 36)
         assert again.tier_tokens == {1: 36}
         assert finished([again]) == finished([first])
@@ -175,10 +166,7 @@ def test_a_prefix_that_left_both_pools_is_loaded_to_where_it_can_be_resumed(mode
 def test_what_the_window_lost_is_loaded_while_the_rest_lies_in_the_pool(model: LoadedModel) -> None:
     """Full attention keeps its blocks, so nothing but the window, or a state, comes from below."""
     with tiered(model, num_blocks=400, tier_blocks=4000) as llm:
-        first = llm.generate([stem(1)], SHORT)[0]
-        for number in range(2, 14):
-            llm.generate([stem(number)], SHORT)
-        again = llm.generate([stem(1)], SHORT)[0]
+        first, *_, again = (llm.generate([stem(number)], SHORT)[0] for number in (*range(1, 14), 1))
         stats = llm.stats()
         assert (again.num_cached_tokens, stats["tier1_hit_blocks"], stats["full_evictions"]) == (36, 0, 0), stats
         assert again.num_loaded_tokens > 0
