@@ -1,9 +1,10 @@
-"""Policies that learn from requests, on streams made for what they claim and in a replay with an engine."""
+"""Policies that learn from requests, on streams made for what they claim, with the claim undone, and in an engine."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from learning_streams import conversations, hits
 
@@ -27,6 +28,38 @@ def test_true_hints_help_and_lies_do_not_harm() -> None:
     assert hits(Hinted(), paths, 800) > plain
     for lie in (0.5, 1.0):
         assert hits(Hinted(), conversations(lie=lie), 800) > lru, lie
+
+
+class Deaf(Hazard):
+    """Hazard that takes all requests for alike."""
+
+    def features(self, facts, num_blocks, gap):
+        return (0, 0, 0, 0, 0)
+
+
+class Amnesiac(WorkloadAware):
+    """workload_aware that learns nothing of a return."""
+
+    def returned(self, group, age, used):
+        pass
+
+
+class Gullible(Hinted):
+    """Hinted that believes every hint."""
+
+    def score(self, kinds, ages, orders):
+        foretold = [self._returns._foretold[kind - 4] if kind >= 4 else 0 for kind in kinds.tolist()]
+        return np.array(foretold, np.float64)
+
+    def first_score(self, group):
+        return float(self.score(np.array([group.kind]), np.zeros(1), np.zeros(1))[0])
+
+
+def test_mutants_lose_what_the_policies_gain() -> None:
+    paths, lied = conversations(), conversations(lie=1.0)
+    assert hits(Deaf(), paths) < hits(Hazard(), paths)
+    assert hits(Amnesiac(), paths) < hits(WorkloadAware(), paths)
+    assert hits(Gullible(), lied) < hits(Lru(), lied) < hits(Hinted(), lied)
 
 
 @pytest.mark.parametrize("num_blocks", [160, 256, 400])

@@ -24,7 +24,6 @@ from framework.registry.components import build_allocator
 from framework.sampling import Sampling
 from framework.tiers.transfers import Link, LinkTransfers
 from framework.types import BlockHash, BlockId
-from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.tiering.load_or_recompute import LoadOrRecompute
 from framework_builtin.tiering.on_eviction import OnEviction
@@ -157,11 +156,6 @@ class Breaks(OnEviction):
 
 class BreaksLoad(OnEviction):
     def load(self, offer: LoadOffer, now: float) -> int:
-        return 10**6
-
-
-class BadPolicy(Fifo):
-    def victim(self, now: float) -> Any:
         return 10**6
 
 
