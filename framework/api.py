@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from framework.config.check import parse
 from framework.config.config import Config
 from framework.errors import OutOfMemory
 
-OnBegin = Callable[[Path], object]
+if TYPE_CHECKING:
+    from framework.modes.session import OnBegin
 
 
 def run(config: Mapping[str, Any] | Config, *, on_begin: OnBegin = lambda path: None) -> dict[str, Any]:

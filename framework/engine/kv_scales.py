@@ -64,15 +64,6 @@ def read_scales(path: str, config: ModelConfig) -> tuple[Tensor, Tensor]:
     return pair[0], pair[1]
 
 
-def write_scales(path: str | Path, pool: KVPool) -> None:
-    """What an fp8 pool of a whole model uses, as `read_scales` takes it."""
-    rows = {
-        name: [scale.tolist() for layer in pool.layers if (scale := getattr(layer, f"{name}_scale")) is not None]
-        for name in ("k", "v")
-    }
-    Path(path).write_text(json.dumps(rows), encoding="utf-8")
-
-
 def set_scales(pool: KVPool, decoder: Decoder, path: str | None) -> None:
     """Set the scales of an fp8 pool, this rank's heads, from a file or by a pass; any other pool stays as it is."""
     if pool.dtype != SCALED:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from fake_engines import finished, make_llm
 
-from framework.engine.kv_scales import write_scales
 from framework.errors import ConfigError
 from framework.interfaces.backend import LayerKV
 from framework.llm import LLM, CacheOptions
@@ -42,7 +41,9 @@ def test_calibrated_scales_hold_twice_what_a_pass_over_the_model_shows() -> None
 def test_scales_of_a_file_are_those_of_the_pool_and_give_the_same_tokens(tmp_path: Path) -> None:
     file = tmp_path / "scales.json"
     calibrated = LLM("tiny", cache=CacheOptions(num_blocks=40, kv_dtype="float8_e4m3fn"))
-    write_scales(file, calibrated.pool)
+    names = {"k": "k_scale", "v": "v_scale"}
+    rows = {key: [getattr(layer, name).tolist() for layer in calibrated.pool.layers] for key, name in names.items()}
+    file.write_text(json.dumps(rows))
     given = LLM("tiny", cache=CacheOptions(num_blocks=40, kv_dtype="float8_e4m3fn", kv_scales=str(file)))
     for one, other in zip(calibrated.pool.layers, given.pool.layers, strict=True):
         assert one.k_scale is not None
