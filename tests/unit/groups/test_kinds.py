@@ -86,6 +86,14 @@ def test_a_hit_is_the_longest_length_at_which_every_token_read_is_there(
     assert hit.junction == (min(full) if full else max(hit.could)) - hit.tokens, hit
 
 
+def test_a_lookahead_takes_one_block_and_a_miss_right_after_it_takes_the_hit_down() -> None:
+    groups = (group("full", drop=True), group("window", 10, drop=True))
+    hit = find_hit(groups, lambda g, block: block < 6, 40)
+    assert (hit.tokens, hit.junction) == (20, 0)
+    hit = find_hit(groups, lambda g, block: block < 6 and (g, block) != (1, 5), 40)
+    assert (hit.tokens, hit.cut_by, hit.lost) == (16, 1, (20, 4))
+
+
 def test_a_cut_by_a_later_group_is_taken_up_by_the_earlier_ones() -> None:
     have = [set(range(12)), {2, 3, 4, 9}, {*range(3, 9)}]  # the wide window ends where the narrow one has nothing
     hit = find_hit(LAYOUTS["windows"], lambda g, block: block in have[g], 48)
