@@ -53,7 +53,7 @@ class Veil:
                 session_id=None if event.session_id is None else self.name(event.session_id),
             )
         if isinstance(event, BlockRemoved):
-            return replace(event, block_hashes=self._names(event.block_hashes))
+            return replace(event, block_hashes=self._names(event.block_hashes), ownership=None)
         return event
 
     def _names(self, hashes: Sequence[Hash]) -> list[str]:

@@ -1,8 +1,7 @@
 """KV events as values: the fields of vLLM 0.33's BlockStored, BlockRemoved, AllBlocksCleared and event batch.
 
-SGLang 0.5.23 sends the same maps; its `cache_salt` is read as well. A field that is not known here is ignored, as those
-in which vLLM speaks of sliding windows, remote places and lookahead hashing, so that streams of later versions can be
-read; a field that is missing or of another type is an error that names it.
+SGLang 0.5.23 sends the same maps; its `cache_salt` is read as well. A field that is not known here is ignored, so that
+streams of later versions can be read; a field that is missing or of another type is an error that names it.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ class BlockStored:
         group_idx: the KV cache group.
         session_id: of the request that stored them.
         cache_salt: the salt, where it is said here (SGLang).
+        The others are what vLLM says of sliding windows, remote places and lookahead hashing; never set here.
     """
 
     block_hashes: Sequence[Hash]
@@ -48,7 +48,12 @@ class BlockStored:
     lora_name: str | None = field(default=None, metadata={"sent": True})
     extra_keys: Sequence[Sequence[Any] | None] | None = None
     group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
     session_id: str | None = None
+    lookahead_token_ids: Sequence[Sequence[int]] | None = None
     cache_salt: str | None = None
 
 
@@ -59,6 +64,8 @@ class BlockRemoved:
     block_hashes: Sequence[Hash]
     medium: str | None = field(default=None, metadata={"sent": True})
     group_idx: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
