@@ -119,7 +119,7 @@ def check_all_blocks_fit(make: Make) -> None:
                 _expect(store, key, written.pop(key), f"step {step}: a block did not come back")
                 store.remove(key)
             else:
-                key = _key()
+                key = BlockHash(draw.randbytes(32))
                 written[key] = _bytes(step)
                 _write(store, key, written[key])
         for key, data in written.items():
