@@ -79,6 +79,13 @@ class Below:
             returning: it waits again after that.
         """
 
+    def give_up(self) -> bool:
+        """Let the latest that waits for a row wait anew, without its blocks; False if none waits so."""
+        if self.ready:
+            self.drop(self.ready[-1][0], returning=True)
+            return True
+        return False
+
     def holding(self) -> Sequence[Row]:
         """The sequences that hold a table and no row."""
         return ()

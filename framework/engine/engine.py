@@ -427,8 +427,7 @@ class Engine:
         if state.tiers.busy:
             state.tiers.wait(next_s)
             return
-        if state.tiers.ready:  # holds blocks until there are rows for all its samples; others wait for those blocks
-            state.tiers.drop(state.tiers.ready[-1][0], returning=True)
+        if state.tiers.give_up():  # it held blocks until all its samples have rows; others wait for those blocks
             return
         if stuck is None and not len(active):
             if next_s is not None:

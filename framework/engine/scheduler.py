@@ -335,8 +335,7 @@ class Scheduler:
     def _preempt_for(self, seq: Sequence) -> bool:
         """Preempt the least important, newest request; False if `seq`'s own is the only one that runs."""
         rows, tiers = self.state.rows, self.state.tiers
-        if tiers.ready:  # the latest that waits for a row gives its blocks up first
-            tiers.drop(tiers.ready[-1][0], returning=True)
+        if tiers.give_up():
             return True
         running = list(map(rows.sequence, rows.active().tolist()))
         victim = running[-1]
