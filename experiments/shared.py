@@ -39,7 +39,7 @@ def trace_path(name: str) -> Path:
     path = folder / name
     if not path.exists():
         raise MissingTrace(
-            f"no {name} in {folder}; put it there or set KVLAB_TRACES to its folder. `python -m framework.trace fetch` "
+            f"no {name} in {folder}; put it there or set KVLAB_TRACES to its folder. `python -m framework trace fetch` "
             "lists the public traces and where they come from"
         )
     return path
@@ -173,7 +173,7 @@ def panels(
     rows: Sequence[Mapping[str, Any]], by: str, x: tuple[str, float, str], *shown: tuple[str, float, str], **limits: Any
 ) -> Figure:
     """A panel for each value shown, with a line for each of `by`; x and values are (key, unit, label)."""
-    from framework.figures.style import new_axes, new_figure, series_style
+    from framework_report.figures.style import new_axes, new_figure, series_style
 
     figure, names = new_figure(8.0, 3.4), list(dict.fromkeys(row[by] for row in rows))
     for place, (panel, (key, unit, label)) in enumerate(zip(figure.subfigures(1, len(shown)), shown, strict=True)):
@@ -191,7 +191,7 @@ def save(figure: Figure, options: argparse.Namespace, name: str) -> None:
     """The figure on white, as SVG (text stays text, equal data gives equal bytes); with --out also as PNG."""
     from matplotlib import rc_context
 
-    from framework.figures.style import INK
+    from framework_report.figures.style import INK
 
     figure.patch.set(facecolor="white", alpha=1.0)
     path = options.out / f"{name}.svg"

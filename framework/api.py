@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from framework.config.check import parse
 from framework.config.config import Config
 from framework.errors import OutOfMemory
-
-if TYPE_CHECKING:
-    from framework.modes.session import OnBegin
+from framework.interfaces.mode import Mode, OnBegin
+from framework.registry.components import build_component
 
 
 def run(config: Mapping[str, Any] | Config, *, on_begin: OnBegin = lambda path: None) -> dict[str, Any]:
@@ -18,9 +17,9 @@ def run(config: Mapping[str, Any] | Config, *, on_begin: OnBegin = lambda path: 
 
     Args:
         config: resolved and plain, or parsed already. `mode` chooses serve (a model answers), replay (a trace, no
-            model) or kernel (attention backends alone). `allocator`, `eviction`, `hash`, `backend`, `model`,
-            `workload` and `tracker` are names, or mappings with a `name` and options; `cache`, `engine`, `replay`,
-            `kernel` and `run` are sections; `seed` is the run's. Absent keys have their defaults, but for `run.dir`.
+            model) or another that is installed. It, `allocator`, `eviction`, `hash`, `backend`, `model`, `workload`
+            and `tracker` are names, or mappings with a `name` and options; `cache`, `engine`, `replay` and `run` are
+            sections; `seed` is the run's. Absent keys have their defaults, but for `run.dir`.
         on_begin: called with the run directory when workload, model and plugins have been read and it is taken over.
 
     Raises:
@@ -31,7 +30,8 @@ def run(config: Mapping[str, Any] | Config, *, on_begin: OnBegin = lambda path: 
     """
     parsed = config if isinstance(config, Config) else parse(config)
     try:
-        return _run(parsed, on_begin)
+        mode: Mode = build_component("mode", parsed.mode.plain(), {})
+        return mode.run(parsed, on_begin)
     except MemoryError as error:
         if isinstance(error, OutOfMemory):
             raise
@@ -39,17 +39,3 @@ def run(config: Mapping[str, Any] | Config, *, on_begin: OnBegin = lambda path: 
             f"this machine's memory is too small for the run ({error or 'MemoryError'}); lower cache.num_blocks, "
             "engine.max_batch_requests, engine.max_model_len or the model's size"
         ) from error
-
-
-def _run(config: Config, on_begin: OnBegin) -> dict[str, Any]:
-    if config.mode == "serve":
-        from framework.modes.serve import serve
-
-        return serve(config, on_begin)
-    if config.mode == "replay":
-        from framework.modes.replay import replay
-
-        return replay(config, on_begin)
-    from framework.modes.kernel import kernel
-
-    return kernel(config, on_begin)

@@ -1,4 +1,4 @@
-"""`python -m framework.explain RUN_OR_TRACE`: one cause for each prompt token that was no hit."""
+"""`python -m framework explain RUN_OR_TRACE`: one cause for each prompt token that was no hit."""
 
 from __future__ import annotations
 
@@ -10,57 +10,55 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from framework.cli.exit import command, exit_with
 from framework.errors import ConfigError
+from framework.interfaces.command import Command
 from framework.misses.account import OUTCOMES, Account, versus
-from framework.report.console import new_console, print_table
-from framework.report.misses import read_account
-from framework.report.tables import Table
+from framework.results.console import Table, new_console, print_table
 from framework.workload.traces import formats, open_trace
+from framework_report.misses import read_account
 
 
-@command
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0 on success, 2 with one sentence on stderr when it cannot be done."""
-    options = _parser().parse_args(arguments)
-    accounts = _accounts(options)
-    data: dict[str, Any] = {name: account.as_json() for name, account in accounts.items()}
-    if len(accounts) == 2:
-        (first, one), (second, other) = accounts.items()
-        data = {"runs": data, "against": {"first": first, "second": second, **versus(one, other)}}
-    else:
-        data = next(iter(data.values()))
-    if options.json:
-        print(json.dumps(data, indent=2))  # noqa: T201
-    else:
-        _show(accounts, data.get("against"))
-    return 0
+class Explain(Command):
+    """One cause for each prompt token that was no hit."""
 
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "file", metavar="RUN_OR_TRACE", nargs="+",
+            help="run directories of run.explain=true (two are compared), a trace, which is replayed cache-only, or a "
+            "recorded stream of KV events and the log of its requests",
+        )  # fmt: skip
+        parser.add_argument(
+            "--eviction", default="lru", metavar="NAME", help="of a trace's replay; two, comma-separated, are compared"
+        )
+        parser.add_argument(
+            "--num-blocks",
+            type=int,
+            metavar="N",
+            help="blocks of the pool: of a trace's replay, or of a stream's engine, to compare it with LRU and optimum",
+        )
+        parser.add_argument("--block-tokens", type=int, metavar="N", help="tokens a block of the trace")
+        parser.add_argument(
+            "--format", default="auto", metavar="NAME", help=f"of the trace: auto, {', '.join(formats())}"
+        )
+        parser.add_argument("--limit", type=int, metavar="N", help="only the trace's first N requests")
+        parser.add_argument("--full-blocks-only", action="store_true", help="a partial last block is never cached")
+        parser.add_argument("--leaf-first", action="store_true", help="evict only blocks without resident children")
+        parser.add_argument("--seed", type=int, default=0)
+        parser.add_argument("--json", action="store_true", help="print JSON alone")
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m framework.explain", description=__doc__)
-    parser.add_argument(
-        "file", metavar="RUN_OR_TRACE", nargs="+",
-        help="run directories of run.explain=true (two are compared), a trace, which is replayed cache-only, or a "
-        "recorded stream of KV events and the log of its requests",
-    )  # fmt: skip
-    parser.add_argument(
-        "--eviction", default="lru", metavar="NAME", help="of a trace's replay; two, comma-separated, are compared"
-    )
-    parser.add_argument(
-        "--num-blocks",
-        type=int,
-        metavar="N",
-        help="blocks of the pool: of a trace's replay, or of a stream's engine, to compare it with LRU and the optimum",
-    )
-    parser.add_argument("--block-tokens", type=int, metavar="N", help="tokens a block of the trace")
-    parser.add_argument("--format", default="auto", metavar="NAME", help=f"of the trace: auto, {', '.join(formats())}")
-    parser.add_argument("--limit", type=int, metavar="N", help="only the trace's first N requests")
-    parser.add_argument("--full-blocks-only", action="store_true", help="a partial last block is never cached")
-    parser.add_argument("--leaf-first", action="store_true", help="evict only blocks without resident children")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="print JSON alone")
-    return parser
+    def run(self, options: argparse.Namespace) -> int:
+        accounts = _accounts(options)
+        data: dict[str, Any] = {name: account.as_json() for name, account in accounts.items()}
+        if len(accounts) == 2:
+            (first, one), (second, other) = accounts.items()
+            data = {"runs": data, "against": {"first": first, "second": second, **versus(one, other)}}
+        else:
+            data = next(iter(data.values()))
+        if options.json:
+            print(json.dumps(data, indent=2))  # noqa: T201
+        else:
+            _show(accounts, data.get("against"))
+        return 0
 
 
 def _accounts(options: argparse.Namespace) -> dict[str, Account]:
@@ -177,7 +175,3 @@ def _show_against(console: Any, against: Mapping[str, Any]) -> None:
         most = "; ".join(f"request {row['request']} by {row['tokens']:,}" for row in side["most"][:5])
         if most:
             console.print(f"  Most: {most}.", soft_wrap=True)
-
-
-if __name__ == "__main__":
-    exit_with(main)

@@ -1,4 +1,4 @@
-"""`python -m framework.plugins`: what is installed, whether it loads, and which backends can run here.
+"""`python -m framework plugins`: what is installed, whether it loads, and which backends can run here.
 
 A plugin that does not load is a line, not a failure.
 """
@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from framework import registry
-from framework.cli.exit import command, exit_with
 from framework.errors import FrameworkError
 from framework.guard.backend import GuardedBackend
 from framework.guard.boundary import construct
 from framework.interfaces.backend import AttentionSpec
+from framework.interfaces.command import Command
 from framework.registry.contract import DISTRIBUTION
 
 SPEC = AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=128, dtype="float32", block_size=16)
@@ -86,20 +86,23 @@ def _entry(plugin: registry.Plugin, device: str | None) -> Entry:
     return Entry(**facts, device=where, reasons=reasons)
 
 
-@command
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what is installed; 0, or 2 with one sentence on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m framework.plugins", description=__doc__)
-    parser.add_argument("--kind", help="only one of: " + ", ".join(registry.kinds()))
-    parser.add_argument("--device", help='where backends would run: "cpu", "cuda", "cuda:1"; default: the best here')
-    parser.add_argument("--json", action="store_true", help="a list of objects, for programs")
-    options = parser.parse_args(arguments)
-    found = installed(options.kind, device=options.device)
-    if options.json:
-        print(json.dumps([{**asdict(entry), "verdict": entry.verdict} for entry in found], indent=2))  # noqa: T201
-    else:
-        _print(found)
-    return 0
+class Plugins(Command):
+    """List what is installed, whether it loads, and which backends can run here."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--kind", help="only one of: " + ", ".join(registry.kinds()))
+        parser.add_argument(
+            "--device", help='where backends would run: "cpu", "cuda", "cuda:1"; default: the best here'
+        )
+        parser.add_argument("--json", action="store_true", help="a list of objects, for programs")
+
+    def run(self, options: argparse.Namespace) -> int:
+        found = installed(options.kind, device=options.device)
+        if options.json:
+            print(json.dumps([{**asdict(entry), "verdict": entry.verdict} for entry in found], indent=2))  # noqa: T201
+        else:
+            _print(found)
+        return 0
 
 
 def _print(found: Sequence[Entry]) -> None:
@@ -125,7 +128,3 @@ def _print(found: Sequence[Entry]) -> None:
                 text.append(f"\n{entry.verdict}", style=style)
             table.add_row(Text(entry.name, style=style), text)
         console.print(table)
-
-
-if __name__ == "__main__":
-    exit_with(main)

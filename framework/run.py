@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -94,6 +95,7 @@ def job(config: DictConfig) -> Outcome:
     state: State = "ok"
     status, reason, disk = DONE, "", False
     result: dict[str, Any] = {}
+    settings: Config | None = None
     began_s = time.monotonic()
     try:
         settings, on_begin = _prepare(config, hydra, directory, sweep)
@@ -117,7 +119,7 @@ def job(config: DictConfig) -> Outcome:
         if state not in ("elsewhere", "skipped"):
             complain(_job_name(hydra) + reason)
     if sweep is None:
-        status = _print_table(result, directory) or status
+        status = _show(settings, result, directory) or status
     elif status != DONE:
         fail(Path(directory), state, reason, list(hydra.overrides.task))
     return Outcome(
@@ -127,7 +129,8 @@ def job(config: DictConfig) -> Outcome:
         state=state,
         reason=reason,
         disk=disk,
-        report=bool(config.run.report),
+        mode="" if settings is None else settings.mode.name,
+        report=config.run.report,
         took_s=time.monotonic() - began_s,
     )
 
@@ -165,14 +168,16 @@ def _job_name(hydra: Any) -> str:
     return f"job {hydra.job.num} ({hydra.job.override_dirname}): " if _is_sweep(hydra) else ""
 
 
-def _print_table(result: Mapping[str, Any], directory: str) -> int:
-    """The table of one run, if it has a result. Its exit status: FAILED where standard output cannot be written."""
-    from framework.report.console import print_result
+def _show(settings: Config | None, result: Mapping[str, Any], directory: str) -> int:
+    """What one run found, if it has a result. Its exit status: FAILED where standard output cannot be written."""
+    from framework.registry.components import build_component
+    from framework.results.console import print_result
 
-    if not result:
+    if not result or settings is None:
         return DONE
     try:
-        print_result({**result, "run_directory": directory})
+        if not build_component("mode", settings.mode.plain(), {}).show([Path(directory)]):
+            print_result({**result, "run_directory": directory})
         sys.stdout.flush()
     except BrokenPipeError:
         raise
@@ -252,20 +257,24 @@ def _run(hydra: Any, name: str, overrides: Sequence[str], *, is_sweep: bool) -> 
 
 def _finish(outcomes: Sequence[Outcome]) -> None:
     """The end of every command, failed or not: a sweep's report is written here."""
-    sweeps = {outcome.sweep: None for outcome in outcomes if outcome.sweep is not None and outcome.report}
-    for folder in sweeps:
-        try:
-            from framework.report.write import report_sweep
+    from framework.commands import run_command
+    from framework.registry.components import build_component
+    from framework.results.layout import FAILURE, RESULT
 
-            report_sweep(Path(folder))
-        except Exception as error:  # the results are safe; `python -m framework.report` can be asked again
+    sweeps = {outcome.sweep: outcome.report for outcome in outcomes if outcome.sweep is not None and outcome.report}
+    for folder, report in sweeps.items():
+        if not any(next(Path(folder).glob(f"*/{name}"), None) for name in (RESULT, FAILURE)):
+            continue
+        name, *options = shlex.split(report)
+        try:
+            run_command(name, [folder, *options])
+        except Exception as error:  # the results are safe; `python -m framework report` can be asked again
             if output_failed(error):
                 raise
             complain(f"no report of {folder}: {sentence(error)}")
-    if sweeps:
-        from framework.report.console import print_sweep
-
-        print_sweep([outcome.directory for outcome in outcomes if outcome.directory])
+    for mode in {outcome.mode for outcome in outcomes if outcome.mode and outcome.sweep is not None}:
+        shown = [Path(one.directory) for one in outcomes if one.directory and one.mode == mode]
+        build_component("mode", mode, {}).show(shown)
     for outcome in outcomes:
         if outcome.directory is None and outcome.reason:
             complain(outcome.reason)

@@ -1,4 +1,4 @@
-"""`python -m framework.trace`: look at a trace, convert it, draw one, get a public one, or record an engine's."""
+"""`python -m framework trace`: look at a trace, convert it, draw one, get a public one, or record an engine's."""
 
 from __future__ import annotations
 
@@ -10,75 +10,78 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from framework.cli.exit import command, exit_with
-from framework.errors import ConfigError, WorkloadError
+from framework.errors import ConfigError
 from framework.files.atomic import require_new
+from framework.interfaces.command import Command
 from framework.workload.traces import Trace, formats, open_trace, write_trace
 from framework.workload.traces.own_format import as_trace
 
 if TYPE_CHECKING:
     from framework.replay.description import TraceDescription
-    from framework.replay.paths import Ints
 
 
-@command
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 0 on success, 2 with one sentence on stderr when it cannot be done."""
-    parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
-    if rest and ("words" not in options or any(word.startswith("-") for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        options.words += rest  # argparse ends a list of words at the first option
-    code: int = options.run(options)
-    return code
+class TraceCommand(Command):
+    """Look at a trace, convert it, draw one, get a public one, or record an engine's."""
 
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        commands = parser.add_subparsers(required=True, metavar="COMMAND")
+        describe = commands.add_parser("describe", help="print what is in a trace")
+        _add_input(describe)
+        describe.add_argument("--json", metavar="FILE", help="also write it as JSON; - for stdout alone")
+        _add_force(describe)
+        describe.set_defaults(do=_describe)
+        convert = commands.add_parser("convert", help="write a trace in our own format")
+        _add_input(convert)
+        convert.add_argument("output", metavar="OUT", help="a name in .gz or .zst is compressed")
+        convert.add_argument("--limit", type=int, metavar="N", help="only the first N requests")
+        _add_force(convert)
+        convert.set_defaults(do=_convert)
+        synth = commands.add_parser("synth", help="write a synthetic workload as a trace")
+        synth.add_argument("name", metavar="NAME", help="of token ids, such as agents, conversations or rag")
+        synth.add_argument("words", nargs="*", metavar="OPTION=VALUE", help="of the workload, such as zipf_alpha=1.2")
+        synth.add_argument("--out", required=True, metavar="OUT", help="a name in .gz or .zst is compressed")
+        synth.add_argument("--seed", type=int, default=0)
+        synth.add_argument("--block-tokens", type=int, metavar="N", help="write block names of N tokens, not tokens")
+        _add_force(synth)
+        synth.set_defaults(do=_synth)
+        fetch = commands.add_parser("fetch", help="get a public trace by name; without a name, list them")
+        fetch.add_argument("name", nargs="?")
+        fetch.add_argument("--to", default="traces", metavar="FOLDER", help="default: traces")
+        fetch.set_defaults(do=_fetch)
+        record = commands.add_parser(
+            "record",
+            help="write a trace of a running engine, or of SGLang's request log, without text, tokens or names",
+        )
+        record.add_argument(
+            "source",
+            metavar="SOURCE",
+            help="where KV events are published, such as tcp://127.0.0.1:5557; or a log, a folder",
+        )
+        record.add_argument("--block-tokens", type=int, default=16, metavar="N", help="of a log's trace; default: 16")
+        record.add_argument("--out", required=True, metavar="OUT", help="a new file of JSON lines")
+        record.add_argument(
+            "--replay", metavar="ADDRESS", help="where it answers who missed something; default: nowhere"
+        )
+        record.add_argument("--topic", default="", help="only messages of this topic")
+        record.add_argument(
+            "--report-hits", action="store_true", help="it reports what requests found (vLLM: full mode)"
+        )
+        for name, kind, what in (("seconds", float, "have passed"), ("batches", int, "have come")):
+            record.add_argument(f"--{name}", type=kind, metavar="N", help=f"end when so many {what}; default: Ctrl-C")
+        record.add_argument("--idle", type=float, metavar="S", help="end when nothing has come for S seconds")
+        record.set_defaults(do=_record)
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m framework.trace", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    describe = commands.add_parser("describe", help="print what is in a trace")
-    _add_input(describe)
-    describe.add_argument("--plot", metavar="FILE", help="draw the reuse distances (.pdf, .svg or .png)")
-    describe.add_argument("--json", metavar="FILE", help="also write it as JSON; - for stdout alone")
-    _add_force(describe)
-    describe.set_defaults(run=_describe)
-    convert = commands.add_parser("convert", help="write a trace in our own format")
-    _add_input(convert)
-    convert.add_argument("output", metavar="OUT", help="a name in .gz or .zst is compressed")
-    convert.add_argument("--limit", type=int, metavar="N", help="only the first N requests")
-    _add_force(convert)
-    convert.set_defaults(run=_convert)
-    synth = commands.add_parser("synth", help="write a synthetic workload as a trace")
-    synth.add_argument("name", metavar="NAME", help="of token ids, such as agents, conversations or rag")
-    synth.add_argument("words", nargs="*", metavar="OPTION=VALUE", help="of the workload, such as zipf_alpha=1.2")
-    synth.add_argument("--out", required=True, metavar="OUT", help="a name in .gz or .zst is compressed")
-    synth.add_argument("--seed", type=int, default=0)
-    synth.add_argument("--block-tokens", type=int, metavar="N", help="write block names of N tokens, not tokens")
-    _add_force(synth)
-    synth.set_defaults(run=_synth)
-    fetch = commands.add_parser("fetch", help="get a public trace by name; without a name, list them")
-    fetch.add_argument("name", nargs="?")
-    fetch.add_argument("--to", default="traces", metavar="FOLDER", help="default: traces")
-    fetch.set_defaults(run=_fetch)
-    record = commands.add_parser(
-        "record", help="write a trace of a running engine, or of SGLang's request log, without text, tokens or names"
-    )
-    record.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="where KV events are published, such as tcp://127.0.0.1:5557; or a log, a folder",
-    )
-    record.add_argument("--block-tokens", type=int, default=16, metavar="N", help="of a log's trace; default: 16")
-    record.add_argument("--out", required=True, metavar="OUT", help="a new file of JSON lines")
-    record.add_argument("--replay", metavar="ADDRESS", help="where it answers who missed something; default: nowhere")
-    record.add_argument("--topic", default="", help="only messages of this topic")
-    record.add_argument("--report-hits", action="store_true", help="it reports what requests found (vLLM: full mode)")
-    for name, kind, what in (("seconds", float, "have passed"), ("batches", int, "have come")):
-        record.add_argument(f"--{name}", type=kind, metavar="N", help=f"end when so many {what}; default: Ctrl-C")
-    record.add_argument("--idle", type=float, metavar="S", help="end when nothing has come for S seconds")
-    record.set_defaults(run=_record)
-    return parser
+    def parse(self, parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+        options, rest = parser.parse_known_args(words)
+        if rest and ("words" not in options or any(word.startswith("-") for word in rest)):
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        if rest:
+            options.words += rest  # argparse ends a list of words at the first option
+        return options
+
+    def run(self, options: argparse.Namespace) -> int:
+        code: int = options.do(options)
+        return code
 
 
 def _add_force(parser: argparse.ArgumentParser) -> None:
@@ -106,15 +109,10 @@ def _open(options: argparse.Namespace) -> Trace:
 def _describe(options: argparse.Namespace) -> int:
     from framework.replay.description import describe
 
-    for output in (options.plot, options.json):
-        if output is not None:
-            require_new(output, force=options.force)
+    if options.json is not None:
+        require_new(options.json, force=options.force)
     trace = _open(options)
-    found, distances = describe(trace)
-    if options.plot:
-        if distances is None:
-            raise WorkloadError(f"{trace.path} has lengths only: no reuse to plot")
-        _plot_reuse(distances, Path(options.plot), trace.path.name)
+    found, _ = describe(trace)
     text = json.dumps(asdict(found), indent=2)
     if options.json == "-":
         print(text)  # noqa: T201
@@ -123,15 +121,6 @@ def _describe(options: argparse.Namespace) -> int:
         Path(options.json).write_text(text + "\n", encoding="utf-8")
     _print(found, trace.first_error)
     return 0
-
-
-def _plot_reuse(distances: Ints, path: Path, title: str) -> None:
-    from framework.figures import reuse_distance
-    from framework.figures.style import save_plot
-    from framework.replay.stack import distance_histogram
-
-    edges, counts = distance_histogram(distances)
-    save_plot(reuse_distance.draw(edges, counts, len(distances), title=title), path)
 
 
 def _print(found: TraceDescription, first_error: str) -> None:
@@ -243,7 +232,3 @@ def _fetch(options: argparse.Namespace) -> int:
     verdict = "as expected" if trace.sha256 else "no reference known, compare with your source"
     print(f"{path}\nlicence {trace.licence}, from {trace.url}\nSHA-256 {digest} ({verdict})")  # noqa: T201
     return 0
-
-
-if __name__ == "__main__":
-    exit_with(main)

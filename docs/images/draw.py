@@ -16,8 +16,8 @@ INK = {"light": "#1f2328", "dark": "#e6edf3"}
 
 def plot(trace: Path) -> dict[str, str]:
     """Hit rate over capacity, with the offline optimum and a cache that never evicts."""
-    from framework.figures import curve
-    from framework.figures.style import as_svg
+    from framework_report.figures import curve
+    from framework_report.figures.style import as_svg
     from framework.replay.curves import hit_curves
     from framework.replay.paths import build_paths
     from framework.workload.traces import open_trace

@@ -153,7 +153,7 @@ def _anatomy_table(anatomy: list[dict[str, Any]], fractions: Sequence[float]) ->
 
 def _anatomy_picture(rows: Sequence[dict[str, Any]], traces: Sequence[str]) -> Figure:
     """Hit rate by block over the capacity, one panel a trace."""
-    from framework.figures.style import COLOURS, MARKERS, new_axes, new_figure
+    from framework_report.figures.style import COLOURS, MARKERS, new_axes, new_figure
 
     figure = new_figure(7.0, 3.2 * len(traces))
     for place, trace in enumerate(traces):
@@ -171,7 +171,7 @@ def _anatomy_picture(rows: Sequence[dict[str, Any]], traces: Sequence[str]) -> F
 
 def _information_picture(rows: Sequence[dict[str, Any]]) -> Figure:
     """Share of the gap closed over the error of what clients foretell."""
-    from framework.figures.style import COLOURS, MARKERS, new_axes, new_figure
+    from framework_report.figures.style import COLOURS, MARKERS, new_axes, new_figure
 
     figure = new_figure(7.0, 3.4)
     axes = new_axes(figure)

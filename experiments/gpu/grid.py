@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from framework import registry
-from framework.config.sections import KernelOptions
-from framework.kernel.cells import for_device
-from framework.kernel.grid import Grid
+from framework_testing.kernel.cells import for_device
+from framework_testing.kernel.grid import Grid
+from framework_testing.kernel.options import KernelOptions
 
 QUERIES = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit", "temperature.gpu")
 _NOTES = {

@@ -24,11 +24,11 @@ from framework.engine.tiers.setup import open_store
 from framework.errors import StoreFailed
 from framework.interfaces.attention import AttentionSpec
 from framework.interfaces.store import BlockFormat
-from framework.kernel.bench import last_level_cache_bytes
 from framework.replay.roofline import ROOFLINE_SHAPES
 from framework.tiers.transfers import Copy
 from framework.tiers.worker import WorkerTransfers
 from framework.types import BlockHash
+from framework_testing.kernel.bench import last_level_cache_bytes
 
 COUNTS = (1, 2, 4, 8, 16, 32)
 POOL_BLOCKS = 2 * max(COUNTS)

@@ -26,8 +26,8 @@ from experiments.shared import ROOT, begun, parser_of, save, table
 from framework import registry
 from framework.errors import FrameworkError
 from framework.interfaces import CONTRACT, CONTRACT_MINOR
-from framework.report.statistics import paired
-from framework.testing import eviction_checks
+from framework_report.statistics import paired
+from framework_testing import eviction_checks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -238,7 +238,7 @@ def _page(rows: Sequence[dict[str, Any]], record: dict[str, Any]) -> str:
 
 def _picture(rows: Sequence[dict[str, Any]]) -> Figure:
     """Each ranked entry's score with its interval, and its share on each trace; cut at -100 %."""
-    from framework.figures.style import COLOURS, MARKERS, new_axes, new_figure
+    from framework_report.figures.style import COLOURS, MARKERS, new_axes, new_figure
 
     shown = [row for row in rows if row["ranked"]]
     figure = new_figure(8.0, 1.6 + 0.24 * len(shown))

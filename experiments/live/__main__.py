@@ -225,9 +225,9 @@ class Laboratory:
     def _ranking(self, runs: dict[str, Served]) -> Rows:
         """Four clients: what each policy hit beyond lru, live and by the replay of the recording made under lru.
 
-        No interval where `framework.report.statistics` has too few sessions for a p value.
+        No interval where `framework_report.statistics` has too few sessions for a p value.
         """
-        from framework.report.statistics import sessions
+        from framework_report.statistics import sessions
 
         predicted = {policy: self._replayed(runs["lru"], policy)[0] for policy in runs}
         rows: Rows = []

@@ -39,8 +39,8 @@ from experiments.live.server import (
 )
 from experiments.shared import begun, finish, parser_of, table
 from framework.interfaces.workload import WorkloadRequest
-from framework.report.statistics import paired
 from framework.workload.traces.own_format import write_trace
+from framework_report.statistics import paired
 
 BLOCKS = 256
 SHAPE = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}
@@ -179,7 +179,9 @@ class Bench:
         """Fit the clock to the timed steps, then each workload at each load, measured and replayed."""
         costs = self.costs
         # SciPy is in this environment; that of our engine need not have it.
-        output = self._python("framework.calibrate", str(steps()), "--out", str(costs), "--json", python=sys.executable)
+        output = self._python(
+            "framework_lab.calibrate", str(steps()), "--out", str(costs), "--json", python=sys.executable
+        )
         fit = json.loads(output)
         print(f"calibrated: {fit}", file=sys.stderr, flush=True)
         replay = ("mode=replay", f"replay.costs={costs}", *settings)

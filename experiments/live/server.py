@@ -82,7 +82,7 @@ def trace_config(path: Path) -> dict[str, Any]:
 
 def connector_config(name: str, module: str, **extra: Any) -> dict[str, Any]:
     """The `--kv-transfer-config` of one of our connectors."""
-    place = {"kv_connector": name, "kv_connector_module_path": f"framework.export.{module}", "kv_role": "kv_both"}
+    place = {"kv_connector": name, "kv_connector_module_path": f"framework_engines.{module}", "kv_role": "kv_both"}
     return {**place, "kv_connector_extra_config": extra}
 
 

@@ -158,7 +158,7 @@ def _shape(found: Found, policy: str, values: Sequence[float]) -> list[list[str]
 
 
 def _plot(found: Found) -> Figure:
-    from framework.figures.style import new_axes, new_figure, series_style
+    from framework_report.figures.style import new_axes, new_figure, series_style
 
     figure = new_figure(9.0, 3.9)
     left, right = figure.subfigures(1, 2)

@@ -221,7 +221,7 @@ def _tables(
 
 
 def _plot_engine(rows: list[dict[str, Any]]) -> Figure:
-    from framework.figures.style import COLOURS, HATCHES, new_axes, new_figure
+    from framework_report.figures.style import COLOURS, HATCHES, new_axes, new_figure
 
     names = list(dict.fromkeys(row["lengths"] for row in rows))
     figure = new_figure(9.0, 3.8)
@@ -245,7 +245,7 @@ def _plot_engine(rows: list[dict[str, Any]]) -> Figure:
 
 
 def _plot_sharing(rows: list[dict[str, Any]]) -> Figure:
-    from framework.figures.style import new_axes, new_figure, series_style
+    from framework_report.figures.style import new_axes, new_figure, series_style
 
     figure = new_figure(8.0, 3.6)
     panels = figure.subfigures(1, 2)

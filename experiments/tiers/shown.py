@@ -26,7 +26,7 @@ def size_table(rows: Rows) -> str:
 
 def draw_hit_rates(rows: Rows) -> Figure:
     """Hit rate over the host tier's capacity, a line a rule."""
-    from framework.figures import curve
+    from framework_report.figures import curve
 
     references = rows[0]["prompt_blocks"]
     lines = []
@@ -42,7 +42,7 @@ def draw_hit_rates(rows: Rows) -> Figure:
 
 def draw_writes(rows: Rows) -> Figure:
     """Bytes written below against hits saved, along the host tier's capacity."""
-    from framework.figures import curve
+    from framework_report.figures import curve
 
     block = Roofline(shape=SHAPES[0]).kv_bytes_per_token * 512
     lines = []
@@ -146,7 +146,7 @@ def _from(tokens: int | None) -> str:
 def draw_rules(rows: Rows) -> Figure:
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    from framework.figures.style import new_axes, new_figure, series_style
+    from framework_report.figures.style import new_axes, new_figure, series_style
 
     figure = new_figure(9.0, 3.9)
     left, right = figure.subfigures(1, 2)

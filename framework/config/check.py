@@ -11,7 +11,9 @@ from framework import registry
 from framework.config.config import GROUPS, Choice, Config, default_choices
 from framework.config.sections import SECTIONS, GroupOptions, TierOptions
 from framework.errors import ConfigError, shown
+from framework.interfaces.mode import Mode
 from framework.model.options import model_options
+from framework.registry.components import build_component
 from framework.registry.signatures import did_you_mean, listing
 from framework.results.metrics import MOST_TIERS
 
@@ -19,11 +21,6 @@ COMPOSITIONS = ("experiment", "sweep")
 """Groups of the command line that leave nothing of their own in a configuration."""
 NO_TIERING = "never"
 """The rule that moves nothing, which needs no tiers."""
-_EXECUTORS: Mapping[str, tuple[str, ...]] = {
-    "serve": ("model",),
-    "replay": ("none", "roofline", "cache_only"),
-    "kernel": (),
-}
 
 
 def parse(config: Mapping[str, Any]) -> Config:
@@ -60,7 +57,7 @@ def parse(config: Mapping[str, Any]) -> Config:
     if "run" not in values:
         raise ConfigError("run.dir has no value; set run.dir=...")
     checked = Config(**values)
-    _check_executor(checked.mode, checked.executor)
+    _check_mode(checked)
     _check_tiering(checked)
     _check_kv_events(checked)
     _check_groups(checked)
@@ -82,12 +79,12 @@ def check_below(key: str, name: str, elsewhere: str) -> None:
         )
 
 
-def _check_executor(mode: str, executor: str | None) -> None:
-    if executor is not None and executor not in _EXECUTORS[mode]:
-        raise ConfigError(
-            f"executor={executor} cannot be in mode={mode}; executors are model in mode=serve, none, roofline and "
-            "cache_only in mode=replay, null in mode=kernel"
-        )
+def _check_mode(config: Config) -> None:
+    mode: Mode = build_component("mode", config.mode.plain(), {})
+    if config.executor not in (None, *mode.executors):
+        offered = listing(("null", *mode.executors))
+        raise ConfigError(f"executor={config.executor} cannot be in mode={config.mode.name}, whose are {offered}")
+    mode.check(config)
 
 
 def _check_tiering(config: Config) -> None:
@@ -96,8 +93,6 @@ def _check_tiering(config: Config) -> None:
         raise ConfigError(
             f"tiering={rule} has no tier to move blocks to; set tiers=[{{store: host, num_blocks: 20000}}]"
         )
-    if config.tiers and config.mode == "kernel":
-        raise ConfigError("tiers cannot be in mode=kernel, which has no cache; leave tiers out")
     if config.tiers and config.engine.scheduling == "running_first" and config.executor != "cache_only":
         raise ConfigError(
             "engine.scheduling=running_first does not wait for loads from tiers; leave tiers out, or set "
@@ -145,21 +140,19 @@ def _check_kv_events(config: Config) -> None:
     asked = config.kv_events
     if not asked.file and not asked.publish:
         return
-    if config.mode == "kernel" or config.executor == "cache_only":
-        where = f"mode={config.mode}" + (f" executor={config.executor}" if config.executor else "")
-        raise ConfigError(
-            f"kv_events are of mode=serve and of mode=replay with executor=none or roofline, not of {where}, "
-            "which keeps no blocks"
-        )
+    if config.executor == "cache_only":
+        raise ConfigError("kv_events are not of executor=cache_only, which keeps no blocks; take executor=none")
 
 
 def _check_groups(config: Config) -> None:
     if config.replay.groups is None:
         return
     GroupOptions.parse(config.replay.groups)
-    if config.mode != "replay":
-        raise ConfigError(f"replay.groups is of mode=replay, found mode={config.mode}; a served model has the groups "
-                          "of its own layers")  # fmt: skip
+    if config.mode.name != "replay":
+        raise ConfigError(
+            f"replay.groups is of mode=replay, found mode={config.mode.name}; a served model has the groups of its own "
+            "layers"
+        )
     allocator = config.allocator.name
     of_one_group = {
         "tiers": list(config.tiers), "replay.leaf_first": config.replay.leaf_first, "run.explain": config.run.explain,
@@ -194,9 +187,9 @@ def component(group: str, node: Any) -> Choice:
 
 def without_effect(config: Config) -> list[str]:
     """One sentence on the settings of `engine` and `faults`, other than their defaults, that the mode never reads."""
-    if config.mode == "serve":
+    if config.mode.name == "serve":
         return []
-    place = f"mode={config.mode}" + (" executor=cache_only" if config.executor == "cache_only" else "")
+    place = f"mode={config.mode.name}" + (" executor=cache_only" if config.executor == "cache_only" else "")
     found = [
         f"{section.section}.{one.name}={getattr(section, one.name)}"
         for section in (config.engine, config.faults)

@@ -14,7 +14,6 @@ from framework.config.sections import (
     CacheOptions,
     EngineOptions,
     FaultOptions,
-    KernelOptions,
     KVEventsOptions,
     ReplayOptions,
     RunOptions,
@@ -23,7 +22,6 @@ from framework.config.setting import Section, plain, setting, settings_of
 from framework.errors import ConfigError
 from framework.model.options import MODELS
 
-Mode = Literal["serve", "replay", "kernel"]
 Executor = Literal["model", "none", "roofline", "cache_only"]
 
 
@@ -46,7 +44,6 @@ class Choice:
 class Config(Section):
     """Everything that a run is asked. Made by `config.check.parse`; every value is present and within its bounds."""
 
-    mode: Mode = setting("serve", "serve | replay | kernel")
     executor: Executor | None = setting(None, "null: what the mode needs; replay: none | roofline | cache_only")
     seed: int = setting(0, "of workload, random weights, sampling and policies", at_least=0)
     device: str | None = setting(None, "null: cuda where there is one, else cpu")
@@ -57,9 +54,9 @@ class Config(Section):
     engine: EngineOptions = field(default_factory=EngineOptions)
     replay: ReplayOptions = field(default_factory=ReplayOptions)
     kv_events: KVEventsOptions = field(default_factory=KVEventsOptions)
-    kernel: KernelOptions = field(default_factory=KernelOptions)
     run: RunOptions
     faults: FaultOptions = field(default_factory=FaultOptions)
+    mode: Choice
     allocator: Choice
     eviction: Choice
     hash: Choice

@@ -9,8 +9,6 @@ from typing import Any, ClassVar, Literal
 
 from framework.config.setting import Section, setting
 
-Lengths = Literal["uniform", "ragged"]
-
 KVDtype = Literal["float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "int8"]
 
 MAX_BLOCK_SIZE = 2**20
@@ -95,7 +93,7 @@ class ReplayOptions(Section):
 
     step_s: float = setting(0.025, "executor=none: seconds a step takes", above=0, at_most=10**9)
     costs: str | None = setting(
-        None, "executor=none: file of `python -m framework.calibrate`, whose costs time each step in place of step_s"
+        None, "executor=none: file of `python -m framework calibrate`, whose costs time each step in place of step_s"
     )
     leaf_first: bool = setting(False, "executor=cache_only: evict only blocks without resident children")
     core: str = setting("python", "executor=cache_only: what counts, python or an installed replay core")
@@ -157,31 +155,6 @@ class TierOptions(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelOptions(Section):
-    """The grid that mode=kernel measures. Lists span it; null takes what suits the device. Sizes in tokens."""
-
-    section: ClassVar[str] = "kernel"
-
-    batch: tuple[int, ...] | None = setting(None, "decode rows, as [1,32]", at_least=1, at_most=2**20)
-    context: tuple[int, ...] | None = setting(
-        None, "context of the longest decode row, as [1024,8192]", at_least=1, at_most=2**31 - 1
-    )
-    prefill: tuple[int, ...] | None = setting(
-        None, "causal prefill of one prompt of so many tokens; [] for none", at_least=1, at_most=2**31 - 1
-    )
-    lengths: tuple[Lengths, ...] = setting(
-        ("uniform", "ragged"), "contexts of the decode rows: uniform, or ragged from a tenth of the longest up"
-    )
-    heads: tuple[str, ...] | None = setting(None, "query heads/kv heads/head dim, as [32/8/128]")
-    block_size: tuple[int, ...] | None = setting(None, "null: cache.block_size", at_least=1, at_most=MAX_BLOCK_SIZE)
-    dtype: tuple[str, ...] | None = setting(None, "dtypes of the queries")
-    kv_dtype: tuple[str | None, ...] = setting(
-        (None,), "dtypes of the pool, as [null,float8_e4m3fn]; null: that of the queries"
-    )
-    budget_s: float = setting(1.0, "seconds, about, to time one cell", above=0, at_most=10**9)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(Section):
     """Where a run writes, and what."""
 
@@ -198,7 +171,9 @@ class RunOptions(Section):
         False, "one cause for each missed prompt token: in requests.jsonl, result.json, regret.jsonl"
     )
     record: bool = setting(False, "serve: write recording.jsonl, for workload=recording")
-    report: bool = setting(True, "a sweep: tables, plots and a page at its end")
+    report: str | None = setting(
+        "report --publish", "a sweep: the command that is given its folder at its end; null: none"
+    )
     stall_timeout_s: float | None = setting(
         300.0, "seconds one call into a plugin may take before the run ends and names it; null: no limit",
         above=0, at_most=10**9,
@@ -233,7 +208,6 @@ SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
             EngineOptions,
             ReplayOptions,
             KVEventsOptions,
-            KernelOptions,
             RunOptions,
             FaultOptions,
         )

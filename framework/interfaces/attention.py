@@ -82,7 +82,7 @@ class Capabilities:
         batch_invariant: a row's output does not depend, bit for bit, on the other rows of the batch.
         graph_safe: `plan`, `write` and `attend` read no lengths on the host and wait for nothing; launches depend on
             shapes and host bounds only. The engine then captures all three in the CUDA graph of a decode step, whose
-            batch stays the same object, and replays them with other values; framework.testing.attention_runs checks it.
+            batch stays the same object, and replays them with other values; framework_testing.attention_runs checks it.
         lossy: what the backend loses on purpose; None: nothing but rounding. The kit then allows that much more, and a
             serve run reports agreement with the dense model, logit error, KL divergence and attention error instead
             of asking for equal tokens. What is lost and not declared is an error.

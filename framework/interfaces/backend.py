@@ -84,7 +84,7 @@ class AttentionBackend(ABC):
             Unsupported: outside `capabilities`. Nothing was written.
             InvalidArgument: shapes that are not the spec's, or `max_context_len` beyond the table's width.
 
-        Source: Kwon et al. 2023, arXiv:2309.06180 section 4.1. Oracle: framework.testing.oracles.attend_dense.
+        Source: Kwon et al. 2023, arXiv:2309.06180 section 4.1. Oracle: framework_testing.oracles.attend_dense.
         """
 
     def require(self, q: Tensor, pool: LayerKV, batch: Batch, out: Tensor, lse: Tensor | None = None) -> None:

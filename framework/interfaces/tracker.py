@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,3 +61,11 @@ class Tracker(ABC):
             summary: what `result.json` holds; empty for a run that left none.
             failed: whether the run counts as a failure: it raised, was interrupted, or a request of it failed.
         """
+
+    def publish(self, files: Sequence[Path], folder: Path) -> None:
+        """A report of the runs in `folder`, whose tracker this would be, has been written; it follows no run.
+
+        Args:
+            files: of the report, the page first.
+        """
+        return

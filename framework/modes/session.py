@@ -14,6 +14,7 @@ from framework.engine.engine import Engine, Trial
 from framework.engine.sizes import shortened
 from framework.errors import FrameworkError
 from framework.files.secrets import hidden, masked, secrets_of
+from framework.interfaces.mode import OnBegin as OnBegin
 from framework.kv_events.file import JsonLines
 from framework.kv_events.stream import EventStream, Sink
 from framework.kv_events.zeromq import Publisher
@@ -29,7 +30,6 @@ from framework.tracking import RunDirectory, RunLabel, TrackedRun
 from framework.tracking.provenance import headline
 
 KINDS = ("allocator", "eviction", "hash", "backend")
-OnBegin = Callable[[Path], object]
 _MOST_CONTENTS = 2**22
 """Lost contents that a run with run.explain=true remembers, of some 300 bytes each."""
 
@@ -55,7 +55,7 @@ class Session:
 
     def __init__(self, config: Config, *, on_begin: OnBegin = lambda path: None, stalls: bool = True) -> None:
         self.config, self.settings = config, config.run
-        self.facts: dict[str, Any] = {"mode": config.mode, "seed": config.seed}
+        self.facts: dict[str, Any] = {"mode": config.mode.name, "seed": config.seed}
         self._secrets = secrets_of(config.plain())
         tracker = tracking.build(config.tracker.name, config.tracker.options)
         self.run = RunDirectory(config.run.dir, overwrite=config.run.overwrite, on_begin=on_begin)

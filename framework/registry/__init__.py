@@ -2,6 +2,7 @@
 
 from framework.registry.components import build, check_options, checked_options, own_options
 from framework.registry.content import content_of, framework_content
+from framework.registry.declared import declared
 from framework.registry.kinds import KINDS, SHARED, groups, interface_of, kinds
 from framework.registry.lookup import Plugin, choice, clashes, entries, find, load, names, points, title
 from framework.registry.sources import read_source, source_path
@@ -16,6 +17,7 @@ __all__ = [
     "choice",
     "clashes",
     "content_of",
+    "declared",
     "entries",
     "find",
     "framework_content",

@@ -13,14 +13,15 @@ from framework.registry.signatures import did_you_mean, listing
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of plugin. By its name: the entry-point group `framework.NAME`, the kit `framework.testing.NAME_checks`
-    and the templates of `framework.new` in `new/templates/NAME/`.
+    """One kind of plugin. By its name: the entry-point group `framework.NAME`, the kit `framework_testing.NAME_checks`
+    and the templates of `framework_testing.new` in `new/templates/NAME/`.
 
     Attributes:
         base: `module:Class` of the abstract base class that its plugins implement.
         is_group: whether it is chosen in a configuration, as `NAME=...`, with its constructor's keywords as options.
         chosen: how one named `{name}` is chosen; of a group, by its name.
         command: one that uses it.
+        has_kit: whether there is a conformance kit for it, and a template of a package.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Kind:
     is_group: bool = True
     chosen: str = "+{kind}={name}"
     command: str = "python -m framework.run +{kind}={name}"
+    has_kit: bool = True
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
@@ -44,7 +46,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
                 "framework.interfaces.trace:TraceReader",
                 is_group=False,
                 chosen="workload.format={name}",
-                command="python -m framework.trace describe FILE --format {name}",
+                command="python -m framework trace describe FILE --format {name}",
             ),
             Kind(
                 "replay_core",
@@ -61,6 +63,15 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
                 is_group=False,
                 chosen="tiers=[{{store: {name}, ...}}]",
                 command="python -m framework.run +tiering=on_eviction 'tiers=[{{store: {name}, num_blocks: 64}}]'",
+            ),
+            Kind("mode", "framework.interfaces.mode:Mode", has_kit=False),
+            Kind(
+                "command",
+                "framework.interfaces.command:Command",
+                is_group=False,
+                chosen="python -m framework {name}",
+                command="python -m framework {name} --help",
+                has_kit=False,
             ),
         )
     }
@@ -84,9 +95,9 @@ SHARED: Mapping[str, str] = MappingProxyType(
 it is never one of the component's own options."""
 
 
-def kinds() -> tuple[str, ...]:
-    """The names of all kinds, in the order they are shown."""
-    return tuple(KINDS)
+def kinds(*, with_kit: bool = False) -> tuple[str, ...]:
+    """The names of all kinds, or of those with a conformance kit, in the order they are shown."""
+    return tuple(kind.name for kind in KINDS.values() if kind.has_kit or not with_kit)
 
 
 def groups() -> tuple[str, ...]:

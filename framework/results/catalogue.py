@@ -1,22 +1,24 @@
 """Every key of `result.json`, declared once: unit, better direction, section, title and definition.
 
-To add a result, add one line to `framework.results.metrics`; the table a run ends with, reports, W&B and
-docs/results.md show it, and a test fails on a key that is not declared. A plugin's own facts need no line: they carry
-its kind as a prefix, see `FAMILIES`.
+To add a result, add one line to `framework.results.metrics`, or to the `metrics` of a plugin's class where its kind has
+such; the table a run ends with, reports, W&B and docs/results.md show it, and a test fails on a key that is not
+declared. A plugin's own facts need no line: they carry its kind as a prefix, see `FAMILIES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
+from framework import registry
 from framework.results.metric import Metric
 from framework.results.metrics import DECLARED
 
-SECTIONS = (
+_SECTIONS = (
     "run", "prefix cache", "tiers", "optimum", "requests", "speed", "latency", "memory", "scheduling", "execution",
-    "KV events", "kernel", "plugins",
+    "KV events",
 )  # fmt: skip
-"""In the order of docs/results.md and of the table a run ends with."""
+_PLUGINS = "plugins"
 
 FAMILIES: Mapping[str, str] = {
     kind: f"what the chosen {kind} reports of itself through `facts()`"
@@ -24,18 +26,29 @@ FAMILIES: Mapping[str, str] = {
 }
 """Prefix (before an underscore) -> what keys so begun hold; they stand in the section "plugins"."""
 
-CATALOGUE: Mapping[str, Metric] = {metric.key: metric for metric in DECLARED}
+
+@lru_cache
+def catalogue() -> Mapping[str, Metric]:
+    """Key -> its declaration: the framework's own, then those of the plugins that are installed."""
+    own = {metric.key: metric for metric in DECLARED}
+    return own | {metric.key: metric for metric in registry.declared("metrics") if metric.key not in own}
+
+
+@lru_cache
+def sections() -> tuple[str, ...]:
+    """In the order of docs/results.md and of the table a run ends with."""
+    return (*dict.fromkeys((*_SECTIONS, *(metric.section for metric in catalogue().values()))), _PLUGINS)
 
 
 def find(key: str) -> Metric | None:
     """The declaration of a result key, or of a plugin's own fact; else None."""
-    if (metric := CATALOGUE.get(key)) is not None:
+    if (metric := catalogue().get(key)) is not None:
         return metric
     kind, _, rest = key.partition("_")
     if kind not in FAMILIES or not rest:
         return None
     title = f"{kind} {rest.replace('_', ' ')}"
-    return Metric(key=key, unit="plain", better="", section="plugins", title=title, definition=FAMILIES[kind])
+    return Metric(key=key, unit="plain", better="", section=_PLUGINS, title=title, definition=FAMILIES[kind])
 
 
 def title(key: str) -> str:
@@ -62,7 +75,7 @@ BEGIN, END = "<!-- definitions:begin -->", "<!-- definitions:end -->"
 def definitions() -> str:
     """One Markdown table a section, in the order of the catalogue."""
     return "\n\n".join(
-        f"### {section[0].upper() + section[1:]}\n\n" + "\n".join(_rows(section)) for section in SECTIONS
+        f"### {section[0].upper() + section[1:]}\n\n" + "\n".join(_rows(section)) for section in sections()
     )
 
 
@@ -75,7 +88,7 @@ def with_definitions(page: str) -> str:
 def _rows(section: str) -> Iterator[str]:
     yield "| key | unit | better | definition |"
     yield "|---|---|---|---|"
-    for metric in CATALOGUE.values():
+    for metric in catalogue().values():
         if metric.section == section:
             definition = metric.definition.replace("|", "\\|")  # a pipe would end the cell
             yield f"| `{metric.key}` | {metric.unit} | {metric.better} | {definition} |"

@@ -1,17 +1,22 @@
 """Names of the files in a run directory and in a sweep's folder."""
 
+from framework import registry
+
 CONFIG, PROVENANCE, RESULT = "config.yaml", "provenance.json", "result.json"
 METRICS, EVENTS, REQUESTS = "metrics.jsonl", "events.jsonl", "requests.jsonl"
-KERNEL, ROOFLINE = "kernel.jsonl", "roofline.png"
 JOB, FAILURE = "job.json", "failure.json"
-ROOFLINE_SVG, RECORDING = "roofline.svg", "recording.jsonl"
+RECORDING = "recording.jsonl"
 KV_EVENTS = "kv_events.jsonl"
 SWEEP, JOURNAL = "multirun.yaml", "search.journal"
 LOCK, MARK = "lock", ".run-directory"
 REGRET = "regret.jsonl"
 REPORT = ".report"  # lies where a report was written, whose files the next report replaces
-OF_A_RUN = (
-    RESULT, FAILURE, CONFIG, PROVENANCE, METRICS, EVENTS, REQUESTS, KERNEL, ROOFLINE, ROOFLINE_SVG, RECORDING,
+_OF_A_RUN = (
+    RESULT, FAILURE, CONFIG, PROVENANCE, METRICS, EVENTS, REQUESTS, RECORDING,
     KV_EVENTS, REGRET,
 )  # fmt: skip
-"""What a run writes, and what the next one in the same directory removes; the result first."""
+
+
+def files_of_a_run() -> tuple[str, ...]:
+    """What a run writes, and what the next one in the same directory removes; the result first."""
+    return (*_OF_A_RUN, *registry.declared("files"))

@@ -11,7 +11,7 @@ from framework.results.metric import Metric, never, on_cuda, section, text
 run, cache, tiers, optimum = section("run"), section("prefix cache"), section("tiers"), section("optimum")
 requests, measured, counted = section("requests"), section("speed", wall=True), section("speed")
 memory, scheduling, execution = section("memory"), section("scheduling"), section("execution")
-latency, event, kernel = section("latency"), section("KV events"), section("kernel")
+latency, event = section("latency"), section("KV events")
 
 MOST_TIERS = 4
 """Tiers below the pool that results have keys for; a configuration lists no more."""
@@ -410,21 +410,4 @@ DECLARED: tuple[Metric, ...] = (
           "Batches in those gaps; after one, the pool is rebuilt from what comes.", hide_zero=True),
     text("KV events", "kv_event_endpoint", "sent from", "Address that KV events were sent from."),
     text("KV events", "kv_event_error", "first failure", "Why the first batch or reply could not be sent."),
-    kernel("num_cells", "cells", "", "cells", "Points of the grid: shape, batch, context and kind of work."),
-    kernel("cells", "table", "", "cells by status", "How many cells ended how."),
-    kernel("ceilings", "table", "", "ceilings", "Bytes/s and FLOP/s of this device, measured in this run."),
-    kernel("share_of_ceiling_max", "share", "higher", "best share of its ceiling", "Of all cells, the largest "
-           "achieved share of what the ceilings allow.", wall=True),
-    kernel("share_of_ceiling_min", "share", "higher", "worst share of its ceiling", "Of all cells, the smallest.",
-           wall=True),
-    kernel("time_s", "s", "lower", "time", "Geometric mean over cells of the median time of one call.", wall=True),
-    kernel("bandwidth_bytes_per_s", "bytes/s", "higher", "bandwidth", "Geometric mean over cells of the least bytes "
-           "needed over the time.", wall=True),
-    kernel("screen", "table", "", "compiled ahead of time", "Registers, spills and instructions of each compiled "
-           "kernel."),
-    text("kernel", "device_model", "device model", "The accelerator or processor."),
-    kernel("num_threads", "threads", "", "threads", "Threads of torch."),
-    text("kernel", "torch", "torch", "Version of torch."),
-    text("kernel", "triton", "triton", "Version of triton."),
-    text("kernel", "date", "date", "When the run began, UTC."),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from framework.errors import ConfigError, RunDirectoryError, Unsupported
 from framework.files.jsonl import JsonObject, read_jsonl
-from framework.results.layout import CONFIG, EVENTS, FAILURE, JOB, KERNEL, METRICS, PROVENANCE, REQUESTS, RESULT
+from framework.results.layout import CONFIG, FAILURE, JOB, METRICS, PROVENANCE, RESULT, files_of_a_run
 from framework.results.metric import is_number
 from framework.results.reading import read_json, read_result, what_went_wrong
 from framework.results.settings import Value, settings_of
@@ -170,9 +170,6 @@ def _printable(text: str) -> str:
     return " ".join(text.encode("utf-8", "replace").decode("utf-8").split())
 
 
-_LINES = {"metrics": METRICS, "requests": REQUESTS, "events": EVENTS, "kernel": KERNEL}
-
-
 class Results(tuple[Run, ...]):
     """The runs of one directory or of a sweep, in order of folder name.
 
@@ -202,16 +199,17 @@ class Results(tuple[Run, ...]):
         """All lines of one of the runs' files, each with its `run`.
 
         Args:
-            kind: `metrics` (a line a step), `requests`, `events` or `kernel` (a line a cell). A run without the file
-                has no lines.
+            kind: the file's name without .jsonl: `metrics` (a line a step), `requests`, `events`, or what else runs of
+                their mode write. A run without the file has no lines.
 
         Raises:
-            Unsupported: another kind.
+            Unsupported: no run writes such a file.
             RunDirectoryError: a line that cannot be read.
         """
-        if kind not in _LINES:
-            raise Unsupported(f"no lines of kind {kind!r}; there are {', '.join(_LINES)}")
-        paths = [(run, run.path / _LINES[kind]) for run in self]
+        kinds = [name.removesuffix(".jsonl") for name in files_of_a_run() if name.endswith(".jsonl")]
+        if kind not in kinds:
+            raise Unsupported(f"no lines of kind {kind!r}; there are {', '.join(kinds)}")
+        paths = [(run, run.path / f"{kind}.jsonl") for run in self]
         return [{"run": run.name, **line} for run, path in paths if path.is_file() for line in read_jsonl(path)]
 
     def to_pandas(self, kind: str = "runs") -> pandas.DataFrame:

@@ -7,17 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from framework import registry
+from framework.errors import FrameworkError
 from framework.results.layout import CONFIG
 
 Value = str | int | float | bool | None
 
-KINDS = ("allocator", "eviction", "hash", "backend", "model", "workload", "tiering")
+KINDS = ("mode", "allocator", "eviction", "hash", "backend", "model", "workload", "tiering")
 
 _NOT_SETTINGS = re.compile(r"^(run|tracker|sweep|experiment|hydra)(\.|$)")
 _LONGEST = 500
-_REPLAY_CLOCK = ("step_s", "costs", "slo_ttft_s", "slo_tpot_s")
-_ROOFLINE = ("device", "efficiency")
-_TIERS = ("tiering", "tiers")
 
 
 def settings_of(folder: Path, overrides: Sequence[Any]) -> dict[str, Value]:
@@ -48,24 +47,12 @@ def settings_of(folder: Path, overrides: Sequence[Any]) -> dict[str, Value]:
 
 def _unread(config: Mapping[Any, Any]) -> re.Pattern[str]:
     """What the run's mode never reads, as a pattern of dotted keys."""
-    mode, executor, tiers = config.get("mode", "serve"), config.get("executor") or "none", config.get("tiers")
-    if mode == "serve":
-        words = ["replay", "kernel", "executor", *_TIERS]
-    elif mode == "kernel":
-        words = [*(kind for kind in KINDS if kind != "backend"), "replay", "engine", "executor", "tiers",
-                 "cache.num_blocks", "cache.memory_fraction", "faults"]  # fmt: skip
-    else:
-        words = ["kernel", "model", "backend", "device", "cache.memory_fraction", "cache.layout",
-                 "faults.poison"]  # fmt: skip
-        if executor == "cache_only":
-            words += ["engine", "faults", "hash", *(f"replay.{key}" for key in _REPLAY_CLOCK)]
-            words += [] if tiers else [*_TIERS]
-        else:
-            words += [*_TIERS, "replay.leaf_first", "replay.full_blocks_only"]
-        if executor != "roofline":
-            words += [f"replay.{key}" for key in _ROOFLINE]
-            if not tiers and (config.get("replay") or {}).get("capacity") is None:
-                words.append("replay.shape")  # nothing asks for the bytes of a block
+    mode = config.get("mode")
+    name = str(mode.get("name") if isinstance(mode, Mapping) else mode or "serve")
+    try:
+        words = registry.load("mode", name).unread(config)  # type: ignore[attr-defined]
+    except FrameworkError:  # of a mode that is not installed here all stand
+        return re.compile(r"(?!)")
     return re.compile("|".join(rf"{re.escape(word)}(\.|$)" for word in words))
 
 

@@ -175,7 +175,7 @@ def uses_seed(config: Mapping[str, Any]) -> bool:
     A component draws from the run's seed if its constructor has a parameter `seed`. A replay of a trace or of a
     recording has no other source of chance; other modes have the model, the workload, sampling and time.
     """
-    if config.get("mode") != "replay" or config["workload"]["name"] not in ("trace", "recording"):
+    if _name(config.get("mode")) != "replay" or config["workload"]["name"] not in ("trace", "recording"):
         return True
     kinds = ("eviction",) if config.get("executor") == "cache_only" else _KINDS_OF_A_REPLAY
     return any("seed" in signature(registry.load(kind, config[kind]["name"])).names() for kind in kinds)

@@ -47,7 +47,8 @@ class Outcome:
         state: `skipped` is a job that was done before, `elsewhere` one that another process is running.
         reason: why it failed, one sentence.
         disk: whether it failed because nothing can be written.
-        report: whether its sweep wants a report at its end.
+        mode: what the run did; empty where its configuration could not be read.
+        report: the command that writes a report of its sweep, at the end; None for no report.
         took_s: wall time, seconds; None where it did not run.
     """
 
@@ -57,7 +58,8 @@ class Outcome:
     state: State = "ok"
     reason: str = ""
     disk: bool = False
-    report: bool = True
+    mode: str = ""
+    report: str | None = None
     took_s: float | None = None
 
 

@@ -17,7 +17,7 @@ from framework.workload.traces import Trace, open_trace
 
 @dataclass(kw_only=True)
 class TraceFile(Workload):
-    """A recorded trace: `python -m framework.trace describe FILE` says what is in it. For mode=replay.
+    """A recorded trace: `python -m framework trace describe FILE` says what is in it. For mode=replay.
 
     Args:
         path: plain, .gz or .zst.

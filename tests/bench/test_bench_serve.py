@@ -21,7 +21,7 @@ from framework.model.decoder import _linear
 from framework.model.loading import load_model, random_model
 from framework.model.shapes import SHAPES
 from framework.sampling import Sampling
-from framework.testing.checkpoints import make_checkpoint
+from framework_testing.checkpoints import make_checkpoint
 
 ROUNDS = int(os.environ.get("KVLAB_BENCH_ROUNDS", "3"))
 

@@ -84,7 +84,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_no_half_written_result(tmp_path: P
 
 @pytest.mark.parametrize(
     ("module", "words"),
-    [("framework.run", ["--help"]), ("framework.report", ["lost"])],  # printed by rich
+    [("framework.run", ["--help"]), ("framework_report", ["lost"])],  # printed by rich
 )
 def test_a_closed_pipe_ends_a_command_quietly(module: str, words: list[str], tmp_path: Path) -> None:
     (tmp_path / "lost").mkdir()
@@ -106,7 +106,7 @@ SWEEP = f"{RUN} -m seed=1,2"
     ("words", "where", "status", "said"),
     [(RUN, "&-", 0, ""),
      (RUN, "/dev/full", 1, "standard output cannot be written: No space left on device; the results are in"),
-     ("-m framework.plugins --kind hash", "&-", 0, ""),
+     ("-m framework plugins --kind hash", "&-", 0, ""),
      (f"{SWEEP} run.progress=false", "/dev/full", 1, "standard output cannot be written: No space left")],
 )  # fmt: skip
 def test_a_closed_output_is_none_and_a_full_one_a_failure(

@@ -10,7 +10,7 @@ import pytest
 from processes import Command
 
 from framework.results.reading import read_result
-from framework.testing.checkpoints import make_checkpoint
+from framework_testing.checkpoints import make_checkpoint
 
 SMALL = ("workload.num_requests=10", "workload.output_tokens=12", "run.check_requests=0", "run.progress=false")
 PLAIN = ("workload.parallel_share=0", "workload.num_beam=0")

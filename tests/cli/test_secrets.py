@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from framework.errors import ConfigError
-from framework.search import axes_of
 from framework.workload.traces import WorkloadRequest, write_trace
+from framework_lab.search import axes_of
 
 TYPED, TAKEN = "typed-hunter2", "taken-hunter2"
 POLICY = """
@@ -108,7 +108,7 @@ def test_a_search_varies_no_secret(words: list[str], place: Path) -> None:
 
 def test_a_search_leaves_no_secret(place: Path, words: list[str]) -> None:
     pytest.importorskip("optuna")
-    from framework.search import main
+    from framework_lab.search import main
 
     assert main(["x", *words[:-2], "cache.num_blocks=8,16", "--trials", "2"]) == 1
     assert _with_a_secret(place / "sweeps" / "x") == []

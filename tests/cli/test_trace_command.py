@@ -1,4 +1,4 @@
-"""`python -m framework.trace`, as a user types it."""
+"""`python -m framework trace`, as a user types it."""
 
 from __future__ import annotations
 

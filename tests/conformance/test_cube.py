@@ -15,8 +15,8 @@ from framework.engine.request import Status
 from framework.model.loading import LoadedModel, load_model
 from framework.modes.dense_check import compare
 from framework.sampling import Sampling
-from framework.testing.attention_cases import pairwise
-from framework.testing.checkpoints import make_checkpoint
+from framework_testing.attention_cases import pairwise
+from framework_testing.checkpoints import make_checkpoint
 
 NUM_TOKENS = 8
 MAX_LEN = 64

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from framework.model.dense import dense_logits, greedy
 from framework.model.loading import load_model
 from framework.sampling import Sampling
-from framework.testing.checkpoints import make_checkpoint
+from framework_testing.checkpoints import make_checkpoint
 
 transformers = pytest.importorskip("transformers")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from environments import fresh_environment, pip_install, run
+from framework_testing.check.__main__ import _parser as check_parser
 
 from framework import registry
-from framework.check.__main__ import _parser as check_parser
 from framework.interfaces import CONTRACT, CONTRACT_MINOR
 from framework.registry import contract
 

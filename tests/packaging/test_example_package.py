@@ -37,7 +37,7 @@ def test_the_wheel_holds_the_package_alone_and_works_in_a_fresh_environment(repo
     job = ["workload.num_requests=6", "workload.output_tokens=4"]
     assert "hit rate" in run(python, "-m", "framework.run", *words, *job, cwd=tmp_path)
     for name in ("capped_hits", "packed", "keyed", "int8_reader"):
-        checked = run(python, "-m", "framework.check", name, "--no-cost", cwd=tmp_path)
+        checked = run(python, "-m", "framework", "check", name, "--no-cost", cwd=tmp_path)
         assert "(framework-example 0.1.0)" in checked, checked
 
 

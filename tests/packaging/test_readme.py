@@ -35,7 +35,7 @@ def test_the_set_up_reads_the_torch_of_pyproject(repository: Path) -> None:
 
 
 def test_the_example_policy_passes_its_kit(readme: str) -> None:
-    from framework.testing import eviction_checks
+    from framework_testing import eviction_checks
 
     names: dict = {}
     exec("\n".join(_commands(readme, "example")), names)

@@ -15,13 +15,13 @@ from paged_helpers import NS, info, tokens
 from framework.errors import InvalidArgument, OutOfBlocks, PluginError
 from framework.interfaces.allocator import Hit
 from framework.paged.allocator import PagedAllocator
-from framework.testing import adversarial
 from framework.types import BlockCopy, RequestId, TableChange
 from framework_builtin.allocator.prefix import PrefixAllocator
 from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.hash.sha256 import Sha256
 from framework_builtin.hash.xxh64 import Xxh64
+from framework_testing import adversarial
 
 FACTS = ("depth", "hits", "priority", "tenant", "admitted", "last_access", "next_use")
 

@@ -16,9 +16,9 @@ import pytest
 from framework.errors import PluginError
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
-from framework.testing import adversarial
-from framework.testing.allocator import driver_of
-from framework.testing.histories import PROMISING, WINDOWED, Step, fail_shortest, play, random_history
+from framework_testing import adversarial
+from framework_testing.allocator import driver_of
+from framework_testing.histories import PROMISING, WINDOWED, Step, fail_shortest, play, random_history
 
 ALLOCATORS, POLICIES, SCHEMES = (
     {point.name: point for point in entry_points(group=f"framework.{kind}")}

@@ -22,7 +22,7 @@ class Node:
 
 
 class StandIn(ABC):
-    """The signatures of `framework.export.vllm.INTERFACE`."""
+    """The signatures of `framework_engines.vllm.INTERFACE`."""
 
     def __init__(self, cache_capacity):
         self.cache_capacity = cache_capacity

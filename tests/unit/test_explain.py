@@ -1,4 +1,4 @@
-"""`python -m framework.explain`: on a trace, on a run, and on two of either."""
+"""`python -m framework explain`: on a trace, on a run, and on two of either."""
 
 from __future__ import annotations
 

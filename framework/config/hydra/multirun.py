@@ -144,7 +144,7 @@ def multirun(hydra: Any, name: str, words: Sequence[str], task: Task) -> Iterato
     arguments = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     assert isinstance(arguments, list)
     if not _is(sweeper, BasicSweeper):
-        raise ConfigError(f"{type(sweeper).__name__} is not supported; `python -m framework.search` chooses trials")
+        raise ConfigError(f"{type(sweeper).__name__} is not supported; `python -m framework search` chooses trials")
     yield from _jobs(_Sweep(config, context, task), cast(BasicSweeper, sweeper), arguments)
     callbacks.on_multirun_end(config=config, config_name=name)
 

@@ -56,7 +56,7 @@ class StepCosts:
 
     @classmethod
     def read(cls, path: str | Path) -> StepCosts:
-        """The costs in a file of `python -m framework.calibrate`.
+        """The costs in a file of `python -m framework calibrate`.
 
         Raises:
             ConfigError: no such file, or a cost in it is missing or no finite number of at least 0.
@@ -67,7 +67,7 @@ class StepCosts:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"replay.costs={path} has no costs of a step ({error!r}); write the file with "
-                "`python -m framework.calibrate STEPS --out FILE`"
+                "`python -m framework calibrate STEPS --out FILE`"
             ) from error
         if wrong := [name for name, value in costs.items() if not (math.isfinite(value) and value >= 0)]:
             raise ConfigError(f"replay.costs={path}: {', '.join(wrong)} must be finite numbers of at least 0")

@@ -18,10 +18,10 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.llm import LLM, CacheOptions
 from framework.modes.dense_check import measure_loss, summarise_loss
 from framework.sampling import Sampling
-from framework.testing import allocator_checks, eviction_checks, hash_checks
-from framework.testing.backend import backend_checks, check_numbers_match_fp64_over_the_grid
-from framework.testing.eviction import Cache
 from framework.types import Namespace, RequestId, RequestInfo, as_tokens
+from framework_testing import allocator_checks, eviction_checks, hash_checks
+from framework_testing.backend import backend_checks, check_numbers_match_fp64_over_the_grid
+from framework_testing.eviction import Cache
 
 
 @pytest.mark.parametrize("check", eviction_checks, ids=lambda check: check.__name__)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from framework.errors import Unsupported
 from framework.interfaces.backend import AttentionSpec
-from framework.testing.attention_cases import Case, build_problem
-from framework.testing.attention_runs import judge, run_attention
-from framework.testing.backend import backend_checks
+from framework_testing.attention_cases import Case, build_problem
+from framework_testing.attention_runs import judge, run_attention
+from framework_testing.backend import backend_checks
 from stand_ins import install
 
 from framework_flash_attn import versions

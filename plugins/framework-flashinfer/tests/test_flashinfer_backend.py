@@ -11,9 +11,9 @@ import torch
 from flashinfer_stand_in import install
 from framework.errors import InvalidArgument, Unsupported
 from framework.interfaces.backend import AttentionSpec
-from framework.testing.attention_cases import Case, build_problem
-from framework.testing.attention_runs import judge, run_attention
-from framework.testing.backend import backend_checks
+from framework_testing.attention_cases import Case, build_problem
+from framework_testing.attention_runs import judge, run_attention
+from framework_testing.backend import backend_checks
 
 from framework_flashinfer.backend import FlashInferBackend
 

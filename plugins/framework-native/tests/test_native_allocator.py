@@ -19,15 +19,15 @@ from framework.api import run
 from framework.errors import FrameworkError, InvariantViolation, UnknownRequest
 from framework.interfaces.allocator import Hit
 from framework.interfaces.hash import DigestScheme
-from framework.testing import allocator_checks
-from framework.testing.allocator import driver_of
-from framework.testing.histories import PROMISING, play, random_history
 from framework.types import Namespace, RequestId, RequestInfo
 from framework_builtin.allocator.prefix import PrefixAllocator
 from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.hash.sha256 import Sha256
 from framework_native.allocator import NativeAllocator, NativeCowAllocator
+from framework_testing import allocator_checks
+from framework_testing.allocator import driver_of
+from framework_testing.histories import PROMISING, play, random_history
 
 PAIRS = {"native": (PrefixAllocator, NativeAllocator), "native_cow": (PrefixCowAllocator, NativeCowAllocator)}
 VARIANTS = [{}, {"leaf_only": True}, {"watermark": 0.4}]

@@ -11,10 +11,10 @@ import torch
 
 from framework.errors import InvalidArgument, Unsupported
 from framework.interfaces.backend import AttentionSpec
-from framework.testing import backend_checks
-from framework.testing.attention_cases import Case, build_problem
-from framework.testing.attention_runs import judge, run_attention, wrong_lse
 from framework_native.backend import NativeBackend
+from framework_testing import backend_checks
+from framework_testing.attention_cases import Case, build_problem
+from framework_testing.attention_runs import judge, run_attention, wrong_lse
 
 
 def spec(**changes) -> AttentionSpec:

@@ -12,8 +12,6 @@ import pytest
 from framework.errors import InvalidArgument
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
-from framework.testing import replay_core_checks
-from framework.testing.replay_core import paths_of
 from framework.workload.traces import open_trace
 from framework_builtin.eviction.arc import Arc
 from framework_builtin.eviction.belady import Belady
@@ -25,6 +23,8 @@ from framework_builtin.eviction.mru import Mru
 from framework_builtin.eviction.optimum import Optimum
 from framework_native._core import replay as core
 from framework_native.replay import _TWINS, NativeReplay
+from framework_testing import replay_core_checks
+from framework_testing.replay_core import paths_of
 
 POLICIES = {
     "lru": Lru,

@@ -6,15 +6,15 @@ import torch
 
 from framework.errors import InvalidArgument
 from framework.interfaces.backend import AttentionSpec
-from framework.testing.attention_cases import Case, build_problem
-from framework.testing.attention_runs import judge, run_attention
-from framework.testing.backend import (
+from framework_builtin.backend.torch import TorchBackend
+from framework_testing.attention_cases import Case, build_problem
+from framework_testing.attention_runs import judge, run_attention
+from framework_testing.backend import (
     check_extreme_logits_stay_finite,
     check_numbers_match_fp64_over_the_grid,
     check_rows_of_context_zero_give_zeros,
     check_what_is_no_input_changes_no_bit,
 )
-from framework_builtin.backend.torch import TorchBackend
 
 
 def sized(tile: int, prefill: int = TorchBackend.prefill_bytes) -> type[TorchBackend]:

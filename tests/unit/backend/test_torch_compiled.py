@@ -10,11 +10,11 @@ import torch
 
 from framework.errors import InvalidArgument, Unsupported
 from framework.interfaces.backend import AttentionSpec
-from framework.testing.attention_cases import Case, build_problem
-from framework.testing.attention_runs import judge, run_attention
-from framework.testing.backend import backend_checks
 from framework_builtin.backend import torch_compiled
 from framework_builtin.backend.torch import TorchBackend
+from framework_testing.attention_cases import Case, build_problem
+from framework_testing.attention_runs import judge, run_attention
+from framework_testing.backend import backend_checks
 
 COMPILED = partial(TorchBackend, compile=True)
 needs_compiler = pytest.mark.skipif(torch_compiled.compiler() is None, reason="no C++ compiler for torch.compile")

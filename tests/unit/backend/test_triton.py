@@ -14,13 +14,13 @@ import torch
 
 from framework.errors import InvalidArgument
 from framework.interfaces.backend import AttentionSpec, Batch
-from framework.testing.attention_cases import Case, Problem, build_problem, pairwise
-from framework.testing.attention_runs import judge, run_attention, wrong_lse
-from framework.testing.backend import (
+from framework_builtin.backend.triton import TritonBackend
+from framework_testing.attention_cases import Case, Problem, build_problem, pairwise
+from framework_testing.attention_runs import judge, run_attention, wrong_lse
+from framework_testing.backend import (
     backend_checks,
     check_blocks_beyond_2_31_elements_are_addressed,
 )
-from framework_builtin.backend.triton import TritonBackend
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -268,8 +268,8 @@ def test_the_same_process_interprets_whatever_imported_triton_before() -> None:
     """Also with TRITON_INTERPRET unset and triton already imported, as torch.compile does."""
     code = (
         "import triton, triton.language, torch\n"
-        "from framework.testing.attention_cases import Case, build_problem\n"
-        "from framework.testing.attention_runs import judge, run_attention\n"
+        "from framework_testing.attention_cases import Case, build_problem\n"
+        "from framework_testing.attention_runs import judge, run_attention\n"
         "from framework.interfaces.backend import AttentionSpec\n"
         "from framework_builtin.backend.triton import TritonBackend\n"
         "spec = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, dtype='float32', block_size=4)\n"

@@ -23,11 +23,11 @@ from framework.llm import LLM, EngineOptions  # noqa: E402
 from framework.model.config import ModelConfig  # noqa: E402
 from framework.model.loading import random_model  # noqa: E402
 from framework.sampling import Sampling  # noqa: E402
-from framework.testing.attention_runs import ReplayRecorder  # noqa: E402
 from framework_builtin.backend.triton import TritonBackend  # noqa: E402
 from framework_builtin.backend.triton_kernels.configs import ARCHS  # noqa: E402
 from framework_builtin.backend.triton_kernels.kernels import compiled  # noqa: E402
 from framework_builtin.backend.triton_kernels.launch import Launcher  # noqa: E402
+from framework_testing.attention_runs import ReplayRecorder  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter replaces what says what a launch is compiled for"

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from framework.interfaces.backend import AttentionSpec
-from framework.testing.backend import backend_checks
 from framework_builtin.backend.varlen import VarlenBackend
+from framework_testing.backend import backend_checks
 
 varlen = pytest.importorskip("torch.nn.attention.varlen", reason="this torch has no varlen_attn")
 if not hasattr(varlen, "varlen_attn_out"):

@@ -15,7 +15,7 @@ from framework.engine.compiled import opaque_attention
 from framework.errors import ConfigError
 from framework.llm import LLM
 from framework.sampling import Sampling
-from framework.testing.attention_runs import ReplayRecorder
+from framework_testing.attention_runs import ReplayRecorder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own, in inductor
 

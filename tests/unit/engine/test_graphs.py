@@ -15,9 +15,9 @@ from framework.engine.graphs import bucket_sizes, choose
 from framework.errors import ConfigError, InvariantViolation
 from framework.llm import LLM, EngineOptions
 from framework.sampling import Sampling
-from framework.testing.attention_runs import ReplayRecorder
 from framework_builtin.backend.torch import TorchBackend
 from framework_builtin.backend.triton import TritonBackend
+from framework_testing.attention_runs import ReplayRecorder
 
 GREEDY = Sampling(max_tokens=12, ignore_eos=True)
 FILTERED = Sampling(max_tokens=11, temperature=1.1, top_k=40, top_p=0.9, seed=3, ignore_eos=True)

@@ -8,7 +8,7 @@ from groups_plain import LAYOUTS, branching, brute_hit, lru, memories, paths_of
 from framework.groups.checkpoints import Asked, Dense, EveryFew, Retention
 from framework.groups.memory import Memory, OnePool, stranded_bytes
 from framework.groups.replay import replay_groups, steps
-from framework.results.catalogue import CATALOGUE
+from framework.results.catalogue import catalogue
 
 
 def ends(memory: Memory, asked: Asked, *pauses: int, chunk: int = 100) -> list[tuple[int, int]]:
@@ -36,7 +36,7 @@ def test_the_losses_of_all_groups_and_the_hit_are_all_that_could_be_hit(layout: 
     served = counts.lost.sum(axis=1) + counts.hits > 0
     assert (counts.lost.sum(axis=1) + counts.hits)[served].tolist() == allowed[served].tolist()
     assert (counts.could.min(axis=1) >= counts.hits).all()
-    assert set(counts.results()) <= set(CATALOGUE), set(counts.results()) - set(CATALOGUE)
+    assert set(counts.results()) <= set(catalogue()), set(counts.results()) - set(catalogue())
 
 
 def test_a_request_too_large_is_refused_and_leaves_nothing_in_use() -> None:

@@ -17,7 +17,7 @@ from framework.llm import LLM, CacheOptions, EngineOptions, FaultOptions
 from framework.model.dense import greedy
 from framework.model.loading import LoadedModel, load_model
 from framework.sampling import Sampling
-from framework.testing.checkpoints import make_checkpoint
+from framework_testing.checkpoints import make_checkpoint
 
 WINDOW, SIZE = 20, 4
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -17,8 +17,8 @@ from framework.interfaces.store import BlockFormat, Store
 from framework.llm import LLM, CacheOptions, EngineOptions, FaultOptions
 from framework.model.loading import LoadedModel, load_model
 from framework.sampling import Sampling
-from framework.testing.checkpoints import make_checkpoint
 from framework.types import BlockHash
+from framework_testing.checkpoints import make_checkpoint
 
 SIZE, WINDOW = 4, 10
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -239,7 +239,7 @@ def test_a_dense_pass_that_rank_0_leaves_ends_the_others() -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
-    from framework.testing.checkpoints import make_checkpoint
+    from framework_testing.checkpoints import make_checkpoint
 
     folder, before = make_checkpoint(tmp_path), multiprocessing.active_children()
     (folder / "model.safetensors").write_bytes(b"damaged")

@@ -20,7 +20,7 @@ from framework.model.dense import dense_logits, greedy
 from framework.model.hf_config import read_config
 from framework.model.loading import TINY_CONFIG, ModelSource
 from framework.model.shard import Shard
-from framework.testing.checkpoints import make_checkpoint
+from framework_testing.checkpoints import make_checkpoint
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 101,

@@ -108,7 +108,7 @@ def test_a_replay_with_failed_requests_is_no_success_for_trackers(
 def test_a_kernel_grid_that_was_ended_is_not_ok(
     tmp_path: Path, followed: Followed, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: str, reason: str
 ) -> None:
-    from framework.modes.kernel import Grid
+    from framework_testing.kernel.mode import Grid
 
     def ended(grid: Grid) -> Any:
         yield from ()

@@ -10,15 +10,15 @@ from replay_helpers import random_requests, workload
 from framework.errors import PluginError
 from framework.replay.paths import build_paths
 from framework.replay.reference import replay
-from framework.testing import eviction_checks
-from framework.testing.driver import Violation
-from framework.testing.eviction import check_random_histories
 from framework.workload.traces import WorkloadRequest
 from framework_builtin.allocator.prefix import PrefixAllocator
 from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
 from framework_builtin.allocator.radix import RadixAllocator
 from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.lru import Lru
+from framework_testing import eviction_checks
+from framework_testing.driver import Violation
+from framework_testing.eviction import check_random_histories
 
 
 class OddKept(Lru):

@@ -10,10 +10,10 @@ from paged_helpers import NS, ConstantHash, admit, make, serve, table, tokens
 
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import EvictionPolicy
-from framework.testing import allocator_checks
 from framework.types import RequestId
 from framework_builtin.allocator.prefix import PrefixAllocator
 from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
+from framework_testing import allocator_checks
 
 
 class First(EvictionPolicy):

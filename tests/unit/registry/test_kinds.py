@@ -6,7 +6,8 @@ from importlib.resources import files
 
 import pytest
 
-from framework import registry, testing
+import framework_testing as testing
+from framework import registry
 from framework.errors import ConfigError
 
 
@@ -16,7 +17,7 @@ def test_every_kind_has_a_base_class_a_kit_and_templates(kind: str) -> None:
     assert registry.interface_of(kind).__module__.startswith("framework.interfaces."), "all that a plugin may import"
     assert getattr(testing, f"{kind}_checks")
     for template in ("plugin.py.tmpl", "tests.py.tmpl"):
-        assert (files("framework.new") / "templates" / kind / template).is_file(), template
+        assert (files("framework_testing.new") / "templates" / kind / template).is_file(), template
 
 
 def test_an_unknown_kind_is_refused_with_the_nearest() -> None:

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from replay_helpers import random_requests, workload
 
-from framework.curve import main
 from framework.errors import ConfigError
-from framework.figures import curve as figures
 from framework.replay.curves import capacity_blocks, hit_curves
 from framework.replay.reference import replay
 from framework.workload.traces import WorkloadRequest, write_trace
 from framework_builtin.eviction.arc import Arc
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.optimum import Optimum
+from framework_lab.curve import main
+from framework_report.figures import curve as figures
 
 CLASSES = {"lru": Lru, "arc": Arc, "optimum": Optimum}
 

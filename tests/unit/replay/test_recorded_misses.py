@@ -1,4 +1,4 @@
-"""`python -m framework.explain EVENTS LOG`: what a stream of KV events and a request log show of an engine's misses."""
+"""`python -m framework explain EVENTS LOG`: what a stream of KV events and a request log show of an engine's misses."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from framework.explain import main
 from framework.interfaces.workload import WorkloadRequest
 from framework.misses.account import Account
 from framework.replay.recorded_misses import explain_stream
-from framework.report.misses import read_account
 from framework.workload.traces import write_trace
+from framework_report.misses import read_account
 
 SIZE = 4
 

@@ -14,15 +14,15 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.replay_core import ReplayCore, ReplayCounts
 from framework.replay.reference import PYTHON, core_of, count, replay
 from framework.replay.stack import lru_curve, reuse_distances
-from framework.testing import replay_core as kit
-from framework.testing.driver import Violation
-from framework.testing.oracles.eviction import SlowLru
 from framework.types import BlockId
 from framework.workload.traces import WorkloadRequest
 from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.length_aware import LengthAware
 from framework_builtin.eviction.lfu import Lfu
 from framework_builtin.eviction.lru import Lru
+from framework_testing import replay_core as kit
+from framework_testing.driver import Violation
+from framework_testing.oracles.eviction import SlowLru
 
 POLICIES: dict[str, type[EvictionPolicy]] = {"lru": Lru, "lfu": Lfu, "fifo": Fifo, "length_aware": LengthAware}
 GOLDEN = [[1, 2, 3], [1, 2, 4], [5], [1, 2, 3], [6, 7], [1, 2, 4, 8], [5, 9], [1, 2, 3]]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from framework.kernel import bench
-from framework.results.catalogue import CATALOGUE, SECTIONS, find, higher_is_better, is_wall_time, with_definitions
+
+from framework.results.catalogue import catalogue, find, higher_is_better, is_wall_time, sections, with_definitions
 from framework.results.metric import is_number
 from framework.run import call
 
@@ -72,12 +72,12 @@ def test_all_modes_of_a_replay_share_what_a_serve_run_says_of_its_prefix_cache(
 
 
 def test_declarations_are_whole_sentences_with_known_sections_and_partners() -> None:
-    for metric in CATALOGUE.values():
-        assert metric.section in SECTIONS, metric
+    for metric in catalogue().values():
+        assert metric.section in sections(), metric
         assert metric.definition.endswith("."), metric
         assert metric.title, metric
         for other in (metric.of, metric.row):
-            assert not other or other in CATALOGUE, metric
+            assert not other or other in catalogue(), metric
         if metric.key.endswith(("_s", "_s_p50", "_s_p95", "_s_p99")) and not metric.key.endswith("_per_s"):
             assert metric.unit == "s", metric
 
@@ -123,4 +123,4 @@ def test_docs_results_lists_the_catalogue(repository: Path) -> None:
     ],
 )
 def test_values_are_written_with_their_unit(key: str, value: Any, text: str) -> None:
-    assert CATALOGUE[key].text(value) == text
+    assert catalogue()[key].text(value) == text

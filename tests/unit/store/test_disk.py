@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from framework.errors import ConfigError, StoreFailed
-from framework.testing.store import FORMAT
 from framework.types import BlockHash
 from framework_builtin.store.disk import Disk
 from framework_builtin.store.host import Host
+from framework_testing.store import FORMAT
 
 KEY, OTHER = BlockHash(b"\x01" * 32), BlockHash(b"\x02" * 32)
 DATA = bytes(range(192))
@@ -147,7 +147,7 @@ def test_what_a_dead_process_began_is_removed_when_it_is_old(tmp_path: Path) -> 
 
 WRITER = """
 import sys
-from framework.testing.store import FORMAT
+from framework_testing.store import FORMAT
 from framework_builtin.store.disk import Disk
 disk = Disk(path=sys.argv[1], max_bytes=40 * (192 + 66))
 disk.open(FORMAT, 64)

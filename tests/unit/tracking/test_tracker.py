@@ -17,8 +17,8 @@ from framework.errors import FrameworkError
 from framework.files.jsonl import read_jsonl
 from framework.results.reading import read_result
 from framework.tracking import RunDirectory, RunLabel, TrackedRun, Tracker, TrackerWarning
-from framework.tracking import wandb as wandb_tracker
-from framework.tracking.wandb import has_account
+from framework_wandb import tracker as wandb_tracker
+from framework_wandb.tracker import has_account
 
 RESULT = {
     "hit_rate": 0.75, "output_tokens_per_s": 1234.5, "num_requests": 48, "ttft_s_p50": None, "clock": "wall",
@@ -28,7 +28,7 @@ RESULT = {
 ONLINE = """
 import sys
 from framework import tracking
-from framework.tracking import wandb
+from framework_wandb import tracker as wandb
 run = tracking.RunDirectory(sys.argv[1])
 wandb.INIT_TIMEOUT_S = wandb._FINISH_TIMEOUT_S = 1.0
 with run:

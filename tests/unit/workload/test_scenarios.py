@@ -14,9 +14,9 @@ import pytest
 from synthetic_workloads import drawn
 
 from framework.replay.paths import build_paths, replay_infinite
-from framework.testing import workload_checks
 from framework.workload import Workload, WorkloadRequest, build, make, stream
 from framework.workload.traces.own_format import SYNTHETIC, as_trace
+from framework_testing import workload_checks
 
 SEEDED = ("chat", "no_sharing", "shared_prefix", *SYNTHETIC)
 

@@ -12,9 +12,9 @@ import torch
 from framework.errors import InvalidArgument
 from framework.interfaces import _torch_ops
 from framework.interfaces.backend import AttentionSpec, Rope
-from framework.testing.attention_cases import Case, build_problem
-from framework.testing.attention_runs import pool_bytes, same_bytes
 from framework_builtin.backend.triton import TritonBackend
+from framework_testing.attention_cases import Case, build_problem
+from framework_testing.attention_runs import pool_bytes, same_bytes
 
 pytest.importorskip("triton", reason="triton is not installed")
 

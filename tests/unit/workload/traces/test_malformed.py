@@ -12,9 +12,9 @@ from synthetic_workloads import example
 
 from framework import registry, trace
 from framework.errors import WorkloadError
-from framework.testing import trace_checks
 from framework.workload.traces import detect_format, open_trace, write_trace
 from framework.workload.traces.own_format import name_blocks
+from framework_testing import trace_checks
 
 READERS = registry.names("trace")
 

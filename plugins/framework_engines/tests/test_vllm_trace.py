@@ -1,0 +1,106 @@
+"""The connector that writes a trace of what vLLM serves; tests/engines runs it inside vLLM."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from framework.errors import ConfigError
+from framework.workload.traces import open_trace
+from framework_engines import vllm_trace
+from framework_engines.vllm_trace import TimedSteps, TraceMethods, paths_of
+
+
+class Request(SimpleNamespace):
+    """What the connector reads of vLLM's Request; tests/engines runs it inside vLLM."""
+
+    def __init__(self, name: str, prompt: int) -> None:
+        super().__init__(request_id=name, num_prompt_tokens=prompt, num_tokens=prompt, session_id="talk", priority=3,
+                         block_hashes=[b"a"])  # fmt: skip
+
+
+def test_the_connector_writes_what_has_ended_and_survives_a_file_that_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    connector: Any = TraceMethods()
+    connector.path = tmp_path / "t"
+    connector.bind_kv_cache_manager(SimpleNamespace(block_pool=SimpleNamespace(hash_block_size=4)))
+    one, two = Request("1", 5), Request("2", 6)
+    connector.on_new_request(one)
+    connector.scheduled(SimpleNamespace(total_num_scheduled_tokens=7))
+    connector.scheduled(SimpleNamespace(total_num_scheduled_tokens=0))  # nothing to compute: no step
+    connector.on_new_request(two)
+    one.num_tokens = 8
+    assert connector.request_finished_all_groups(one, ()) == (False, None)
+    (only,) = open_trace(tmp_path / "t")
+    assert (only.input_tokens, only.output_tokens, only.priority) == (5, 3, -3)
+    assert only.session not in (None, "talk")
+
+    def full(record: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    connector.trace._put = full
+    assert connector.request_finished_all_groups(two, ()) == (False, None)
+    assert "the recording ends here, vLLM goes on" in caplog.text
+    connector.on_new_request(Request("3", 5))
+    connector.request_finished_all_groups(Request("3", 5), ())
+    connector.shutdown()
+
+
+def test_the_options_are_a_path_and_one_of_steps() -> None:
+    assert paths_of({"path": "a.jsonl"}) == (Path("a.jsonl"), None)
+    assert paths_of({"path": "a", "steps": "b"}) == (Path("a"), Path("b"))
+    for extra in ({}, {"path": 3}, {"path": ""}, {"path": "a", "steps": None}):
+        with pytest.raises(ConfigError, match="name a new file"):
+            paths_of(extra)
+    with pytest.raises(ConfigError, match="has path and steps, found salt"):
+        paths_of({"path": "a", "salt": "b"})
+
+
+def scheduled(new: dict[str, tuple[int, int]], running: dict[str, tuple[int, int]]) -> Any:
+    """vLLM's SchedulerOutput of requests with (tokens to compute, tokens computed)."""
+    return SimpleNamespace(
+        scheduled_new_reqs=[SimpleNamespace(req_id=name, num_computed_tokens=at) for name, (_, at) in new.items()],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=list(running), num_computed_tokens=[at for _, at in running.values()]
+        ),
+        num_scheduled_tokens={name: count for name, (count, _) in {**running, **new}.items()},
+        total_num_scheduled_tokens=sum(count for count, _ in [*running.values(), *new.values()]),
+    )
+
+
+@pytest.mark.parametrize(("ahead", "seconds"), [(False, [2.0, 5.0, None]), (True, [5.0, None, None])])
+def test_a_step_lasts_until_its_end_is_seen_and_the_last_one_has_none(
+    tmp_path: Path, ahead: bool, seconds: list[float | None]
+) -> None:
+    times = iter([10.0, 12.0, 17.0, 90.0, 91.0])
+    connector: Any = TraceMethods()
+    connector.path = tmp_path / "trace"
+    connector.bind_kv_cache_manager(SimpleNamespace(block_pool=SimpleNamespace(hash_block_size=4)))
+    connector.steps = TimedSteps(tmp_path / "steps", ahead=ahead, clock=lambda: next(times))
+    for name in "ab":
+        connector.on_new_request(Request(name, 9))
+    connector.scheduled(scheduled({"a": (5, 4)}, {}))
+    connector.scheduled(scheduled({}, {}))  # nothing to compute: no step
+    connector.scheduled(scheduled({"b": (9, 0)}, {"a": (1, 9)}))
+    connector.scheduled(scheduled({}, {"a": (1, 10), "b": (1, 9)}))
+    for name in "ab":
+        connector.request_finished_all_groups(Request(name, 9), ())
+    connector.on_new_request(Request("c", 9))
+    connector.scheduled(scheduled({"c": (3, 0)}, {}))  # long after: the wait is no step's
+    connector.scheduled(scheduled({}, {"c": (1, 3)}))
+    connector.shutdown()
+    lines = [json.loads(line) for line in (tmp_path / "steps").read_text().splitlines()]
+    assert [line["step_s"] for line in lines] == [*seconds, *([None, None] if ahead else [1.0, None])]
+    assert lines[1] == {"rows": 2, "new_tokens": 10, "context_tokens": 9, "pairs": 45 + 10, "step_s": seconds[1]}
+    with pytest.raises(ConfigError, match="choose another name"):
+        TimedSteps(tmp_path / "steps")
+
+
+def test_a_name_that_the_module_does_not_offer_is_refused() -> None:
+    with pytest.raises(AttributeError, match="it offers TraceConnector"):
+        vllm_trace.Else  # type: ignore[attr-defined]

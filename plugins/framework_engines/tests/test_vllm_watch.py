@@ -1,0 +1,317 @@
+"""A policy in vLLM's pool sees what it sees in ours, call by call; over stand-ins for vLLM's manager and pool."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from engine_stand_ins import FreeQueue, Manager
+from paged_helpers import NS, info, tokens
+
+from framework.errors import ConfigError, UnknownPlugin, Unsupported
+from framework.types import RequestId
+from framework_builtin.allocator.prefix import PrefixAllocator
+from framework_builtin.eviction.lru import Lru
+from framework_builtin.eviction.mru import Mru
+from framework_builtin.eviction.priority import Priority
+from framework_builtin.eviction.s3fifo import S3Fifo
+from framework_builtin.hash.sha256 import Sha256
+from framework_engines.vllm_connector import HOOKS, TESTED, lead, options_of, require_hooks
+from framework_engines.vllm_watch import PoolWatch
+
+
+def test_options_are_checked() -> None:
+    assert options_of({}) == ("lru", 0, "seconds")
+    assert options_of({"eviction": None, "clock": "steps"}) == (None, 0, "steps"), "vLLM's own order"
+    with pytest.raises(UnknownPlugin, match="lruu"):
+        options_of({"eviction": "lruu"})
+    for wrong in ({"policy": "lru"}, {"clock": "hours"}, {"seed": "1"}):
+        with pytest.raises(ConfigError):
+            options_of(wrong)
+
+
+def test_a_hook_that_vllm_lacks_is_named_with_its_parameters() -> None:
+    queue = FreeQueue([])
+    require_hooks(FreeKVCacheBlockQueue=queue)
+    queue.append_n = lambda several: None  # type: ignore[method-assign, assignment]
+    with pytest.raises(Unsupported, match=r"FreeKVCacheBlockQueue\.append_n\(blocks\); .*0\.32\.0 and 0\.33\.0"):
+        require_hooks(FreeKVCacheBlockQueue=queue)
+    with pytest.raises(Unsupported, match=r"BlockPool\.touch\(blocks\), BlockPool\.evict_blocks"):
+        require_hooks(BlockPool=object())
+    assert len(HOOKS["BlockPool"]) == 4
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_without_vllm_the_connector_says_what_to_install() -> None:
+    from framework_engines import vllm_connector
+
+    with pytest.raises(Unsupported, match=r"pip install vllm==0\.33\.0"):
+        vllm_connector.PolicyConnector
+
+
+BLOCKS = 24
+
+
+def watching(base: type) -> Any:
+    """A `base` that notes each call and all that it may read of each block, by content."""
+
+    class Watching(base):  # type: ignore[misc]
+        needs_requests = True
+
+        def note(self, call: str, numbers: Sequence[int]) -> None:
+            view = self.blocks
+            facts = [
+                (view.key[n], view.key[view.parent[n]] if view.parent[n] else None, *(
+                    getattr(view, name)[n] for name in ("depth", "num_tokens", "admitted", "last_access", "hits",
+                                                        "priority", "tenant", "children", "last_request")))
+                for n in numbers
+            ]  # fmt: skip
+            self.__dict__.setdefault("seen", []).append((call, facts))
+
+    for call in ("admit", "hit", "pin", "release"):
+
+        def hook(self: Any, numbers: Any, now: float, call: str = call) -> None:
+            self.note(call, numbers)
+            getattr(base, call)(self, numbers, now)
+
+        setattr(Watching, call, hook)
+    return Watching()
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two modules of vLLM's that `lead` imports."""
+    version, utils = ModuleType("vllm.version"), ModuleType("vllm.v1.core.kv_cache_utils")
+    version.__version__ = TESTED[-1]  # type: ignore[attr-defined]
+    utils.get_block_hash = lambda block_hash: block_hash  # type: ignore[attr-defined]
+    for module in (version, utils):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def asked(number: int, ids: list[int], **facts: Any) -> Any:
+    """A request as vLLM has it; priorities there are the lower the more urgent."""
+    prompt = tokens(*ids)
+    given = {"priority": 0, "cache_salt": None, "lora_request": None, "session_id": None, "max_tokens": 4, **facts}
+    return SimpleNamespace(
+        request_id=str(number), prompt=prompt, num_tokens=len(ids), num_prompt_tokens=len(ids),
+        block_hashes=Sha256().blocks(Sha256().root(NS, 16), prompt[: len(ids) // 16 * 16], 16), done=False, **given,
+    )  # fmt: skip
+
+
+class Engine:
+    """A manager led by a policy, as vLLM's scheduler drives it."""
+
+    def __init__(self, policy: Any, num_blocks: int = BLOCKS) -> None:
+        self.manager, self.time = Manager(num_blocks), 0.0
+        self.watch: PoolWatch = lead(self.manager, policy, clock=lambda: self.time)
+        assert self.watch.queue.facts is not None
+        self.facts, self.pool = self.watch.queue.facts, self.manager.block_pool
+        self.policy: Any = self.facts.policy.plugin
+
+    def admit(self, request: Any) -> int | None:
+        request.is_finished = lambda: request.done
+        self.manager.new_step_starts()
+        found: int | None = self.manager.allocate_slots(request)
+        return found
+
+    def free(self, request: Any, *, done: bool = True) -> None:
+        request.done = done
+        self.manager.free(request)
+
+
+def stream(seed: int) -> Iterator[tuple[str, Any]]:
+    """Requests with common beginnings, admitted and ended in any order; some are longer than what is free."""
+    draw = random.Random(seed)
+    trunks = [[draw.randrange(9) for _ in range(16 * draw.randint(1, 6))] for _ in range(6)]
+    running: list[int] = []
+    for number in range(1, 200):
+        ids = [
+            *draw.choice(trunks)[: 16 * draw.randint(1, 6)],
+            *(draw.randrange(9) for _ in range(draw.randint(1, 40))),
+        ]
+        yield "admit", (number, ids, draw.choice([0, 0, 0, 2]), draw.choice([None, "a", "b"]) if number > 1 else None)
+        running.append(number)
+        while len(running) > 2 or draw.random() < 0.5:
+            if not running:
+                break
+            yield "free", running.pop(draw.randrange(len(running)))
+
+
+@pytest.mark.parametrize("base", [Lru, Mru, S3Fifo, Priority])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_policy_sees_in_vllm_what_it_sees_in_our_allocator(base: type, seed: int, vllm: None) -> None:
+    theirs, ours = Engine(watching(base)), watching(base)
+    allocator = PrefixAllocator(
+        num_blocks=BLOCKS, block_size=16, hash=Sha256(), eviction=ours, watermark=0.0, duplicates="keep"
+    )
+    gone: list[bytes] = []
+    allocator.listen(lambda event: gone.extend(event.hashes) if event.kind == "evict" else None)
+    held: dict[int, Any] = {}
+    for kind, what in stream(seed):
+        theirs.time += 1.0
+        allocator.advance(theirs.time)
+        if kind == "free":
+            if what in held:
+                theirs.free(held.pop(what))
+                allocator.free(RequestId(what))
+            continue
+        number, ids, urgency, session = what
+        tenant = session or ""
+        request = asked(number, ids, priority=-urgency, session_id=session, cache_salt=tenant or None)
+        plain = info(
+            number, priority=urgency, session=session, tenant=tenant, arrival=theirs.time, prompt_tokens=len(ids)
+        )
+        hit = allocator.lookup(request.prompt, NS)
+        theirs.watch.arrived(request)
+        found = theirs.admit(request)
+        assert (found is not None) == allocator.fits(plain, request.prompt, hit)
+        if found is None:
+            theirs.watch.arrivals.pop(str(number))
+            continue
+        assert found == len(hit.blocks)
+        allocator.allocate(plain, request.prompt, hit)
+        allocator.commit(RequestId(number), request.prompt)
+        held[number] = request
+        assert theirs.policy.seen == ours.seen, f"request {number}"
+        assert theirs.pool.evicted == gone
+        assert theirs.facts.num_candidates == sum(theirs.facts.pool.candidate)
+    assert len(gone) > 100
+    assert theirs.facts.pool.num_blocks == BLOCKS, "without the null block"
+    assert theirs.watch.queue.failure is None
+    assert theirs.watch.num_steps > 100
+    assert theirs.watch._known.keys() == theirs.watch.arrivals.keys() == {str(number) for number in held}
+
+
+def chain(seed: int, blocks: int) -> list[int]:
+    return [seed] * (16 * blocks + 1)
+
+
+def served(engine: Engine, number: int, ids: list[int]) -> Any:
+    request = asked(number, ids)
+    assert engine.admit(request) is not None
+    return request
+
+
+def test_who_is_freed_before_it_is_done_keeps_its_arrival_and_pops_its_blocks(vllm: None) -> None:
+    engine = Engine(watching(Lru))
+    request = asked(1, chain(1, 2))
+    engine.watch.arrived(request)
+    engine.admit(request)
+    engine.free(request, done=False)
+    assert list(engine.watch.arrivals) == ["1"], "preempted: it arrives once"
+    engine.time = 5.0
+    engine.admit(request)
+    request.done = True
+    blocks = engine.manager.pop_blocks_for_free(request)
+    before = engine.facts.pool.access
+    engine.pool.free_blocks(blocks)
+    assert (engine.watch.arrivals, engine.watch._known) == ({}, {})
+    assert engine.facts.pool.access == before + 1, "blocks that are freed later are an access of their own"
+    assert engine.policy.seen[-1][1][0][-1].arrival == 0.0
+
+
+def test_what_is_taken_for_no_request_is_an_access_of_its_own(vllm: None) -> None:
+    engine = Engine(Lru())
+    request = served(engine, 1, chain(1, 2))
+    engine.free(request)
+    before = engine.facts.pool.access
+    first = engine.pool.get_new_blocks(22)
+    assert engine.facts.pool.access == before + 1
+    assert not any(block.block_id in (1, 2) for block in first), "what has no content goes first"
+    engine.pool.get_new_blocks(2)
+    assert engine.facts.pool.access == before + 2
+    assert engine.facts.num_candidates == engine.manager.block_pool.free_block_queue.num_free_blocks == 0
+
+
+def test_evicted_blocks_in_use_stay_out_of_the_queue_and_the_others_go_first(vllm: None) -> None:
+    engine = Engine(Mru())
+    held, gone = served(engine, 1, chain(1, 2)), served(engine, 2, chain(2, 2))
+    engine.free(gone)
+    engine.pool.evict_blocks({block.block_id for blocks in engine.pool.cached.values() for block in blocks})
+    assert engine.watch.queue.failure is None
+    assert not any(engine.facts.pool.block_hash)
+    assert {block.block_id for block in engine.pool.get_new_blocks(2)} == {4, 5}, "of request 2, and first"
+    engine.free(held)
+    assert engine.facts.num_candidates == 0
+
+
+def test_a_reset_that_vllm_refuses_changes_nothing_and_one_that_it_does_forgets_all(vllm: None) -> None:
+    engine = Engine(Lru())
+    request = served(engine, 1, chain(1, 2))
+    assert not engine.pool.reset_prefix_cache()
+    assert sum(key is not None for key in engine.facts.pool.block_hash) == 2
+    engine.free(request)
+    assert engine.pool.reset_prefix_cache()
+    assert not any(engine.facts.pool.block_hash)
+    assert engine.facts.num_candidates == 0
+
+
+def test_a_policy_that_declines_has_the_content_given_up_and_the_blocks_reused_first(vllm: None) -> None:
+    class KeepsRoots(Lru):
+        def keep(self, block: Any, now: float) -> bool:
+            return not self.blocks.depth[block]
+
+    engine = Engine(KeepsRoots())
+    engine.free(served(engine, 1, chain(1, 3)))
+    assert [key for key, blocks in engine.pool.cached.items() if blocks] == list(asked(1, chain(1, 3)).block_hashes[:1])
+    assert {block.block_id for block in engine.pool.get_new_blocks(2)} == {2, 3}
+    assert engine.facts.num_candidates == 1
+
+
+def test_a_block_that_is_used_again_though_no_request_found_it_is_no_victim(vllm: None) -> None:
+    engine = Engine(Mru(), 4)
+    for number in (1, 2):
+        engine.free(served(engine, number, [number] * 32))
+    root, leaf = asked(2, [2] * 32).block_hashes
+    engine.pool.free_block_queue.remove(engine.pool.cached[leaf][0])
+    engine.pool.get_new_blocks(1)
+    assert engine.pool.evicted == [root]
+
+
+def test_a_policy_that_fails_leaves_the_order_of_vllm_one_error_and_nothing_that_could_be_named_again(
+    vllm: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Fails(Mru):
+        def victim(self, now: float) -> Any:
+            raise RuntimeError("out of ideas")
+
+    engine = Engine(Fails(), 4)
+    for number in (1, 2):
+        engine.free(served(engine, number, [number] * 32))
+    order = [asked(number, [number] * 32).block_hashes[at] for number in (1, 2) for at in (1, 0)]
+    with caplog.at_level("ERROR"):
+        engine.pool.get_new_blocks(4)
+    assert engine.pool.evicted == order
+    assert len(caplog.records) == 1
+    assert "out of ideas" in caplog.text
+    assert "not asked again" in caplog.text
+    assert "out of ideas" in str(engine.watch.queue.failure)
+    assert not any(engine.facts.pool.candidate)
+    assert engine.watch.queue.facts is None
+
+
+def test_a_content_that_a_connector_loaded_is_known_when_it_is_freed(vllm: None) -> None:
+    engine = Engine(watching(Lru))
+    taken = engine.pool.get_new_blocks(2)
+    for place, block in enumerate(taken):
+        block.block_hash, block.block_hash_num_tokens = b"%d" % place, 16 * (place + 1)
+    engine.pool.free_blocks(taken[::-1])
+    call, facts = engine.policy.seen[-1]
+    assert call == "release"
+    assert [(key, depth, tokens) for key, _, depth, tokens, *_ in facts] == [(b"1", 1, 32), (b"0", 0, 16)]
+
+
+def test_what_cannot_be_led_is_refused(vllm: None) -> None:
+    manager = Manager(4)
+    manager.enable_caching = False
+    with pytest.raises(Unsupported, match="prefix caching is off"):
+        lead(manager)
+    manager = Manager(4)
+    manager.block_pool.touch = lambda others: None  # type: ignore[method-assign]
+    with pytest.raises(Unsupported, match="touch"):
+        lead(manager)

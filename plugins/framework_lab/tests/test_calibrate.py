@@ -1,0 +1,88 @@
+"""Costs fitted to steps whose true costs are known, and to steps that cannot tell them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from framework.engine.executors.base import work_of
+from framework_lab.calibrate import COSTS, WORK, Floats, calibrate, main
+
+TRUE = np.array([4e-3, 2e-4, 3e-5, 4e-7, 2e-8])
+
+
+def steps(count: int = 800, *, most_rows: int = 8, prompts: int = 400) -> Floats:
+    """(S, K) of mixed prefill and decode steps."""
+    draw = np.random.default_rng(3)
+    found = []
+    for _ in range(count):
+        rows = int(draw.integers(1, most_rows + 1))
+        new = np.where(draw.random(rows) < 0.3, draw.integers(1, prompts + 1, rows), 1)
+        found.append([1, *work_of(new, draw.integers(0, 900, rows)).values()])
+    return np.array(found, dtype=np.float64)
+
+
+def written(path: Path, work: Floats, seconds: Floats) -> str:
+    lines = [{**dict(zip(WORK, row[1:].tolist(), strict=True)), "step_s": time}
+             for row, time in zip(work, seconds.tolist(), strict=True)]  # fmt: skip
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def test_costs_that_are_known_are_found() -> None:
+    work = steps()
+    found = calibrate(work, work @ TRUE)
+    np.testing.assert_allclose([getattr(found.costs, name) for name in COSTS], TRUE, rtol=1e-6)
+    assert abs(found.total_error) < 1e-6
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say_and_the_error_is_that_of_the_noise() -> None:
+    work, held = steps(), np.zeros(len(COSTS))
+    for seed in range(10):
+        noise = np.random.default_rng(seed).normal(1.0, 0.1, len(work))
+        found = calibrate(work, work @ TRUE * noise)
+        ends = np.array([found.intervals[name] for name in COSTS])
+        held += (ends[:, 0] < TRUE) & (ends[:, 1] > TRUE)
+        assert 0.05 < found.step_error_p50 < 0.09  # the median of |N(0, 0.1)| is 0.067
+        assert abs(found.total_error) < 0.02
+    assert held.min() >= 7
+
+
+def test_a_cost_is_never_negative() -> None:
+    work = steps()
+    found = calibrate(work, (work @ (TRUE * [1, 1, 1, -1, 1])).clip(min=1e-3))
+    assert found.costs.context_s == 0
+
+
+def test_what_these_steps_cannot_tell_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    decodes = steps(prompts=1)  # every row computes one token
+    assert main([written(tmp_path / "decodes", decodes, decodes @ TRUE)]) == 2
+    assert "cannot tell row_s, token_s, context_s, pair_s apart" in capsys.readouterr().err
+    alone = steps(most_rows=1)
+    assert main([written(tmp_path / "alone", alone, alone @ TRUE)]) == 2
+    assert "cannot tell step_s, row_s apart" in capsys.readouterr().err
+    few = steps(20)
+    assert main([written(tmp_path / "few", few, few @ TRUE)]) == 2
+    assert "20 timed steps are too few" in capsys.readouterr().err
+
+
+def test_the_command_writes_what_the_replay_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    work = steps()
+    path = written(tmp_path / "steps.jsonl", work, work @ TRUE)
+    with Path(path).open("a") as file:
+        file.write(json.dumps({**dict.fromkeys(WORK, 1), "step_s": None}) + "\n")  # no end was seen: left out
+    assert main([path, "--out", str(tmp_path / "costs.json"), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "costs.json").read_text())
+    assert printed["num_steps"] == len(work)
+    assert main([path]) == 0
+    assert "step_s     0.004" in capsys.readouterr().out
+
+
+def test_a_file_of_other_lines_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "running": 2}\n')
+    assert main([str(tmp_path / "metrics.jsonl")]) == 2
+    assert "metrics.jsonl:1: a timed step has rows, new_tokens" in capsys.readouterr().err

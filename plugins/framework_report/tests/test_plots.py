@@ -1,0 +1,53 @@
+"""Which lines and dots a plot of a report has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from report.runs import make_run, make_runs
+
+from framework.results.records import collect
+from framework_report.plots import plots_of
+from framework_report.study import Study
+
+
+def test_lines_beyond_what_a_reader_can_distinguish_are_left_out_but_not_the_baseline(tmp_path: Path) -> None:
+    for num_blocks in (8, 16):
+        make_runs(tmp_path, {"lru": 0.0, **{f"p{i:02}": 0.01 * i for i in range(1, 14)}}, num_blocks=num_blocks)
+    (plot,) = [plot for plot in plots_of(Study(collect([tmp_path]))) if plot.name.startswith("curve")]
+    labels = [text.get_text() for legend in plot.figure.legends for text in legend.get_texts()]
+    assert len(labels) == 9
+    assert "lru" in labels
+    assert "5 more" in plot.note
+
+
+def test_settings_without_numbers_become_dots(tmp_path: Path) -> None:
+    make_runs(tmp_path, {"lru": 0.5, "fifo": 0.5})
+    study = Study(collect([tmp_path]))
+    plots = {plot.name: plot for plot in plots_of(study)}
+    labels = [text.get_text() for text in plots["settings"].figure.axes[0].get_yticklabels()]
+    assert labels == ["lru = fifo"], "what has the same results shares a row"
+    assert "throughput_latency" not in plots
+
+
+def test_a_policy_has_the_same_look_in_every_plot(tmp_path: Path) -> None:
+    """The slowest ranks first here, and none is named in alphabetical order."""
+    for index, eviction in enumerate(("zeta", "lru", "alpha")):
+        for num_blocks in (8, 16):
+            result = {
+                "hit_rate": 0.5 - 0.1 * index, "output_tokens_per_s": 100.0 * (index + 1) + num_blocks,
+                "ttft_s_p95": 1.0 + index,
+            }  # fmt: skip
+            make_run(tmp_path / f"{eviction}{num_blocks}", result=result, eviction=eviction, num_blocks=num_blocks)
+    plots = {plot.name: plot.figure.axes[0] for plot in plots_of(Study(collect([tmp_path])))}
+    drawn = [axes for name, axes in plots.items() if name.startswith(("curve_", "throughput_latency"))]
+    looks = []
+    for axes in drawn:
+        handles, labels = axes.get_legend_handles_labels()
+        lines = [handle[0] if isinstance(handle, tuple) else handle for handle in handles]
+        looks.append(
+            {label.strip(): (line.get_color(), line.get_marker()) for label, line in zip(labels, lines, strict=True)}
+        )
+    assert len(looks) == 2, list(plots)
+    assert looks[0].keys() == {"zeta", "lru", "alpha"}, looks
+    assert looks[0] == looks[1]

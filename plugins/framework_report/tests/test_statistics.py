@@ -1,0 +1,151 @@
+"""Intervals cover, tests do not cry wolf, and copies are no evidence."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from framework_report import statistics
+from framework_report.statistics import FEW, holm, least_p, mean_of, paired, run_length, sessions, sign_flip
+
+
+def test_the_interval_of_paired_differences_covers_the_truth_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(1)
+    for count in (3, 6, 8):
+        found = [paired(list(0.3 + rng.normal(0, 0.2, size=count)), "seed") for _ in range(400)]
+        covered = sum(made.interval[0] <= 0.3 <= made.interval[1] for made in found)
+        assert 370 <= covered <= 392, (count, covered)
+
+
+def test_the_permutation_test_finds_a_difference_in_noise_as_rarely_as_it_says() -> None:
+    rng = np.random.default_rng(2)
+    for count in (6, 8, 10):
+        alarms = sum(sign_flip(rng.normal(0, 1, size=count)) <= 0.05 for _ in range(400))
+        assert alarms <= 33, (count, alarms)
+
+
+def test_the_permutation_test_by_hand() -> None:
+    differences = np.array([1.0, 2.0, -0.5, 3.0])
+    sums = [
+        abs(sum(s * d for s, d in zip(signs, differences, strict=True)))
+        for signs in itertools.product((1, -1), repeat=4)
+    ]
+    assert sign_flip(differences) == sum(total >= 5.5 for total in sums) / 16
+    assert [least_p(count) for count in (0, 1, 2, 6)] == [1.0, 1.0, 0.5, sign_flip(np.ones(6))]
+    assert sign_flip(np.ones(6)) == 2 / 2**6
+    assert sign_flip(np.zeros(6)) == 1.0
+    assert sign_flip(np.ones(30)) < 0.001
+
+
+def test_under_six_pairs_there_is_an_interval_and_no_p_value() -> None:
+    made = paired([0.1, 0.2, 0.15], "seed")
+    assert (made.p, made.count) == (None, 3)
+    assert made.interval is not None
+    assert paired([0.1], "trace").interval is None
+    assert paired([0.1] * (FEW - 1) + [0.2], "seed").p is not None
+
+
+def test_equal_runs_are_copies_and_their_mean_has_no_interval() -> None:
+    assert mean_of([3.0]).interval is None
+    assert mean_of([0.1] * 7).interval is None
+    assert mean_of([0.1] * 7).value == 0.1, "no rounding of a sum"
+    assert mean_of([1.0, 3.0]).interval == pytest.approx((2 - 12.706, 2 + 12.706), rel=1e-4)
+
+
+def test_p_and_the_interval_never_contradict_each_other() -> None:
+    rng = np.random.default_rng(7)
+    shown = 0
+    for _ in range(300):
+        made = paired(list(rng.normal(0.9, 1.0, size=6)), "trace")
+        shown += made.p <= 0.05
+        assert made.p > 0.05 or made.interval[0] > 0 or made.interval[1] < 0, made
+        assert made.p >= least_p(6)
+    assert 30 < shown < 270, shown
+
+
+def test_the_difference_of_sessions_is_a_ratio_of_sums_with_its_interval() -> None:
+    rng = np.random.default_rng(3)
+    prompts = rng.integers(10, 1000, size=60).astype(float)
+    more = 0.1 * prompts + rng.normal(0, 5, size=60)
+    made = sessions([(more, prompts)], "session")
+    assert made.value == pytest.approx(more.sum() / prompts.sum())
+    assert 0 < made.interval[0] < made.value < made.interval[1] < 0.2
+    assert (made.count, made.unit) == (60, "session")
+    assert made.p <= 0.001
+    assert made == sessions([(more, prompts)], "session"), "the same report twice"
+    few = sessions([(more[:39], prompts[:39])], "session")
+    assert few.p is None, "39 sessions are too few"
+    assert few.interval is not None
+
+
+def test_sessions_are_drawn_within_their_trace_and_the_smallest_trace_decides() -> None:
+    rng = np.random.default_rng(4)
+    large, small = ((0.1 + rng.normal(0, 0.05, size=size), np.ones(size)) for size in (400, 50))
+    made = sessions([large, small], "session")
+    rates = [parts.mean() for parts, _ in (large, small)]
+    assert made.value == pytest.approx(np.mean(rates)), "each trace counts once, whatever its size"
+    error = np.sqrt(sum(parts.var() / len(parts) for parts, _ in (large, small))) / 2
+    assert made.interval[1] - made.interval[0] == pytest.approx(2 * 1.96 * error, rel=0.1)
+    assert made.count == 450
+    assert sessions([large, (small[0][:39], small[1][:39])], "session").p is None
+
+
+def test_requests_that_correlate_are_merged_into_runs_that_do_not() -> None:
+    lengths = {}
+    for stretch in (1, 10, 100):
+        found = [run_length(correlated(seed, 20_000, stretch), np.ones(20_000)) for seed in range(9)]
+        lengths[stretch] = float(np.median(found))
+    assert lengths[1] <= 40, "20,000 are merged into a thousand at most, or a few"
+    assert 30 <= lengths[10] <= 400, lengths
+    assert 300 <= lengths[100] <= 1667, lengths
+    slow = correlated(0, 4000, 2000)
+    made = sessions([(slow + 0.5, np.ones(4000))], "request")
+    assert (made.p, made.unit.partition(" of ")[0]) == (None, "run"), made
+    assert made.count < 12, "a record in which all hangs together says nothing"
+
+
+def correlated(seed: int, count: int, stretch: int) -> np.ndarray:
+    """(count,) of variance 1 about 0, of which each correlates with the `stretch` around it."""
+    sums = np.cumsum(np.random.default_rng(seed).normal(size=count + stretch))
+    return (sums[stretch:] - sums[:-stretch]) / np.sqrt(stretch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("count", "stretch", "sizes"),
+    [(60, 1, 1.0), (400, 1, 1.0), (6_000, 10, 0.0), (24_000, 100, 0.0), (60_000, 500, 0.0)],
+)
+def test_a_null_is_called_better_as_rarely_as_5_percent_says(
+    count: int, stretch: int, sizes: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of sessions of log-normal sizes, and of requests whose differences correlate over 10, 100 and 500."""
+    monkeypatch.setattr(statistics, "RESAMPLES", 1500)
+    monkeypatch.setattr(statistics, "_FLIPS", 1999)
+    rng = np.random.default_rng(1)
+    tested = alarms = 0
+    for seed in range(600):
+        prompts = rng.lognormal(0, sizes, size=count)
+        made = sessions([(prompts * correlated(seed, count, stretch), prompts)], "request")
+        tested += made.p is not None
+        alarms += made.p is not None and made.p <= 0.05
+    assert tested >= 540, tested
+    assert 0.03 <= alarms / 600 <= 0.07, alarms / 600
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [statistics.FEW_SESSIONS, 80])
+def test_the_interval_of_sessions_of_log_normal_sizes_misses_as_rarely_as_it_says(count: int) -> None:
+    rng = np.random.default_rng(2)
+    missed = 0
+    for _ in range(500):
+        prompts = rng.lognormal(0, 1, size=count)
+        made = sessions([(prompts * rng.normal(0.1, 0.3, size=count), prompts)], "session")
+        missed += not made.interval[0] <= 0.1 <= made.interval[1]
+    assert missed / 500 <= 0.085, missed / 500
+
+
+def test_holm_s_adjustment_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([]) == []

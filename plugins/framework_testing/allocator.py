@@ -1,0 +1,370 @@
+"""Conformance kit of allocators.
+
+`allocator_checks` are plain functions `check(make)`, cheap first. `make`, mostly the class itself, builds a fresh
+allocator from those of `num_blocks`, `block_size`, `max_model_len`, `hash` and `eviction` that it takes; bind options
+of its own with `functools.partial`. Most rules are those of `Driver`, which holds them after every call of a random
+history; the other checks make situations that such histories do not reach. Rules about sharing bind only allocators
+that are seen to share.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from random import Random
+from typing import Any
+
+from framework.errors import OutOfBlocks, PluginError
+from framework.guard.allocator import GuardedAllocator
+from framework.interfaces.allocator import Allocator
+from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.hash import HashScheme
+from framework.types import Namespace, RequestId, RequestInfo, TokenArray, as_tokens
+from framework_testing.adversarial import (
+    Constant,
+    Fickle,
+    MostRecent,
+    RaisesInHook,
+    ReferenceHash,
+    Truncated,
+    bad_names,
+    bad_victims,
+)
+from framework_testing.driver import Driver, Traits, Violation
+from framework_testing.hash import spreads
+from framework_testing.histories import PROMISING, WINDOWED, Step, fail_shortest, play, random_history
+from framework_testing.oracles.eviction import SlowFifo, SlowLru
+from framework_testing.rules import checks_of, require_plain_facts
+
+Make = Callable[..., Allocator]
+
+PLAIN = Namespace()
+
+
+def traits_of(make: Make, *, collides: bool = False, num_blocks: int = 8, block_size: int = 2) -> Traits:
+    """What a fresh allocator is seen to do: share, keep tables exact, give one request the whole pool."""
+    try:
+        return _traits(make, collides, num_blocks, block_size)
+    except Exception as error:
+        raise Violation(f"the simplest life of one request failed: {error!r}") from error
+
+
+def _traits(make: Make, collides: bool, num_blocks: int, block_size: int) -> Traits:
+    allocator = fresh(make, 8, 2)
+    prompt = as_tokens([0, 1, 0, 1, 0])
+    allocator.allocate(info(1, 16), prompt[:1], allocator.lookup(prompt[:1], PLAIN))
+    exact = len(allocator.table(RequestId(1))) == 1
+    allocator.free(RequestId(1))
+    allocator.allocate(info(2, 5), prompt, allocator.lookup(prompt, PLAIN))
+    allocator.promise(RequestId(2), prompt)
+    promises = allocator.lookup(prompt, PLAIN).num_tokens > 0
+    allocator.commit(RequestId(2), prompt)
+    shares = allocator.lookup(prompt, PLAIN).num_tokens > 0
+    idle = fresh(make, num_blocks, block_size)
+    capacity = _most_blocks(idle)
+    idle.allocate(info(1, 1), prompt[:1], idle.lookup(prompt[:1], PLAIN))
+    kept = num_blocks - 1 - _most_blocks(idle) if exact else 0
+    return Traits(
+        shares=shares,
+        exact=exact,
+        capacity=capacity * block_size,
+        kept=kept,
+        promises=promises,
+        strict=shares and not collides,
+    )
+
+
+def _most_blocks(allocator: Allocator) -> int:
+    """The most blocks that one more request may have now, as `fits` says."""
+    for blocks in range(allocator.num_blocks, 0, -1):
+        prompt = as_tokens([7] * (blocks * allocator.block_size))
+        if allocator.fits(info(9, len(prompt)), prompt, allocator.lookup(prompt, PLAIN)):
+            return blocks
+    return 0
+
+
+def info(number: int, tokens: int = 8) -> RequestInfo:
+    """A request of this id."""
+    return RequestInfo(id=RequestId(number), max_total_tokens=tokens)
+
+
+def fresh(
+    make: Make,
+    num_blocks: int,
+    block_size: int,
+    scheme: HashScheme | None = None,
+    policy: EvictionPolicy | None = None,
+    *,
+    max_model_len: int | None = None,
+) -> Allocator:
+    """An allocator from those shared values that `make` takes."""
+    shared: dict[str, Any] = {
+        "num_blocks": num_blocks,
+        "block_size": block_size,
+        "max_model_len": max_model_len or max(block_size, num_blocks * block_size * 2 // 3),
+        "hash": scheme or ReferenceHash(),
+        "eviction": policy or SlowLru(),
+    }
+    accepted = inspect.signature(make).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
+        return make(**shared)
+    return make(**{name: value for name, value in shared.items() if name in accepted})
+
+
+def collides_often(scheme: HashScheme) -> bool:
+    """Whether misses through collisions are to be expected: for few bits, and for names that change."""
+    return isinstance(scheme, Fickle) or not spreads(scheme)
+
+
+def driver_of(
+    make: Make,
+    num_blocks: int,
+    block_size: int,
+    scheme: HashScheme | None = None,
+    policy: EvictionPolicy | None = None,
+    traits: Traits | None = None,
+) -> Driver:
+    """A fresh allocator under a driver that knows its traits."""
+    scheme, policy = scheme or ReferenceHash(), policy or SlowLru()
+    if traits is None:
+        traits = traits_of(make, collides=collides_often(scheme), num_blocks=num_blocks, block_size=block_size)
+    allocator = fresh(make, num_blocks, block_size, scheme, policy)
+    about = (
+        f"{type(allocator).__name__}, {num_blocks} blocks of {block_size} tokens, "
+        f"{type(scheme).__name__}, {type(policy).__name__}"
+    )
+    return Driver(allocator, traits, about, repeats=not isinstance(scheme, Fickle))
+
+
+def _allocate(allocator: Allocator, request: RequestInfo, prompt: TokenArray) -> bool:
+    """Look up and allocate; False where there is no room."""
+    try:
+        allocator.allocate(request, prompt, allocator.lookup(prompt, PLAIN))
+    except OutOfBlocks:
+        return False
+    return True
+
+
+def check_max_request_tokens_is_true(make: Make) -> None:
+    """Up to `max_request_tokens` an empty pool has room; for more it has none."""
+    for tokens in range(1, 13):
+        allocator = fresh(make, 4, 2)
+        promised = tokens <= GuardedAllocator(allocator).max_request_tokens
+        given = _allocate(allocator, info(1, tokens), as_tokens([1] * tokens))
+        if promised != given:
+            raise Violation(f"{tokens} tokens in 4 blocks of 2: max_request_tokens says {promised}, the pool {given}")
+
+
+def check_facts_are_plain(make: Make) -> None:
+    """`facts` gives names to texts and finite numbers at any time, and changes nothing."""
+    driver = driver_of(make, 8, 2)
+    require_plain_facts("allocator", driver.allocator)
+    driver.do_admit([0, 1, 1, 0], PLAIN)
+    driver.do_compute(0, 4, extend=True, commit=True)
+    before = driver.snapshot()
+    require_plain_facts("allocator", driver.allocator)
+    driver.need(driver.snapshot() == before, "facts changed something")
+
+
+def check_listening_ends(make: Make) -> None:
+    """listen(None) stops the events."""
+    driver = driver_of(make, 4, 1)
+    driver.allocator.listen(None)
+    driver.do_admit([0, 1], PLAIN)
+    driver.do_compute(0, 2, extend=True, commit=True)
+    driver.need(not driver.events, "events were sent to nobody", driver.events)
+
+
+def check_discarded_content_is_not_found(make: Make) -> None:
+    """Nothing of a reset request's table is found, also once who shares it has ended; what is computed anew is."""
+    short = [0, 1, 1, 0, 1]
+    longer = as_tokens([*short, 1, 1, 0])
+    for passed in (0, 2):
+        driver = driver_of(make, 12, 2)
+        if not driver.traits.shares:
+            return
+        allocator = driver.allocator
+        for tokens in (short, longer.tolist()):
+            driver.do_admit(tokens, PLAIN, more=4)
+            driver.do_compute(-1, len(tokens), extend=True, commit=True)
+        if passed:
+            driver.do_unref_leading(0, passed // 2)
+        allocator.reset(RequestId(1))
+        driver.truth.published.clear()
+        driver.need(not allocator.lookup(longer, PLAIN).num_tokens, "what was discarded is found")
+        driver.do_free(0)
+        driver.do_append(0, [0, 1])
+        driver.do_compute(0, 9, extend=True, commit=True)
+        driver.do_free(0)
+        driver.truth.published.clear()
+        found = allocator.lookup(longer, PLAIN).num_tokens
+        driver.need(not found, "what shared a discarded block is found below it", found)
+        driver.do_admit(short, PLAIN)
+        driver.do_compute(0, 9, extend=True, commit=True)
+        driver.do_free(0)
+
+
+def check_what_fits_is_given(make: Make) -> None:
+    """At every fill of a pool `allocate` gives what `fits` says it would, and refuses what it says it would not.
+
+    Also beside a hit of 80 blocks, in use or not: 20 more blocks can be had, and no more.
+    """
+    for used in range(1, 12):
+        for wanted in range(1, 13):
+            allocator = fresh(make, 6, 2)
+            _allocate(allocator, info(1, used), as_tokens([1] * used))
+            prompt, request = as_tokens([2] * wanted), info(2, wanted)
+            promised = allocator.fits(request, prompt, allocator.lookup(prompt, PLAIN))
+            given = _allocate(allocator, request, prompt)
+            if promised != given:
+                raise Violation(
+                    f"{type(allocator).__name__}: fits said {promised} of {wanted} tokens beside {used} in 6 blocks "
+                    f"of 2, allocate said {given}"
+                )
+    found = [0, 1] * 40
+    for in_use, more in ((False, 20), (False, 21), (True, 20), (True, 21)):
+        driver = driver_of(make, 100, 1)
+        driver.do_admit(found, PLAIN)
+        driver.do_compute(0, len(found), extend=True, commit=True)
+        if not in_use:
+            driver.do_free(0)
+        driver.do_admit(found + [9] * more, PLAIN)
+
+
+def check_a_bad_policy_is_named_and_contained(make: Make) -> None:
+    """A policy that names a block it may not, or raises: a PluginError that names it, and nothing changed."""
+    traits = traits_of(make, num_blocks=4)
+    if not traits.shares:
+        return
+    for policy in bad_victims():
+        driver = driver_of(make, 4, 2, policy=policy, traits=traits)
+        for prompt, written in (([1, 1, 1], 2), ([0, 1, 0, 1], 4)):
+            driver.do_admit(prompt, PLAIN, more=4)
+            driver.do_compute(0, written, extend=True, commit=True)
+            if written == 2:
+                driver.do_free(0)
+        name = type(policy).__name__
+        error = driver.call("extend(request 2, 8)", partial(driver.allocator.extend, RequestId(2), 8), PluginError)
+        driver.need(isinstance(error, PluginError), f"{name}: a wrong victim was accepted", driver.allocator.stats())
+        named = name in str(error) or ".victim" in str(error)
+        driver.need(named, "the error names neither the policy nor its method", f"{name}: {error}")
+        driver.after()
+
+
+def check_a_bad_hash_is_named_and_contained(make: Make) -> None:
+    """A scheme that returns no bytes, the wrong count, or raises: PluginError with its name, nothing changed."""
+    traits = traits_of(make)
+    if not traits.shares:
+        return
+    prompt = as_tokens([0, 1, 0, 1, 0])
+    for scheme in bad_names():
+        allocator = fresh(make, 8, 2, scheme)
+        name, before = type(scheme).__name__, allocator.stats()
+        try:
+            _allocate(allocator, info(1), prompt)
+            allocator.commit(RequestId(1), prompt)
+        except PluginError as error:
+            if not any(named in str(error) for named in (name, ".root", ".block")):
+                raise Violation(f"the error names neither the scheme {name} nor its method: {error}") from error
+        except Exception as error:
+            raise Violation(f"{name}: PluginError expected, it raised {error!r}") from error
+        else:
+            raise Violation(f"{name}: names that are no names were accepted")
+        allocator.check()
+        if allocator.stats().num_requests == 0 and allocator.stats() != before:
+            raise Violation(f"{name}: a failed call changed the counts: {before}, {allocator.stats()}")
+
+
+def check_a_failing_policy_leaves_sound_metadata(make: Make) -> None:
+    """A policy whose k-th callback raises: a PluginError, no half-done call, sound block metadata."""
+    traits = traits_of(make, num_blocks=6)
+    if not traits.shares:
+        return
+    for seed, hook in enumerate(("admit", "hit", "pin", "release", "evicted") * 8):
+
+        def run(history: list[Step], hook: str = hook, after: int = seed // 5) -> None:
+            driver = driver_of(make, 6, 2, policy=RaisesInHook(hook, after), traits=traits)
+            driver.tolerates = PluginError
+            play(driver, history)
+
+        fail_shortest(run, random_history(Random(seed), num_steps=30, longest=8))
+
+
+def _drain_and_refill(driver: Driver) -> None:
+    """When all requests have ended no block is in use, what is found is true, and one request can have the pool."""
+    while driver.live:
+        driver.do_compute(0, 99, extend=True, commit=True)
+        driver.do_free(0)
+    for namespace, tokens in list(driver.prompts):
+        driver.do_lookup(list(tokens), namespace)
+    stats = driver.allocator.stats()
+    driver.need(stats.used_blocks == 0 and stats.num_requests == 0, "blocks are in use though nobody is", stats)
+    request = driver.do_admit([9] * driver.traits.capacity, Namespace(salt="refill"))
+    driver.need(request is not None, "an idle pool does not free all of its blocks", driver.allocator.stats())
+
+
+def _random(
+    make: Make,
+    *,
+    examples: int,
+    schemes: tuple[Callable[[], HashScheme], ...],
+    weights: Mapping[str, float] = PROMISING,
+) -> None:
+    """Play random histories over small pools; a failure shows the shortest one."""
+    policies: tuple[type[EvictionPolicy], ...] = (SlowLru, SlowFifo, MostRecent)
+    for seed in range(examples):
+        draw = Random(seed)
+        size = draw.choice((1, 1, 2, 2, 3, 16))
+        num_blocks = draw.randint(1, 6 if size == 16 else 12)
+        scheme, policy = draw.choice(schemes), draw.choice(policies)
+        traits = traits_of(make, collides=collides_often(scheme()), num_blocks=num_blocks, block_size=size)
+        subject = partial(driver_of, make, num_blocks, size, traits=traits)
+
+        def run(
+            history: list[Step],
+            subject: Callable[..., Driver] = subject,
+            scheme: Callable[[], HashScheme] = scheme,
+            policy: type[EvictionPolicy] = policy,
+        ) -> None:
+            driver = subject(scheme=scheme(), policy=policy())
+            play(driver, history)
+            _drain_and_refill(driver)
+
+        fail_shortest(run, random_history(draw, 30, 20 if size == 16 else 4 * size, weights))
+
+
+def check_random_histories(make: Make) -> None:
+    """Every rule after every call of 150 random histories, with a sound hash."""
+    _random(make, examples=150, schemes=(ReferenceHash,))
+
+
+def check_random_histories_under_colliding_hashes(make: Make) -> None:
+    """The same with a constant, a 2-bit, an 8-bit and a changing hash: never another prefix's KV."""
+    schemes = (Constant, partial(Truncated, 2), partial(Truncated, 8), Fickle)
+    _random(make, examples=80, schemes=schemes)
+
+
+def check_blocks_that_windows_passed_are_unreferenced_soundly(make: Make) -> None:
+    """Every rule over 100 histories in which rows call `unref_leading`; one that does nothing there passes."""
+    _random(make, examples=80, schemes=(ReferenceHash,), weights=WINDOWED)
+    _random(make, examples=20, schemes=(Constant,), weights=WINDOWED)
+
+
+def check_the_same_history_gives_the_same_events(make: Make) -> None:
+    """Two runs of one history: equal tables, equal counts, equal event logs."""
+    traits = traits_of(make, num_blocks=5)
+
+    def run(history: list[Step]) -> None:
+        seen = []
+        for _ in range(2):
+            driver = driver_of(make, 5, 2, traits=traits)
+            play(driver, history)
+            seen.append((driver.tables, driver.allocator.stats(), driver.events))
+        driver.need(seen[0] == seen[1], "two runs of one history differ", f"\n{seen[0]}\n{seen[1]}")
+
+    for seed in range(10):
+        fail_shortest(run, random_history(Random(seed), num_steps=30, longest=8))
+
+
+allocator_checks = checks_of(globals())

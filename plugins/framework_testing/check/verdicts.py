@@ -1,0 +1,123 @@
+"""A plugin's conformance kit, check by check, whatever the plugin does."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import threading
+import time
+import traceback
+import unittest
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import framework_testing as testing
+from framework.errors import Interruption
+from framework_testing.check.subject import Subject
+
+Status = Literal["ok", "failed", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one check found.
+
+    Attributes:
+        check: its name in words.
+        rule: what it demands, the first line of its docstring.
+        seconds: wall time.
+        text: of a failure: the rule broken, what was seen, the shortest calls that lead there, where it was raised; of
+            a check that was skipped: why.
+    """
+
+    check: str
+    rule: str
+    status: Status
+    seconds: float
+    text: str = ""
+
+
+class _TimedOut(Interruption):
+    """Ends a check that takes too long: no failure of the plugin, so neither a kit nor a guard contains it."""
+
+
+def verdicts(
+    subject: Subject, *, only: str = "", device: str = "cpu", cases: str = "full", timeout_s: float = 120.0
+) -> Iterator[Verdict]:
+    """Run the checks whose name contains `only`, one after another, and say of each how it went.
+
+    Args:
+        device, cases: for backends: where to run, and "full" or "small".
+        timeout_s: of one check; a plugin that never returns fails it. Needs the main thread of a POSIX system, and
+            Python code: a call that hangs in native code is not interrupted. 0 waits for ever.
+    """
+    extra = {"device": device, "cases": cases} if subject.kind == "backend" else {}
+    for check in getattr(testing, f"{subject.kind}_checks"):
+        if only in check.__name__:
+            yield _verdict(subject, check.__name__, partial(check, subject.make, **extra), timeout_s)
+
+
+def _verdict(subject: Subject, name: str, check: Callable[[], None], timeout_s: float) -> Verdict:
+    start = time.perf_counter()
+    status: Status = "failed"
+    try:
+        with _deadline(timeout_s):
+            check()
+        status, text = "ok", ""
+    except unittest.SkipTest as reason:
+        status, text = "skipped", str(reason)
+    except AssertionError as error:
+        text = _with_place(str(error) or repr(error), error, subject.cls)
+    except _TimedOut as error:
+        text = _with_place(f"it took more than {timeout_s:g} s and was stopped", error, subject.cls)
+    except (Exception, SystemExit) as error:
+        text = _with_place(f"raised {type(error).__name__}: {error}", error, subject.cls)
+    seconds = time.perf_counter() - start
+    doc = inspect.getdoc(getattr(check, "func", check)) or ""
+    words = name.removeprefix("check_").replace("_", " ")
+    return Verdict(words, doc.partition("\n")[0], status, seconds, text)
+
+
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    main = threading.current_thread() is threading.main_thread()
+    if not (seconds and main and hasattr(signal, "setitimer")):
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise _TimedOut
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _with_place(text: str, error: BaseException, cls: type) -> str:
+    """The text, and the last line of the plugin's own code that the error came through."""
+    place = _place(error, cls)
+    return f"{text}\nraised at {place}" if place else text
+
+
+def _place(error: BaseException | None, cls: type) -> str:
+    try:
+        folder = Path(inspect.getfile(cls)).resolve().parent
+    except (TypeError, OSError):
+        return ""
+    found = ""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        for frame in traceback.extract_tb(error.__traceback__):
+            if Path(frame.filename).resolve().is_relative_to(folder):
+                found = f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+        error = error.__cause__ or error.__context__
+    return found

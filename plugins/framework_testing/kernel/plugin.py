@@ -1,0 +1,48 @@
+"""mode=kernel, as it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from framework.errors import ConfigError
+from framework.interfaces.mode import Mode, OnBegin
+from framework_testing.kernel.metrics import METRICS
+from framework_testing.kernel.options import KernelOptions
+
+if TYPE_CHECKING:
+    from framework.config.config import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel(KernelOptions, Mode):
+    """An attention backend alone: judged against a float64 reference, then timed over a grid, beside a roofline."""
+
+    metrics: ClassVar = METRICS
+    files: ClassVar = ("kernel.jsonl", "roofline.png", "roofline.svg")
+
+    def check(self, config: Config) -> None:
+        if config.tiers:
+            raise ConfigError("tiers cannot be in mode=kernel, which has no cache; leave tiers out")
+        if config.kv_events.file or config.kv_events.publish:
+            raise ConfigError("kv_events cannot be in mode=kernel, which keeps no blocks; leave them out")
+
+    def run(self, config: Config, on_begin: OnBegin) -> dict[str, Any]:
+        from framework_testing.kernel.mode import kernel
+
+        return kernel(config, self, on_begin)
+
+    def show(self, folders: Sequence[Path]) -> bool:
+        from framework_testing.kernel.mode import show
+
+        show(folders)
+        return True
+
+    @classmethod
+    def unread(cls, config: Mapping[str, Any]) -> Sequence[str]:
+        return (
+            "allocator", "eviction", "hash", "model", "workload", "tiering", "replay", "engine", "executor", "tiers",
+            "cache.num_blocks", "cache.memory_fraction", "faults",
+        )  # fmt: skip

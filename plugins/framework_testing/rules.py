@@ -1,0 +1,85 @@
+"""What the kits share: their lists, saying that a rule is broken, plain facts, and answers of other processes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import unittest
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from framework.errors import PluginError
+from framework.guard.boundary import Boundary
+from framework.guard.facts import checked_facts
+from framework_testing.driver import Violation
+
+_SKIPPED = 77
+
+
+def checks_of(module: Mapping[str, Any]) -> tuple[Callable[..., None], ...]:
+    """The kit of a module, given as its `globals()`: the functions `check_*` in the order they stand there."""
+    return tuple(check for name, check in module.items() if name.startswith("check_"))
+
+
+def need(plugin: object, holds: bool, rule: str, seen: object = "") -> None:
+    """Raise unless the rule holds.
+
+    Raises:
+        Violation: names the plugin's class.
+    """
+    if not holds:
+        raise Violation(f"{type(plugin).__name__}: {rule}: {str(seen)[:400]}")
+
+
+def require_plain_facts(kind: str, plugin: Any) -> None:
+    """Ask twice for its `facts`: names to texts and finite numbers, both times the same.
+
+    Raises:
+        Violation.
+    """
+    boundary = Boundary(kind, type(plugin))
+    try:
+        first, second = (checked_facts(boundary, plugin.facts()) for _ in range(2))
+    except PluginError as error:
+        raise Violation(str(error)) from error
+    except Exception as error:
+        raise Violation(f"{type(plugin).__name__}.facts raised {error!r}") from error
+    need(plugin, first == second, "facts changed by being asked", f"{first}, then {second}")
+
+
+def elsewhere(ask: Callable[..., str], make: Callable[[], Any], *given: Any, hash_seed: str = "0") -> str:
+    """What `ask(make, *given)` answers in a process of its own. `ask` is a function of a module.
+
+    Raises:
+        Violation: `make` is not picklable (a class is, or a functools.partial of one), or the process failed.
+        unittest.SkipTest: as `ask`.
+    """
+    try:
+        job = pickle.dumps((sys.path, pickle.dumps((ask, make, given))))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise Violation(f"make must be picklable (a class, or a functools.partial of one): {error}") from error
+    code = "from framework_testing.rules import answer; answer()"
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=job, capture_output=True, env=environment, timeout=280, check=False
+    )
+    tail = done.stderr.decode(errors="replace")[-1500:].strip()
+    if done.returncode == _SKIPPED:
+        raise unittest.SkipTest(tail.splitlines()[-1])
+    if done.returncode:
+        raise Violation(f"in another process: exit status {done.returncode} (-11 is a crash)\n{tail}")
+    return done.stdout.decode()
+
+
+def answer() -> None:
+    """Entry of the other process."""
+    path, job = pickle.loads(sys.stdin.buffer.read())
+    sys.path[:] = path  # where `make` was importable
+    ask, make, given = pickle.loads(job)
+    try:
+        sys.stdout.write(ask(make, *given))
+    except unittest.SkipTest as reason:
+        sys.stderr.write(f"{reason}\n")
+        sys.exit(_SKIPPED)

@@ -1,0 +1,446 @@
+"""Each known-bad allocator must be caught, by a check that is named here."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from framework import registry
+from framework.errors import OutOfBlocks
+from framework.types import BlockCopy, TableChange, as_tokens
+from framework_testing import allocator as kit
+from framework_testing.driver import Violation
+from framework_testing.oracles.eviction import SlowLru
+
+PREFIX, COW = (registry.load("allocator", name) for name in ("prefix", "prefix_cow"))
+
+
+class Sound(COW):
+    """What the mutants break, without promises. It does not check itself: the kit must see each fault from outside."""
+
+    def __init__(self, *, num_blocks, block_size, hash, eviction):
+        super().__init__(num_blocks=num_blocks, block_size=block_size, hash=hash, eviction=eviction)
+        self.scheme = hash
+        self.spoil()
+
+    def spoil(self):
+        """What a mutant changes once it is made."""
+
+    def check(self):
+        pass
+
+    def promise(self, request, tokens):
+        pass
+
+    def evict_all(self):
+        """Make every cached block free."""
+        while self.pool.cached:
+            self.cache.give_up(*self.cache.host.victims(1))
+
+    def blocks_for(self, num_tokens):
+        return -(-num_tokens // self.block_size)
+
+
+class CopiesBackwards(Sound):
+    def extend(self, request, num_tokens):
+        change = super().extend(request, num_tokens)
+        return TableChange(change.start, tuple(BlockCopy(c.destination, c.source) for c in change.copies))
+
+
+class FindsByName(Sound):
+    """Finds blocks by a name of its own; whatever has been published under it is found."""
+
+    keeps_evicted = False
+
+    def spoil(self):
+        self.holders = {}
+
+    def name(self, hashes, namespace, tokens, index):
+        return hashes[index]
+
+    def commit(self, request, tokens):
+        change, table = super().commit(request, tokens), self.tables()[request]
+        for index in range(table.num_null, table.published):
+            name = self.name(table.hashes, table.request.namespace, tokens, index)
+            self.holders[name] = table.blocks[index]
+        return change
+
+    def lookup(self, tokens, namespace, previous=None):
+        hit, blocks = super().lookup(tokens, namespace, previous), []
+        for index in range((len(tokens) - 1) // self.block_size):
+            block = self.holders.get(self.name(hit.hashes, namespace, tokens, index))
+            if block is None or not (self.keeps_evicted or self.pool.block_hash[block]):
+                break
+            blocks.append(block)
+        return replace(hit, num_tokens=len(blocks) * self.block_size, blocks=tuple(blocks))
+
+
+class TrustsEveryHash(FindsByName):
+    pass
+
+
+class StaleMapEntry(FindsByName):
+    """The map still finds an evicted block."""
+
+    keeps_evicted = True
+
+
+class ComparesOwnTokensOnly(FindsByName):
+    """F2: a block's own tokens are compared, its ancestry is not."""
+
+    def name(self, hashes, namespace, tokens, index):
+        first = index * self.block_size
+        return hashes[index], index, namespace, tuple(tokens[first : first + self.block_size])
+
+
+class IgnoresTheNamespace(FindsByName):
+    def name(self, hashes, namespace, tokens, index):
+        return tuple(tokens[: (index + 1) * self.block_size])
+
+
+class PublishesAtAllocation(Sound):
+    """Hashes are entered before the KV exists."""
+
+    def allocate(self, request, tokens, hit, num_tokens=None):
+        super().allocate(request, tokens, hit)
+        committed = self.tables()[request.id].committed
+        self.commit(request.id, tokens)
+        self.tables()[request.id].committed = committed
+
+
+class PublishesPartialBlocks(Sound):
+    def commit(self, request, tokens):
+        table, size = self.tables()[request], self.block_size
+        tokens, known = as_tokens(tokens), np.frombuffer(bytes(table.token_bytes), np.int32)
+        padded = np.append(tokens, [*known[len(tokens) :], *[0] * size])[: self.blocks_for(len(tokens)) * size]
+        change = super().commit(request, as_tokens(padded))
+        table.committed = len(tokens)
+        del table.token_bytes[4 * max(len(tokens), len(known)) :]
+        return change
+
+
+class DuplicateOverwrites(Sound):
+    """The later copy takes over the map; the older can no longer be found."""
+
+    def commit(self, request, tokens):
+        table, tokens = self.tables()[request], as_tokens(tokens)
+        rest = tokens[len(table.hashes) * self.block_size :]
+        hashes = [*table.hashes, *self.hasher.blocks(table.hashes[-1] if table.hashes else table.root, rest)]
+        holders = self.cache.index.find(table.anchor, hashes, tokens.tobytes(), len(tokens) // self.block_size)
+        older = [block for block in holders[table.published :] if block not in table.blocks]
+        self.cache.unpublish(older[::-1])
+        self.pool.set_free([block for block in older if not self.pool.ref[block]])
+        return super().commit(request, tokens)
+
+
+class EvictsWhatItHit(Sound):
+    """I33: the hit is not pinned while room is made."""
+
+    def allocate(self, request, tokens, hit, num_tokens=None):
+        while len(self.pool.free) < self.blocks_for(len(tokens)) - len(hit.blocks) and self.pool.cached:
+            self.cache.give_up(*self.cache.host.victims(1))
+        super().allocate(request, tokens, hit)
+
+
+class KeepsBlocksOnRefusal(Sound):
+    """Takes what there is, then gives up."""
+
+    def allocate(self, request, tokens, hit, num_tokens=None):
+        if not self.fits(request, tokens, hit):
+            self.cache.take(len(self.pool.free))
+        super().allocate(request, tokens, hit)
+
+
+class EvictsOnRefusal(Sound):
+    """Makes room, then finds it is not enough."""
+
+    def extend(self, request, num_tokens):
+        try:
+            return super().extend(request, num_tokens)
+        except OutOfBlocks:
+            self.evict_all()
+            raise
+
+
+class ExtendIsNotIdempotent(Sound):
+    """F12."""
+
+    def extend(self, request, num_tokens):
+        change = super().extend(request, num_tokens)
+        self.tables()[request].blocks.fromlist(self.cache.take(min(1, len(self.pool.free))))
+        return change
+
+
+class HandsOutTheNullBlock(Sound):
+    """F18."""
+
+    def spoil(self):
+        self.pool.free = array("i", range(self.num_blocks - 1, -1, -1))
+
+
+class HandsOutOnePastTheEnd(Sound):
+    def __init__(self, *, num_blocks, block_size, hash, eviction):
+        super().__init__(num_blocks=num_blocks + 1, block_size=block_size, hash=hash, eviction=eviction)
+        self.num_blocks = self.pool.num_blocks = num_blocks
+        self.pool.take_free([1])
+
+
+class LeaksAReferenceOnFork(Sound):
+    def fork(self, parent, child, num_tokens):
+        change = super().fork(parent, child, num_tokens)
+        for block in self.tables()[child.id].blocks[-1:]:
+            self.pool.ref[block] += 1
+        return change
+
+
+class HandsOutABlockTwice(Sound):
+    def allocate(self, request, tokens, hit, num_tokens=None):
+        super().allocate(request, tokens, hit)
+        if len(self.tables()) > 1:
+            self.pool.free.insert(0, self.tables()[request.id].blocks[-1])
+
+
+class PublishesOldWeightsAfterReset(Sound):
+    def reset(self, request=None):
+        super().reset(request)
+        for table in self.tables().values():
+            table.closed = False
+
+
+class LosesABlockOnFree(Sound):
+    def free(self, request, next_use=()):
+        super().free(request)
+        if len(self.pool.free) > 3 and not self.tables():
+            self.pool.free.pop()
+            self.pool.num_blocks -= 1
+
+
+class UnreferencesTwice(Sound):
+    """What a window has passed loses a second reference when its request ends."""
+
+    def spoil(self):
+        self.passed = {}
+
+    def unref_leading(self, request, num_tokens):
+        before = self.tables()[request].blocks[:]
+        found = super().unref_leading(request, num_tokens)
+        self.passed.setdefault(request, []).extend(block for block in before[:found] if block)
+        return found
+
+    def free(self, request, next_use=()):
+        super().free(request)
+        self.cache.unref([block for block in self.passed.pop(request, ()) if self.pool.ref[block]])
+
+
+class FreesPassedBlocksThatOthersUse(Sound):
+    def unref_leading(self, request, num_tokens):
+        before = self.tables()[request].blocks[:]
+        found = super().unref_leading(request, num_tokens)
+        for block in before[:found]:
+            if block and self.pool.ref[block]:
+                self.pool.ref[block] = 1
+                self.cache.unref([block])
+        return found
+
+
+class CommitGoesBackwards(Sound):
+    def commit(self, request, tokens):
+        table = self._table(request)
+        table.committed = min(table.committed, len(tokens))
+        return super().commit(request, tokens)
+
+
+class CommitPassesTheRoom(Sound):
+    def commit(self, request, tokens):
+        table = self._table(request)
+        return super().commit(request, tokens[: max(len(table.blocks) * self.block_size, table.committed)])
+
+
+class EventsDependOnAddresses(Sound):
+    """Invariant 12: the order of free blocks comes from something that differs between runs."""
+
+    def free(self, request, next_use=()):
+        super().free(request)
+        self.pool.restore_free(sorted(self.pool.free, key=lambda block: (id(self) // 16 + block * 7919) % 13))
+
+
+class AcceptsAnyVictim(Sound):
+    """Whatever the policy names, some cached block goes."""
+
+    def spoil(self):
+        self.cache.host.victims = lambda count: [block for block, offered in enumerate(self.pool.candidate) if offered][
+            :count
+        ]
+
+
+PASSED = kit.check_blocks_that_windows_passed_are_unreferenced_soundly
+RANDOM, COLLIDING = kit.check_random_histories, kit.check_random_histories_under_colliding_hashes
+
+
+class ForgetsItsTokens(Sound):
+    def commit(self, request, tokens):
+        self._table(request).token_bytes.clear()
+        return super().commit(request, tokens)
+
+
+class ComparesTheLastBlockOnly(Sound):
+    def commit(self, request, tokens):
+        known = self._table(request).token_bytes
+        first = min(len(known) // 4 - self.block_size, len(tokens))
+        if first > 0:
+            known[: 4 * first] = as_tokens(tokens)[:first].tobytes()
+        return super().commit(request, tokens)
+
+
+class TrustsNames(Sound):
+    def spoil(self):
+        self.hasher.blocks = lambda parent, tokens: self.scheme.blocks(parent, tokens, self.block_size)
+
+
+class FoundAfterWithdrawal(PREFIX):
+    def withdraw(self, request):
+        return tuple(self.promises.readers(request))
+
+
+class NamesNobodyWhoRelied(PREFIX):
+    def withdraw(self, request):
+        super().withdraw(request)
+        return ()
+
+
+class PromisesOtherTokens(PREFIX):
+    def promise(self, request, tokens):
+        known = np.frombuffer(bytes(self.tables()[request].token_bytes), np.int32)[: len(tokens)]
+        super().promise(request, np.append(known, tokens[len(known) :]).astype(np.int32))
+
+
+class CopiesWhatItPromised(PREFIX):
+    def promise(self, request, tokens):
+        super().promise(request, tokens)
+        self.tables()[request].shared = True
+
+    def extend(self, request, num_tokens):
+        owner, self.promises.owner = self.promises.owner, {}
+        try:
+            return super().extend(request, num_tokens)
+        finally:
+            self.promises.owner = owner
+
+
+class CountsItsQuestions(Sound):
+    def facts(self):
+        self.questions = getattr(self, "questions", 0) + 1
+        return {"questions": self.questions}
+
+
+CAUGHT_BY = {
+    ComparesOwnTokensOnly: COLLIDING,
+    TrustsEveryHash: COLLIDING,
+    CountsItsQuestions: kit.check_facts_are_plain,
+    UnreferencesTwice: PASSED,
+    FreesPassedBlocksThatOthersUse: PASSED,
+    EventsDependOnAddresses: kit.check_the_same_history_gives_the_same_events,
+    AcceptsAnyVictim: kit.check_a_bad_policy_is_named_and_contained,
+    TrustsNames: kit.check_a_bad_hash_is_named_and_contained,
+}
+"""The others by the random histories."""
+MUTANTS = {
+    value: CAUGHT_BY.get(value, RANDOM)
+    for value in list(globals().values())
+    if isinstance(value, type) and issubclass(value, (Sound, PREFIX)) and value not in (Sound, PREFIX, FindsByName)
+}
+
+
+def wrong(name, check=RANDOM, **methods):
+    """A sound allocator with these methods in place of its own, and the check that must catch it."""
+    return type(name, (Sound,), methods), check
+
+
+MUTANTS |= dict([
+    wrong("FreesTwiceInSilence",
+          free=lambda self, request, next_use=(): request in self.tables() and Sound.free(self, request)),
+    wrong("KeepsWhatIsNotSound", kit.check_discarded_content_is_not_found, reset=lambda self, request: None),
+    wrong("IgnoresUnknownExtend", extend=lambda self, request, num_tokens:
+          Sound.extend(self, request, num_tokens) if request in self.tables() else TableChange(0)),
+    wrong("WritesWithoutCopying", _unsafe=lambda self, table: []),
+    wrong("WritesIntoPublished", _unsafe=lambda self, table: [
+          index for index in Sound._unsafe(self, table) if self.pool.ref[table.blocks[index]] > 1]),
+    wrong("CopiesOnlyWhatIsPublished", _unsafe=lambda self, table: [
+          index for index in Sound._unsafe(self, table) if self.pool.block_hash[table.blocks[index]]]),
+    wrong("ForgetsToNameTheCopy", extend=lambda self, request, num_tokens:
+          TableChange(Sound.extend(self, request, num_tokens).start)),
+    wrong("HitsWholePrompt", lookup=lambda self, tokens, namespace, previous=None: replace(
+          hit := Sound.lookup(self, np.append(tokens, 0), namespace),
+          hashes=hit.hashes[: len(tokens) // self.block_size])),
+    wrong("SaysThatAllFits", kit.check_what_fits_is_given, fits=lambda self, request, tokens, hit: True),
+    wrong("SaysThatTheLastBlockIsTaken", kit.check_what_fits_is_given, fits=lambda self, request, tokens, hit:
+          self.blocks_for(len(tokens)) - len(hit.blocks) < self.cache.available(hit.blocks)),
+    wrong("IgnoresHitsAtAdmission", fits=lambda self, request, tokens, hit:
+          self.blocks_for(len(tokens)) <= self.cache.available(hit.blocks)),
+    wrong("CountsEvictableHitsTwice", fits=lambda self, request, tokens, hit:
+          self.blocks_for(len(tokens)) - len(hit.blocks) <= self.cache.available()),
+    wrong("ForkSharesOneBlockTooMany", fork=lambda self, parent, child, num_tokens: Sound.fork(
+          self, parent, child, max(num_tokens, self.block_size * min(
+              num_tokens // self.block_size + 1, len(self._table(parent).blocks))))),
+    wrong("RoomIsOneTokenShort", extend=lambda self, request, num_tokens:
+          Sound.extend(self, request, num_tokens - (num_tokens > 0))),
+    wrong("RoomIsOneTokenTooMuch", extend=lambda self, request, num_tokens:
+          Sound.extend(self, request, num_tokens + (num_tokens > 0))),
+    wrong("LooksUpImpurely", lookup=lambda self, tokens, namespace, previous=None:
+          vars(self).update(_prompt_tokens=1) or Sound.lookup(self, tokens, namespace, previous)),
+    wrong("CountsHitsTwice", allocate=lambda self, request, tokens, hit: Sound.allocate(self, request, tokens, hit)
+          or vars(self).update(_hit_tokens=self._hit_tokens + hit.num_tokens)),
+    wrong("CountsAreOffByOne",
+          stats=lambda self: replace(Sound.stats(self), free_blocks=max(0, len(self.pool.free) - 1))),
+    wrong("HonoursStaleHits", allocate=lambda self, request, tokens, hit:
+          Sound.allocate(self, request, tokens, replace(hit, version=self.version))),
+    wrong("ResetKeepsNames", reset=lambda self, request=None: vars(self).update(_version=self.version + 1)),
+    wrong("NeverReusesCached", _shortage=lambda self, num_tokens, hit:
+          (self.blocks_for(num_tokens) - len(hit.blocks), len(self.pool.free), 0)),
+    wrong("UnreferencesWhatIsStillRead", PASSED, unref_leading=lambda self, request, num_tokens:
+          Sound.unref_leading(self, request, num_tokens + self.block_size)),
+    wrong("LeavesPassedBlocksInTheTable", PASSED, table=lambda self, request, group=0:
+          np.array([block or 1 for block in Sound.table(self, request)], dtype=np.int32)),
+    wrong("DoesNotReportEvictions", listen=lambda self, listener: Sound.listen(
+          self, lambda event: event.kind == "admit" and listener(event))),
+    wrong("ReportsTheWrongStart",
+          commit=lambda self, request, tokens: Sound.commit(self, request, tokens) and TableChange(0)),
+    wrong("PromisesTooMuch", kit.check_max_request_tokens_is_true, max_request_tokens=10),
+    wrong("ReportsAnArray", kit.check_facts_are_plain, facts=lambda self: {"counts": np.arange(3)}),
+    wrong("ReportsNotANumber", kit.check_facts_are_plain, facts=lambda self: {"share": float("nan")}),
+])  # fmt: skip
+
+
+class Forwards(SlowLru):
+    """Not a mutant: what an allocator puts around the policy that it is given."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        for hook in ("attach", "admit", "hit", "pin", "release", "victim", "evicted"):
+            setattr(self, hook, getattr(inner, hook))
+
+
+def test_a_policy_wrapped_inside_an_allocator_need_not_be_named():
+    def wrapping(*, num_blocks, block_size, hash, eviction):
+        return PREFIX(num_blocks=num_blocks, block_size=block_size, hash=hash, eviction=Forwards(eviction))
+
+    kit.check_a_bad_policy_is_named_and_contained(wrapping)
+    kit.check_a_failing_policy_leaves_sound_metadata(wrapping)
+
+
+@pytest.mark.parametrize(("mutant", "check"), MUTANTS.items(), ids=lambda value: value.__name__)
+def test_the_kit_catches(mutant, check):
+    with pytest.raises(Violation):
+        check(mutant)
+
+
+def test_a_violation_names_the_rule_the_component_and_the_shortest_history():
+    with pytest.raises(Violation) as caught:
+        RANDOM(PublishesAtAllocation)
+    text = str(caught.value)
+    assert "PublishesAtAllocation" in text, text
+    assert "calls so far:" in text, text
+    assert text.count("\n") < 40, text

@@ -1,0 +1,213 @@
+"""Each known-bad eviction policy must be caught, by a check that is named here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+
+from framework.interfaces.eviction import ScoredPolicy
+from framework_testing import adversarial as bad
+from framework_testing import eviction as kit
+from framework_testing.driver import Violation
+from framework_testing.oracles.eviction import SlowFifo, SlowLru, SlowPolicy
+
+
+class ScoredLru(ScoredPolicy):
+    """The short base class: sound, and it scales."""
+
+    def score(self, block, now):
+        return block.last_access
+
+
+class ScoredByAge(ScoredPolicy):
+    """Sound, and excused from scaling, as it says."""
+
+    time_varying = True
+
+    def score(self, block, now):
+        return block.last_access - now
+
+
+class RemembersOldTenancy(SlowLru):
+    """Breaks: an evicted block's content is forgotten; a reused id is never named again."""
+
+    def attach(self, blocks):
+        super().attach(blocks)
+        self.gone: set[int] = set()
+
+    def release(self, blocks: Sequence[int], now: float):
+        super().release([block for block in blocks if block not in self.gone], now)
+
+    def evicted(self, block, now):
+        super().evicted(block, now)
+        self.gone.add(block)
+
+
+SHARED_STATE: set[int] = set()
+
+
+class ListLru(SlowLru):
+    """Right, but O(n): a Python list, searched on every pin."""
+
+    def attach(self, blocks):
+        super().attach(blocks)
+        self.order: list[int] = []
+
+    def pin(self, blocks, now):
+        for block in blocks:
+            self.order.remove(block)
+
+    def release(self, blocks, now):
+        self.order += blocks
+
+    def victim(self, now):
+        from framework.errors import NoCandidate
+
+        if not self.order:
+            raise NoCandidate("ListLru holds no candidate")
+        return self.order[0]
+
+    def evicted(self, block, now):
+        if block in self.order:
+            self.order.remove(block)
+
+
+class ForgetsTheOrderOfHits(SlowLru):
+    """Breaks: a list is deepest block first. A set of ids has another order."""
+
+    def attach(self, blocks):
+        super().attach(blocks)
+        self.uses: dict[int, int] = {}
+
+    def release(self, blocks, now):
+        super().release(blocks, now)
+        for block in set(blocks):
+            self.uses[block] = len(self.uses) + max(self.uses.values(), default=0)
+
+    def rank(self, block):
+        return self.uses[block]
+
+    def evicted(self, block, now):
+        super().evicted(block, now)
+        self.uses.pop(block, None)
+
+
+class ForgetsWhenAsked(SlowLru):
+    """Breaks: facts change nothing."""
+
+    def facts(self):
+        if len(self.candidates) > 1:
+            self.touched = dict.fromkeys(self.candidates, 0)
+        return {}
+
+    def release(self, blocks, now):
+        super().release(blocks, now)
+        self.touched = {**getattr(self, "touched", {}), **dict.fromkeys(blocks, self.blocks.last_access[blocks[0]])}
+
+    def victim(self, now):
+        super().victim(now)
+        return min(self.candidates, key=lambda block: (self.touched[block], -self.blocks.depth[block], block))
+
+
+class KeepsLists(SlowLru):
+    """Breaks: the lists it is handed are not its own. Reads them after the call."""
+
+    def attach(self, blocks):
+        super().attach(blocks)
+        self.kept = []
+
+    def release(self, blocks, now):
+        self.kept.append(blocks)
+
+    def victim(self, now):
+        while self.kept:
+            self.candidates |= set(self.kept.pop())
+        return super().victim(now)
+
+
+RANDOM = kit.check_random_histories
+
+
+def wrong(name, check, base=SlowLru, **methods):
+    """A sound policy with these members in place of its own, and the check that must catch it."""
+    return type(name, (base,), methods), check
+
+
+MUTANTS = [
+    *((type(policy), RANDOM) for policy in bad.bad_victims()),
+    *((partial(bad.RaisesInHook, hook), RANDOM) for hook in ("admit", "hit", "pin", "release", "evicted")),
+    (partial(bad.RaisesInHook, "release", 3), RANDOM),
+    (KeepsLists, RANDOM),
+    (RemembersOldTenancy, RANDOM),
+    (ForgetsTheOrderOfHits, kit.check_contents_decide_and_not_ids),
+    (ForgetsWhenAsked, kit.check_facts_are_plain_and_change_nothing),
+    (SlowLru, kit.check_work_does_not_grow_with_the_pool),
+    (ListLru, kit.check_work_does_not_grow_with_the_pool),
+    wrong("ForgetsPin", RANDOM, pin=lambda self, blocks, now: None),
+    wrong("ForgetsRelease", RANDOM, release=lambda self, blocks, now: SlowLru.release(self, blocks[:-1], now)),
+    wrong("ForgetsEvicted", RANDOM, evicted=lambda self, block, now: None),
+    wrong("VictimRemoves", RANDOM, victim=lambda self, now:
+          (block := SlowLru.victim(self, now), self.candidates.discard(block))[0]),
+    wrong("Wavers", RANDOM, asked=0, victim=lambda self, now: (SlowLru.victim(self, now), setattr(
+          self, "asked", self.asked + 1), sorted(self.candidates)[self.asked % len(self.candidates)])[2]),
+    wrong("Unseeded", kit.check_two_instances_evict_alike, SlowPolicy, rank=lambda self, block:
+          self.__dict__.setdefault("ranks", {}).setdefault(block, os.urandom(8))),
+    wrong("MutatesLists", RANDOM, release=lambda self, blocks, now:
+          (SlowLru.release(self, blocks, now), blocks.clear())),
+    wrong("EmptyNone", RANDOM,
+          victim=lambda self, now: SlowLru.victim(self, now) if self.candidates else None),
+    wrong("WritesFacts", RANDOM, victim=lambda self, now:
+          (block := SlowLru.victim(self, now), self.blocks.last_access.__setitem__(block, 0))[0]),
+    wrong("CandidateWhenAdmitted", RANDOM,
+          admit=lambda self, blocks, now: self.candidates.update(blocks)),
+    wrong("KeepsDroppedBlocks", RANDOM,
+          evicted=lambda self, block, now: self.candidates.symmetric_difference_update([block])),
+    wrong("SharesStateBetweenInstances", kit.check_two_instances_evict_alike, attach=lambda self, blocks:
+          (SlowLru.attach(self, blocks), setattr(self, "candidates", SHARED_STATE))),
+    wrong("RemembersEvictedIds", kit.check_contents_decide_and_not_ids, ScoredPolicy,
+          attach=lambda self, blocks: (ScoredPolicy.attach(self, blocks), setattr(self, "seen", {})),
+          score=lambda self, block, now: self.seen.setdefault(block.id, len(self.seen))),
+    wrong("SaysItIsAStack", kit.check_a_recency_stack_is_one, SlowFifo, recency_stack=True),
+    wrong("ReadsTheTime", kit.check_a_score_that_reads_the_time_says_so, ScoredPolicy,
+          score=lambda self, block, now: block.hits / (1.0 + now)),
+    wrong("RaisesBeyondBlock100", kit.check_a_large_pool, ScoredByAge, score=lambda self, block, now:
+          ScoredByAge.score(self, block, now) if block.id <= 100 else {}[block.id]),
+    wrong("ReportsItsCandidates", kit.check_facts_are_plain_and_change_nothing,
+          facts=lambda self: {"candidates": set(self.candidates)}),
+    wrong("RaisesWhenAsked", kit.check_facts_are_plain_and_change_nothing,
+          facts=lambda self: {"oldest": min(self.candidates)}),
+]  # fmt: skip
+
+
+def name_of(value):
+    """A readable test id."""
+    if isinstance(value, partial):
+        return f"{value.func.__name__}-{'-'.join(map(str, value.args))}"
+    return value.__name__
+
+
+@pytest.mark.parametrize("check", kit.eviction_checks, ids=name_of)
+@pytest.mark.parametrize("policy", [ScoredLru, ScoredByAge], ids=name_of)
+def test_a_policy_of_one_method_passes(policy, check):
+    check(policy)
+
+
+@pytest.mark.parametrize("check", [c for c in kit.eviction_checks if "work" not in c.__name__], ids=name_of)
+@pytest.mark.parametrize("policy", [SlowLru, SlowFifo, bad.MostRecent, ListLru], ids=name_of)
+def test_slow_but_right_policies_fail_nothing_but_the_scaling_check(policy, check):
+    check(policy)
+
+
+def test_a_list_that_is_kept_is_named_as_such():
+    with pytest.raises(Violation, match="kept the list it was handed"):
+        RANDOM(KeepsLists)
+
+
+@pytest.mark.parametrize(("mutant", "check"), MUTANTS, ids=name_of)
+def test_the_kit_catches(mutant, check):
+    SHARED_STATE.clear()
+    with pytest.raises(Violation):
+        check(mutant)

@@ -1,0 +1,120 @@
+"""Each known-bad hash scheme must be caught, by a check that is named here."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from framework.interfaces.hash import DigestScheme, HashScheme
+from framework_testing import adversarial as bad
+from framework_testing import hash as kit
+from framework_testing.driver import Violation
+
+
+class Weak(DigestScheme):
+    """64 sound bits, declared not resistant: legal."""
+
+    def digest(self, data):
+        return hashlib.sha256(data).digest()[:8]
+
+
+def one_by_one(self, parent, tokens, block_size):
+    """`blocks` by the scheme's own `block`."""
+    return HashScheme.blocks(self, parent, tokens, block_size)
+
+
+def wrong(name, check, base=bad.ReferenceHash, **methods):
+    """A sound scheme with these methods in place of its own, and the check that must catch it."""
+    if "block" in methods:
+        methods.setdefault("blocks", one_by_one)
+    return type(name, (base,), methods), check
+
+
+def polynomial(self, parent, tokens):
+    """Base 31: t[j] + 31 and t[j + 1] - 1 cancel."""
+    value = int.from_bytes(parent, "little")
+    for token in tokens.tolist():
+        value = (value * 31 + token) % 2**64
+    return value.to_bytes(8, "little")
+
+
+def names_partial_blocks(self, parent, tokens, block_size):
+    names = bad.ReferenceHash.blocks(self, parent, tokens, block_size)
+    if len(tokens) % block_size:
+        names.append(self.block(names[-1] if names else parent, tokens[len(names) * block_size :]))
+    return names
+
+
+class Remembers(Weak):
+    """Stateful: a name depends on what was named before."""
+
+    seen = b""
+
+    def digest(self, data):
+        self.seen = super().digest(self.seen + data)
+        return self.seen
+
+
+class ProcessHash(Weak):
+    """Python's own hash of bytes, which is seeded per process."""
+
+    def digest(self, data):
+        return hash(data).to_bytes(8, "little", signed=True)
+
+
+LENGTH, FIELDS, ORDER = (
+    kit.check_names_are_bytes_of_one_length,
+    kit.check_namespace_and_block_size_matter,
+    kit.check_prefix_order_and_content_matter,
+)
+MUTANTS = {
+    bad.NamesAreText: LENGTH,
+    bad.NamesAreNumbers: LENGTH,
+    bad.NamesAreNone: LENGTH,
+    bad.OneNameShort: kit.check_one_call_equals_many,
+    bad.Fickle: kit.check_naming_is_pure,
+    bad.MutatesTokens: kit.check_tokens_are_left_alone,
+    Remembers: kit.check_naming_is_pure,
+    ProcessHash: kit.check_processes_agree,
+} | dict([
+    wrong("IgnoresTheNamespace", FIELDS,
+          root=lambda self, namespace, block_size: self.digest(block_size.to_bytes(8, "little"))),
+    wrong("IgnoresTheAdapter", FIELDS, root=lambda self, namespace, block_size: bad.ReferenceHash.root(
+          self, type(namespace)(namespace.model, "", namespace.salt), block_size)),
+    wrong("IgnoresTheBlockSize", FIELDS, root=lambda self, namespace, block_size: self.digest(namespace.encode())),
+    # ("ab", "") and ("a", "b") are one namespace; so are ("a\0", "b") and ("a", "\0b") with a separator of zero.
+    *(wrong(name, FIELDS, root=lambda self, namespace, block_size, zero=zero: self.digest(
+          block_size.to_bytes(8, "little") + zero.join((namespace.model, namespace.adapter, namespace.salt)).encode()))
+      for name, zero in (("RunsFieldsTogether", ""), ("SeparatesFieldsByZero", "\0"))),
+    wrong("IgnoresTheParent", ORDER, Weak, block=lambda self, parent, tokens: self.digest(tokens.tobytes())),
+    wrong("IgnoresTheOrder", ORDER, Weak, block=lambda self, parent, tokens: Weak.block(self, parent, np.sort(tokens))),
+    wrong("SumsPolynomially", ORDER, Weak, block=polynomial),
+    wrong("TruncatesTokens", ORDER, Weak,  # 65536 is 0
+          block=lambda self, parent, tokens: self.digest(parent + tokens.astype(np.uint16).tobytes())),
+    wrong("NamesPartialBlocks", kit.check_one_call_equals_many, blocks=names_partial_blocks),
+    wrong("ForgetsToChain", kit.check_one_call_equals_many, blocks=lambda self, parent, tokens, block_size: [
+          self.block(parent, tokens[start : start + block_size])
+          for start in range(0, len(tokens) - block_size + 1, block_size)]),
+    wrong("NamesDifferInLength", LENGTH,
+          digest=lambda self, data: bad.ReferenceHash.digest(self, data).lstrip(bytes(range(8)))),
+    wrong("ClaimsResistanceWithFewBits", kit.check_resistant_schemes_do_not_collide, bad.Truncated,
+          collision_resistant=True),
+    wrong("ClaimsResistanceAndCollides", kit.check_resistant_schemes_do_not_collide,
+          block=lambda self, parent, tokens: self.digest(parent + int(tokens.sum()).to_bytes(8, "little"))),
+    wrong("FailsOnReadOnly", kit.check_tokens_are_left_alone, blocks=lambda self, parent, tokens, block_size:
+          bad.ReferenceHash.blocks(self, parent, tokens.__iadd__(0), block_size)),
+])  # fmt: skip
+
+
+@pytest.mark.parametrize("check", kit.hash_checks, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("scheme", [bad.ReferenceHash, Weak, bad.Constant, bad.Truncated], ids=lambda c: c.__name__)
+def test_sound_and_legally_weak_schemes_pass(scheme, check):
+    check(scheme)
+
+
+@pytest.mark.parametrize(("mutant", "check"), MUTANTS.items(), ids=lambda value: value.__name__)
+def test_the_kit_catches(mutant, check):
+    with pytest.raises(Violation):
+        check(mutant)
