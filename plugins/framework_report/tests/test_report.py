@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from report.runs import make_run
+from report_runs import make_run
 
 from framework.results.records import collect
 from framework_report.__main__ import main
