@@ -20,15 +20,15 @@ from framework.workload.traces import open_trace
 from framework_builtin.eviction.arc import Arc
 from framework_builtin.eviction.belady import Belady
 from framework_builtin.eviction.fifo import Fifo
-from framework_builtin.eviction.hazard import Hazard
 from framework_builtin.eviction.leaf_lru import LeafLru
 from framework_builtin.eviction.lfu import Lfu
 from framework_builtin.eviction.lru import Lru
-from framework_builtin.eviction.tail_lru import TailLru
 from framework_builtin.tiering.never import Never
 from framework_builtin.tiering.on_eviction import OnEviction
 from framework_builtin.tiering.on_second_hit import OnSecondHit
 from framework_builtin.tiering.write_through import WriteThrough
+from framework_research.hazard import Hazard
+from framework_research.tail_lru import TailLru
 
 CONVERSATION = "mooncake_conversation_trace.jsonl.gz"
 LRU = {50_000: 102_290, 30_000: 93_978, 20_000: 83_035, 10_000: 61_046, 5_000: 32_260, 3_000: 18_850, 1_000: 12_847}
