@@ -3,7 +3,7 @@
 from framework.registry.components import build, check_options, checked_options, own_options
 from framework.registry.content import content_of, framework_content
 from framework.registry.declared import declared
-from framework.registry.kinds import KINDS, SHARED, groups, interface_of, kinds
+from framework.registry.kinds import KINDS, SHARED, check_kind, groups, interface_of, kinds
 from framework.registry.lookup import Plugin, choice, clashes, entries, find, load, names, points, title
 from framework.registry.sources import read_source, source_path
 
@@ -12,6 +12,7 @@ __all__ = [
     "SHARED",
     "Plugin",
     "build",
+    "check_kind",
     "check_options",
     "checked_options",
     "choice",

@@ -11,12 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
+from command_line import command
 from processes import Command, start, wait_until
 
 from framework.kv_events.file import read_batches
 from framework.kv_events.index import BlockIndex
 from framework.results.reading import read_result
-from framework.trace import main
+
+main = command("trace")
 
 pytest.importorskip("zmq", reason="KV events over ZeroMQ need pyzmq")
 pytest.importorskip("msgspec", reason="KV events over ZeroMQ need msgspec")

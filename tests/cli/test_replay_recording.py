@@ -141,7 +141,9 @@ def test_a_recorded_serve_run_replayed_as_a_trace_logs_the_same_events(command: 
     from_recording = replayed(command, elsewhere, "served/recording.jsonl", "from-recording")
     assert numbered_events(from_recording) == log
 
-    from framework.trace import main
+    from command_line import command
+
+    main = command("trace")
 
     assert main(["convert", "served/recording.jsonl", "own.jsonl.gz"]) == 0
     from_own = replayed(command, elsewhere, "own.jsonl.gz", "from-own")

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import command
 
 from framework import api
-from framework.explain import main
+
+main = command("explain")
 
 PROMPTS = [[1, 2], [3], [4, 5], [6], [1, 2], [3], [1, 2, 7]]
 

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import command
 
 from framework.engine.executors.base import work_of
-from framework_lab.calibrate import COSTS, WORK, Floats, calibrate, main
+from framework_lab.calibrate import COSTS, WORK, Floats, calibrate
+
+main = command("calibrate")
 
 TRUE = np.array([4e-3, 2e-4, 3e-5, 4e-7, 2e-8])
 

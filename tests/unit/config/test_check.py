@@ -80,7 +80,7 @@ def test_a_name_alone_is_a_component() -> None:
         ({"cache": 3}, "cache must be a mapping, found 3; set its keys, as in cache.KEY=VALUE"),
         ({"cache": {"num_block": 3}}, "unknown key 'cache.num_block'; keys: "),
         ({"cache": {"memory_fraction": 0}}, "cache.memory_fraction must be above 0, found 0"),
-        ({"kernel": {"batch": [4, 0]}}, "kernel.batch must be at least 1, found 0"),
+        ({"mode": {"name": "kernel", "batch": [4, 0]}}, "mode.batch must be at least 1, found 0"),
         ({"run": {"dir": "x", "timeout_s": math.nan}}, "run.timeout_s must be a finite number, found nan"),
         ({"run": {"dir": "x", "timeout_s": 10**400}}, "run.timeout_s must be float or null, found"),
         ({"run": {}}, "run.dir has no value; set run.dir=..."),

@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import command
 
 from framework import api
-from framework.explain import main
 from framework.interfaces.workload import WorkloadRequest
 from framework.misses.account import Account
 from framework.replay.recorded_misses import explain_stream
 from framework.workload.traces import write_trace
 from framework_report.misses import read_account
+
+main = command("explain")
 
 SIZE = 4
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from framework.kernel import bench
 
 from framework.results.catalogue import catalogue, find, higher_is_better, is_wall_time, sections, with_definitions
 from framework.results.metric import is_number
 from framework.run import call
+from framework_testing.kernel import bench
 
 TRACE = "workload=trace workload.path=trace.jsonl cache.num_blocks=8 cache.block_size=512"
 COMMANDS = {
@@ -24,8 +24,8 @@ COMMANDS = {
     "tiers": f"mode=replay executor=cache_only {TRACE} tiering=on_eviction "
     "tiers=[{store:host,num_blocks:2},{store:'null',num_blocks:4,eviction:fifo}]",
     "recording": "mode=replay executor=none workload=recording workload.path=serve/recording.jsonl cache.num_blocks=64",
-    "kernel": "mode=kernel backend=torch cache.block_size=16 kernel.budget_s=0.01 kernel.batch=[1] kernel.context=[16] "
-    "kernel.prefill=[] kernel.lengths=[uniform] kernel.heads=[2/1/16]",
+    "kernel": "mode=kernel backend=torch cache.block_size=16 mode.budget_s=0.01 mode.batch=[1] mode.context=[16] "
+    "mode.prefill=[] mode.lengths=[uniform] mode.heads=[2/1/16]",
 }
 
 
