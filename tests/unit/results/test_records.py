@@ -127,7 +127,7 @@ def test_lines_of_all_runs_carry_their_run(tmp_path: Path) -> None:
     assert results.read(tmp_path).lines("requests") == [
         {"run": name, "request": 0, "prompt_tokens": 3} for name in ("a", "b")
     ]
-    with pytest.raises(Unsupported, match="there are metrics, events, requests, recording, .*kernel"):
+    with pytest.raises(Unsupported, match=r"there are metrics, events, requests, recording, .*kernel"):
         results.read(tmp_path).lines("blocks")
 
 
