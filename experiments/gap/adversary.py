@@ -13,8 +13,8 @@ from experiments.shared import begun, finish, parser_of, table
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.workload.traces import WorkloadRequest
-from framework_builtin.eviction.hazard import Hazard
 from framework_builtin.eviction.lru import Lru
+from framework_research.hazard import Hazard
 
 SPACE = {
     "period": (20, 600),  # conversations until short and long ones swap which of them go on

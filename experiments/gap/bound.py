@@ -20,9 +20,9 @@ from experiments.gap.scoring import closed_at
 from experiments.shared import begun, digest, finish, kept, parser_of, table
 from framework.replay.reference import replay
 from framework.types import RequestFacts
-from framework_builtin.eviction._groups import Floats, Group, Ints
-from framework_builtin.eviction._returns import FIRST_AGE_S, _best_ratio, _from_peak
-from framework_builtin.eviction.hazard import BODY, LEFT, Hazard
+from framework_research._groups import Floats, Group, Ints
+from framework_research._returns import FIRST_AGE_S, _best_ratio, _from_peak
+from framework_research.hazard import BODY, LEFT, Hazard
 
 FRACTIONS = (0.02, 0.06)
 FOLDS = 4

@@ -120,7 +120,7 @@ class _Job:
         if changed != ():
             self.sweep.changed.update({self.number: changed} if changed else {})
             return None
-        report = bool(self.sweep.config.run.report)
+        report = self.sweep.config.run.report
         return Outcome(directory=str(self.directory), sweep=str(self.sweep.folder), state="skipped", report=report)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from report.runs import make_sweep
+from report_runs import make_sweep
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from report.runs import make_run
+from report_runs import make_run
 
 from framework.results.catalogue import catalogue
 from framework.results.console import print_result, print_study

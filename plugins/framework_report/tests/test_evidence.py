@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report.runs import make_run, make_runs
+from report_runs import make_run, make_runs
 
 from framework.results.records import collect
 from framework_report.evidence import Comparison

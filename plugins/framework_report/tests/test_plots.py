@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from report.runs import make_run, make_runs
+from report_runs import make_run, make_runs
 
 from framework.results.records import collect
 from framework_report.plots import plots_of

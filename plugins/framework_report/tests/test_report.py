@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from report.runs import make_run
+from framework_report.__main__ import main
+from report_runs import make_run
 
 from framework.results.records import collect
-from framework_report.__main__ import main
 from framework_report.write import write_report
 
 

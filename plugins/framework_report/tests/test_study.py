@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report.runs import make_run
+from report_runs import make_run
 
 from framework.results.records import collect
 from framework_report.study import Study

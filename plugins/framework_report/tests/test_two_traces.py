@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from report.runs import make_run
+from report_runs import make_run
 
 from framework.results.records import collect
 from framework_report.plots import plots_of

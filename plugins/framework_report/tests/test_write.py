@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report.runs import make_sweep
+from report_runs import make_sweep
 
 from framework.errors import ConfigError
 from framework.results.records import collect

@@ -18,11 +18,11 @@ from framework.workload.traces import open_trace
 from framework_builtin.eviction.arc import Arc
 from framework_builtin.eviction.belady import Belady
 from framework_builtin.eviction.fifo import Fifo
-from framework_builtin.eviction.hazard import Hazard
 from framework_builtin.eviction.leaf_lru import LeafLru
 from framework_builtin.eviction.lfu import Lfu
 from framework_builtin.eviction.lru import Lru
-from framework_builtin.eviction.tail_lru import TailLru
+from framework_research.hazard import Hazard
+from framework_research.tail_lru import TailLru
 from framework_tiers.counted import CountedTiers, TierSpec
 from framework_tiers.rules.never import Never
 from framework_tiers.rules.on_eviction import OnEviction

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from eviction_histories import Pool, evicted, flat, victims
-from learning_streams import conversations, hits, requests_of
 from replay_helpers import workload
 
 from framework.errors import InvalidArgument
@@ -23,7 +22,6 @@ from framework_builtin.eviction.cost_aware import CostAware
 from framework_builtin.eviction.depth_aware import DepthAware
 from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.gdsf import Gdsf
-from framework_builtin.eviction.hazard import Hazard
 from framework_builtin.eviction.leaf_lru import LeafLru
 from framework_builtin.eviction.lecar import LeCaR
 from framework_builtin.eviction.length_aware import LengthAware
@@ -33,14 +31,11 @@ from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.lru_k import LruK
 from framework_builtin.eviction.mru import Mru
 from framework_builtin.eviction.priority import Priority
-from framework_builtin.eviction.proposed import DensestInterior, HitsPerToken, Lease, NeverHitFirst
 from framework_builtin.eviction.random import Random
 from framework_builtin.eviction.s3fifo import S3Fifo
 from framework_builtin.eviction.sieve import Sieve
 from framework_builtin.eviction.slru import Slru
-from framework_builtin.eviction.tail_lru import TailLru
 from framework_builtin.eviction.tenant_fair import TenantFair
-from framework_builtin.eviction.tool_ttl import ToolTtl
 from framework_builtin.eviction.ttl import Ttl
 from framework_builtin.eviction.two_q import TwoQ
 from framework_builtin.eviction.w_tinylfu import FrequencySketch, WTinyLfu
@@ -103,31 +98,11 @@ def test_trees_by_hand(policy: EvictionPolicy, requests: list[list[int]], capaci
         (lambda: Lhd(samples=0), "lhd.samples"),
         (lambda: Ttl(ttl=0), "ttl.ttl"),
         (lambda: Priority(retention=-1), "priority.retention"),
-        (lambda: Hazard(tolerance=-1), "tolerance"),
-        (lambda: Hazard(tolerance=float("nan")), "tolerance"),
-        (lambda: Hazard(window=3), "window"),
-        (lambda: TailLru(budget_tokens=-1), "tokens"),
-        (lambda: TailLru(next_tokens=-1), "tokens"),
-        (lambda: ToolTtl(quantile=2), "quantile"),
-        (lambda: Lease(-1), "length"),
     ],
 )
 def test_senseless_options_are_refused(make: Any, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         make()
-
-
-def test_the_shadow_counts_what_lru_would_have_hit() -> None:
-    class Watched(Hazard):
-        def returned(self, group, age, used):
-            counted.append(group.shadow_hits)
-            super().returned(group, age, used)
-
-    counted: list[int] = []
-    paths = conversations(300)
-    found = replay(paths, Lru(), 200).hit_blocks
-    replay(paths, Watched(tolerance=0.0), 200)
-    assert abs(sum(counted) - found) <= 0.02 * found
 
 
 def test_a_leaf_goes_before_its_parent_however_old_the_parent_is() -> None:
@@ -233,17 +208,6 @@ def test_random_is_uniform() -> None:
     assert all(850 < counts[block] < 1150 for block in (1, 2, 3, 4)), counts
 
 
-def test_tail_lru_spares_the_tail_that_the_budget_recomputes() -> None:
-    lengths = ((1, 4), (2, 4), (3, 2), (1, 4))
-    paths = requests_of([(float(at), [100 * name + d for d in range(n)]) for at, (name, n) in enumerate(lengths)])
-    assert replay(paths, Lru(), 8).request_hits.tolist() == [0, 0, 0, 2]
-    gone: list[int] = []
-    found = replay(paths, TailLru(budget_tokens=4, next_tokens=2), 8, on_evict=lambda request, node: gone.append(node))
-    assert gone[:2] == [3, 7], "one block of two tokens of each prompt can be spared"
-    assert found.request_hits.tolist() == [0, 0, 0, 3]
-    assert replay(paths, TailLru(budget_tokens=0), 8).request_hits.tolist() == [0, 0, 0, 2], "no budget: LRU"
-
-
 def test_the_largest_tenant_pays() -> None:
     names = ["small", "big", "big", "big", "new"]
     paths = build_paths(
@@ -255,20 +219,6 @@ def test_the_largest_tenant_pays() -> None:
     out: list[int] = []
     replay(paths, TenantFair(), 4, on_evict=lambda _, node: out.append(node))
     assert out == [1], "the big tenant's oldest, though the small tenant's is older"
-
-
-def test_tool_ttl_keeps_a_kind_for_as_long_as_its_calls_take() -> None:
-    due = []
-    for call in range(400):
-        due += [(10.0 * call, call, "tool"), (10.0 * call + 35.0, call, "tool")]
-        due += [(10.0 * call + step, 10_000 + 10 * call + step, "once") for step in (1, 2, 3, 4)]
-    requests = [
-        WorkloadRequest(arrival_s=at, input_tokens=8, output_tokens=1, block_tokens=2, category=category,
-                     block_ids=np.array([name * 10 + depth for depth in range(4)]))
-        for at, name, category in sorted(due)
-    ]  # fmt: skip
-    paths = build_paths(requests)
-    assert hits(ToolTtl(), paths, 48) > 2 * hits(Lru(), paths, 48)
 
 
 def test_the_window_of_w_tinylfu_lets_one_hit_wonders_lose() -> None:
@@ -291,22 +241,3 @@ def test_the_frequency_sketch_counts_and_forgets() -> None:
     for _ in range(640):
         sketch.add(keys[1])
     assert sketch.estimate(keys[0]) == 7
-
-
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [
-        (NeverHitFirst(), [31, 30]),  # 10 was hit; those behind are younger
-        (Lease(5), [31, 30]),  # 10's lease ends at 7; 30 was used at 3 and has none
-        (Lease(0), [10, 31]),  # least recently used
-        (HitsPerToken(), [31, 30]),  # a stretch of two without a hit, deepest first; 10: one hit for one block
-    ],
-)
-def test_what_was_hit_stays_as_long_as_the_rule_says(policy, expected: list[int]) -> None:
-    assert evicted(policy, [[10], [10], [30, 31], [40], [50]], 3)[: len(expected)] == expected
-
-
-def test_the_densest_interior_goes_first_and_the_ends_stay() -> None:
-    found = evicted(DensestInterior(), [[0, 1, 2, 3, 4, 5, 6], *([100 + at] for at in range(7))], 7)
-    assert found[:5] == [5, 3, 1, 2, 4], found
-    assert set(found[5:]) == {0, 6}

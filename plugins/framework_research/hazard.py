@@ -12,8 +12,8 @@ import numpy as np
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import BlockView
 from framework.types import BlockId, RequestFacts
-from framework_builtin.eviction._groups import Floats, Group, GroupedPolicy, Ints, Shadow
-from framework_builtin.eviction._returns import FIRST_AGE_S, Returns
+from framework_research._groups import Floats, Group, GroupedPolicy, Ints, Shadow
+from framework_research._returns import FIRST_AGE_S, Returns
 
 BODY, TAIL, LEFT, SHARED = range(4)
 FIRST, NEW, SEEN = range(3)  # parts of a prompt: nothing of it seen before; never seen before; the rest

@@ -9,7 +9,7 @@ import numpy as np
 
 from framework.interfaces.eviction import BlockView
 from framework.types import BlockId, RequestFacts
-from framework_builtin.eviction._groups import Floats, Group, GroupedPolicy, Ints
+from framework_research._groups import Floats, Group, GroupedPolicy, Ints
 
 _MOST_TURNS = 16
 _PRIOR = 20.0

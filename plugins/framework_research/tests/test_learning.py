@@ -10,10 +10,10 @@ from learning_streams import conversations, hits
 
 from framework import api
 from framework.interfaces.eviction import EvictionPolicy
-from framework_builtin.eviction.hazard import Hazard
-from framework_builtin.eviction.hinted import Hinted
 from framework_builtin.eviction.lru import Lru
-from framework_builtin.eviction.workload_aware import WorkloadAware
+from framework_research.hazard import Hazard
+from framework_research.hinted import Hinted
+from framework_research.workload_aware import WorkloadAware
 
 
 @pytest.mark.parametrize("kind", [Hazard, Hinted, WorkloadAware])

@@ -11,7 +11,7 @@ import numpy as np
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import BlockView
 from framework.types import BlockId, RequestFacts
-from framework_builtin.eviction._groups import Floats, Group, GroupedPolicy, Ints
+from framework_research._groups import Floats, Group, GroupedPolicy, Ints
 
 _REMEMBERED = 256  # returns a kind
 

@@ -9,7 +9,7 @@ import numpy as np
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import Block, ScoredPolicy
 from framework.types import BlockId, RequestFacts
-from framework_builtin.eviction._groups import Floats, GroupedPolicy, Ints
+from framework_research._groups import Floats, GroupedPolicy, Ints
 
 _PARTS, _MOST = 4096, 1 << 22  # of a hit a block, and the most of them: with the order below 2^31 exact in a float
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from framework.types import RequestFacts
-from framework_builtin.eviction._returns import FIRST_AGE_S
-from framework_builtin.eviction.hazard import Hazard
+from framework_research._returns import FIRST_AGE_S
+from framework_research.hazard import Hazard
 
 _LEVELS = 5  # bins of a foretold probability
 _TIMES = 16  # first features from here on are foretold times

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from framework_builtin.eviction._returns import Returns, _best_ratio, _falling, _times_odds
+from framework_research._returns import Returns, _best_ratio, _falling, _times_odds
 
 
 def test_isotonic_regression_falls_and_keeps_the_weighted_sum() -> None:

@@ -14,10 +14,10 @@ from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.types import RequestFacts
 from framework.workload.traces import WorkloadRequest
-from framework_builtin.eviction import hazard
-from framework_builtin.eviction.hazard import LEFT, Hazard
-from framework_builtin.eviction.hinted import Hinted
 from framework_builtin.eviction.lru import Lru
+from framework_research import hazard
+from framework_research.hazard import LEFT, Hazard
+from framework_research.hinted import Hinted
 
 
 def one_hot_set_after_another(draw: random.Random) -> RequestPaths:

@@ -1,0 +1,1 @@
+"""Eviction policies of research: learnt ones, and those that open threads propose."""

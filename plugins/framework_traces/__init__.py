@@ -1,0 +1,1 @@
+"""Trace formats beside the most common ones."""
