@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from framework.engine.lifecycle import Lifecycle
-from framework.engine.request import Sequence as Row
-from framework.engine.state import EngineState
 from framework.errors import FrameworkError, InvariantViolation
 from framework.interfaces.allocator import Hit
 from framework.interfaces.below import EngineBelow
-from framework.kv_events.stream import EventStream
 from framework.types import BlockCopy as PoolCopy
 from framework.types import BlockHash, BlockId, RequestId
 from framework_tiers.placement import Placement, TierSetup
 from framework_tiers.tier import Tier
 from framework_tiers.transfers import Copy
+
+if TYPE_CHECKING:
+    from framework.engine.lifecycle import Lifecycle
+    from framework.engine.request import Sequence as Row
+    from framework.engine.state import EngineState
+    from framework.kv_events.stream import EventStream
 
 _SOON_S = 0.01
 _TOTALS = ("bytes_in", "bytes_out", "failed_loads", "failed_stores")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from framework.engine.lifecycle import Lifecycle
-from framework.engine.request import Sequence as Row
-from framework.engine.state import EngineState
+from typing import TYPE_CHECKING
+
 from framework.errors import InvalidArgument
 from framework.groups.kinds import find_hit
 from framework.groups.serving import GroupedAllocator, WindowedHit
@@ -12,6 +11,11 @@ from framework.interfaces.allocator import Hit
 from framework.types import RequestId
 from framework_tiers.engine_tiers import EngineTiers, Load, Plan, Wanted
 from framework_tiers.placement import TierSetup
+
+if TYPE_CHECKING:
+    from framework.engine.lifecycle import Lifecycle
+    from framework.engine.request import Sequence as Row
+    from framework.engine.state import EngineState
 
 
 class GroupedTiers(EngineTiers):

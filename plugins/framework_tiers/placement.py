@@ -6,24 +6,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from framework.engine.request import Sequence as Row
-from framework.engine.state import EngineState
 from framework.errors import PluginError
 from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.eviction import EvictionPolicy
 from framework.kv_events.schema import BlockRemoved, BlockStored
-from framework.kv_events.stream import EventStream
 from framework.paged.pool import PromptEnds, facts_of
 from framework.types import UNKNOWN_REQUEST, BlockHash, PolicyTime, RequestFacts, RequestId, RequestInfo
 from framework_tiers.movement import LowerTiers
 from framework_tiers.tier import Tier
 from framework_tiers.tiering import Tiering
 from framework_tiers.transfers import Copy, Transfers
+
+if TYPE_CHECKING:
+    from framework.engine.request import Sequence as Row
+    from framework.engine.state import EngineState
+    from framework.kv_events.stream import EventStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,14 +13,13 @@ from pretended_cuda import Cuda, pretended_cuda
 from stepped_worker import InTurn
 from tier_helpers import over
 
-from framework.engine import block_bytes
 from framework.engine.pool import KVPool
 from framework.errors import InvalidArgument
 from framework.interfaces.attention import AttentionSpec
 from framework.llm import LLM, EngineOptions
 from framework.sampling import Sampling
-from framework_tiers import setup
-from framework_tiers.block_bytes import CudaPoolBytes, HostPoolBytes, parts_of, pool_bytes
+from framework_tiers import block_bytes, setup
+from framework_tiers.block_bytes import CudaPoolBytes, HostPoolBytes, as_bytes, pool_bytes
 
 BLOCKS = 8
 OUT, IN, GATHERING = "stream 1", "stream 2", "stream 3"
@@ -40,7 +39,7 @@ def on_device(cuda: Cuda, dtype: str = "float32") -> tuple[KVPool, CudaPoolBytes
         for part in (layer.k, layer.v, layer.k_scale, layer.v_scale):
             if part is not None:
                 cuda.put_on_device(part)
-    return pool, CudaPoolBytes(parts_of(pool))
+    return pool, CudaPoolBytes(as_bytes(pool.tensors_of(0)))
 
 
 def compute(pool: KVPool, block: int, value: float) -> None:
@@ -155,7 +154,7 @@ def test_memory_that_cannot_be_pinned_is_a_memory_error_and_what_is_freed_is_unp
 def test_a_block_is_the_same_bytes_on_either_device(dtype: str) -> None:
     with pretended_cuda(()) as cuda:
         pool, bytes_of = on_device(cuda, dtype)
-        plain = HostPoolBytes(parts_of(pool))
+        plain = HostPoolBytes(as_bytes(pool.tensors_of(0)))
         data = np.frombuffer(bytes_of.allocate(bytes_of.block_bytes), dtype=np.uint8)
         data[:] = np.random.default_rng(0).integers(0, 100, len(data), dtype=np.uint8)
         bytes_of.write(2, data)
@@ -217,7 +216,7 @@ def test_a_serve_run_over_pinned_memory_has_the_tokens_of_one_without_tiers(
         found, llm = served(prompts, below=over([{"store": "host", "num_blocks": 40}], rule))
         state = llm.engine.state
         jobs = state.tiers.transfers.jobs  # type: ignore[union-attr]
-        block = pool_bytes(parts_of(llm.pool)).block_bytes
+        block = pool_bytes(as_bytes(llm.pool.tensors_of(0))).block_bytes
         assert asked == [40 * block, block], "the store's memory is taken once, and a buffer of one block"
         assert {"load", "store"} <= set(jobs), jobs
         llm.engine.check()

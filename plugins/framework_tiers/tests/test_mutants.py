@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from framework.errors import StoreFailed
-from framework_testing import store as store_kit
 from framework_testing import store_checks, tiering_checks
-from framework_testing import tiering as tiering_kit
 from framework_testing.driver import Violation
 from framework_tiers.rules.never import Never
 from framework_tiers.rules.on_eviction import OnEviction
@@ -22,6 +20,8 @@ from framework_tiers.store import Store
 from framework_tiers.stores.disk import Disk
 from framework_tiers.stores.host import Host
 from framework_tiers.stores.null import Null
+from framework_tiers.testing import store as store_kit
+from framework_tiers.testing import tiering as tiering_kit
 from framework_tiers.tiering import Tiering
 
 
