@@ -5,36 +5,31 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from framework.config.check import NO_TIERING, parse_tiers
 from framework.config.sections import CacheOptions as CacheOptions
 from framework.config.sections import EngineOptions as EngineOptions
 from framework.config.sections import FaultOptions as FaultOptions
-from framework.config.setting import Section
 from framework.engine import graphs
-from framework.engine.block_bytes import as_bytes, parts_of
-from framework.engine.engine import Engine, MakeTiers, ModelLimits
+from framework.engine.engine import Engine, ModelLimits
 from framework.engine.engine import Trial as Trial
 from framework.engine.executors.base import Executor
 from framework.engine.executors.build import largest_step_bytes
 from framework.engine.executors.checks import attention_spec, default_device, require_backend, require_no_foresight
-from framework.engine.kv_scales import require_scales
+from framework.engine.kv_scales import require_scales, scales_name
 from framework.engine.request import Request, StopWatch
 from framework.engine.sizes import LengthWarning, Sizes, longest_sequence, pool_blocks, shortened
 from framework.engine.streaming import RequestStream, StopTexts, abandon, add_texts
-from framework.engine.tiers.engine_tiers import tier_maker
-from framework.engine.tiers.setup import tier_opener
 from framework.engine.warm_up import warm_up
 from framework.errors import ConfigError, EngineInterrupted, InvalidArgument, shown
 from framework.groups.serving import GroupedAllocator, groups_of_model, reach, running_blocks, why_no_group
-from framework.groups.tiers import grouped_tier_maker
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
-from framework.model.loading import LoadedModel
+from framework.interfaces.below import Below, BlockTensors, ServedPools
+from framework.model.loading import LoadedModel, fingerprint
 from framework.model.tokenizer import encode
 from framework.parallel.serving import load_served, serving_executor
 from framework.registry.components import Component as Component
@@ -47,27 +42,18 @@ from framework.types import Namespace, TokenArray
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiers(Section):
-    """What lies below the pool: entries such as {"store": "host", "num_blocks": 20000, "eviction": "lru"}, and the rule
-    that moves blocks there."""
-
-    tiers: Sequence[Mapping[str, Any]] = ()
-    tiering: Component = NO_TIERING
-
-
 class LLM:
     """Serves prompts on a real model through any installed allocator, policy, hash and backend. See docs/python.md.
 
     Each component is a name ("prefix"), a mapping with options ({"name": "prefix", "watermark": 0.02}), a class, or,
-    for eviction, hash and backend, an object of your own.
+    for eviction, hash, backend and below, an object of your own.
 
     Args:
         model: "tiny", a local checkpoint folder, a hub id, or a LoadedModel.
         backend: None takes "triton" on a CUDA device and "torch" elsewhere.
         cache: the pool, beside dtype, scales and layout of what it holds. None: 16 tokens a block and 1024 blocks on a
             CPU, else a fraction of 0.9 of the memory that the largest step leaves free, which is measured first.
-        tiers: what lies below the pool. Close such an LLM: `close` waits for its stores.
+        below: what lies below the pool. Close such an LLM: `close` waits until all is stored there.
         engine: with `tensor_parallel_size` above 1 the model is spread over as many processes, this one included, and
             `num_blocks` counts the same blocks on each, of that rank's heads. Close the LLM, or use it in a `with`.
         trial: the seed, faults to inject, and who listens.
@@ -100,7 +86,7 @@ class LLM:
         device: str | None = None,
         cache: CacheOptions | None = None,
         engine: EngineOptions | None = None,
-        tiers: Tiers | None = None,
+        below: Component = "none",
         trial: Trial | None = None,
     ) -> None:
         given = locals()
@@ -109,16 +95,10 @@ class LLM:
         if model == "":
             raise ConfigError("model must be a name, a folder or a LoadedModel, found ''")
         options, cache = engine or EngineOptions(), cache or CacheOptions(num_blocks=None)
-        self.cache, self._trial, below = cache, trial or Trial(), tiers or Tiers()
-        if below.tiering not in (NO_TIERING, {"name": NO_TIERING}) and not below.tiers:
-            raise ConfigError(f"tiering={shown(below.tiering)} has no tier to move blocks to; give tiers as well")
+        self.cache, self._trial = cache, trial or Trial()
         require_no_foresight(eviction)
-        self._tiering, self._tiers = below.tiering, parse_tiers(below.tiers)
-        if self._tiers and options.tensor_parallel_size > 1:
-            raise ConfigError(
-                "tiers below the pool of a model over several ranks are not supported: each rank holds a part of every "
-                "block; set engine.tensor_parallel_size=1 or leave tiers out"
-            )
+        self.below: Below = build_component("below", below, {})
+        self.below.check_served(options)
         self.device, self.seed = default_device(device), self._trial.seed
         chosen = backend
         if chosen is None:
@@ -148,7 +128,7 @@ class LLM:
             self._states = model_executor.states
             self.executor: Executor = executor
             self.engine = self._make_engine(built, options, advice)
-            weakref.finalize(self, _close_tiers, self.engine, drain=True)
+            weakref.finalize(self, _close_below, self.engine, drain=True)
             # A window's own table has no warm-up.
             warms_up = self.device.startswith("cuda") and (not self.groups or self._states is not None)
             self.warm_up_s = warm_up(executor, self.engine.state.rows, self.sizes, options) if warms_up else None
@@ -214,7 +194,7 @@ class LLM:
         further_blocks = None
         if self.groups:
             full, other = self.groups
-            rows = options.max_batch_requests * (1 + bool(self._tiers))  # as many may wait for loads
+            rows = options.max_batch_requests * (1 + self.below.loads)  # as many may wait for loads
             further_blocks = running_blocks(other, num_blocks, rows, options.max_batch_tokens)
             if self.cache.num_blocks is None and (self.cache.memory_fraction or self.device.startswith("cuda")):
                 # Memory decides: it holds more of the others, of whose bytes windows were part and states were not.
@@ -235,7 +215,7 @@ class LLM:
 
     @property
     def _shared(self) -> dict[str, int]:
-        """What allocators, policies, hashes and tiering rules may all ask for."""
+        """What allocators, policies, hashes and what lies below the pool may all ask for."""
         return {"block_size": self.spec.block_size, "max_model_len": self.max_model_len, "seed": self.seed}
 
     def _build_allocator(self) -> Allocator:
@@ -266,21 +246,27 @@ class LLM:
             options=options,
             trial=self._trial,
             stop_watch=watch if tokenizer.has_text else None,
-            tiers=self._tier_maker(allocator) if self._tiers else None,
+            tiers=self.below.serve(lambda: self._pools(allocator)),
         )
 
-    def _tier_maker(self, allocator: Allocator) -> MakeTiers:
-        """What makes the tiers, now and after each reset."""
-        open_tiers, parts = tier_opener(
-            self._tiering, allocator, self._components[2], self._shared, self.pool, self.model.decoder,
-            self.executor.now,
-        ), parts_of(self.pool)  # fmt: skip
-        tiers = self._tiers  # what the engine keeps must not hold this object: see `_close_tiers`
-        if self.further_blocks is None:
-            return tier_maker(lambda: open_tiers(parts, tiers, ""))
-        both = parts, as_bytes(self._states.parts) if self._states else parts_of(self.pool, 1)
-        share = self.further_blocks / self.num_blocks
-        return grouped_tier_maker(open_tiers, tiers, both, self.groups[1].kind, share)
+    def _pools(self, allocator: Allocator) -> ServedPools:
+        """What lies below may know of the pools. Holds no reference to this object: see `_close_below`."""
+        pool, decoder = self.pool, self.model.decoder
+        groups = [BlockTensors(tensors=pool.tensors_of(0))]
+        if self.further_blocks is not None:
+            tensors = pool.tensors_of(1) if self._states is None else self._states.parts
+            share = self.further_blocks / self.num_blocks
+            groups.append(BlockTensors(tensors=tensors, kind=self.groups[1].kind, share=share))
+        return ServedPools(
+            allocator=allocator,
+            hash=build_component("hash", self._components[2], {"seed": self.seed}),
+            shared=self._shared,
+            groups=groups,
+            dtype=pool.dtype,
+            layout=pool.layout,
+            fingerprint=lambda: fingerprint(decoder) + scales_name(pool),
+            now=self.executor.now,
+        )
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -293,15 +279,15 @@ class LLM:
         return (self.pool.bytes + (self._states.bytes if self._states else 0)) * self.tensor_parallel_size
 
     def close(self, *, drain: bool = True) -> None:
-        """Close the tiers, and end the other ranks of a model that was given by name. A LoadedModel stays open.
+        """Close what lies below, and end the other ranks of a model that was given by name. A LoadedModel stays open.
 
         Idempotent.
 
         Args:
-            drain: wait for stores to tiers first.
+            drain: wait first for what is to be stored below.
         """
         if hasattr(self, "engine"):  # not where construction failed
-            _close_tiers(self.engine, drain=drain)
+            _close_below(self.engine, drain=drain)
         if self._owns_model:
             self.model.close()
 
@@ -480,6 +466,6 @@ def _one_each(name: str, values: Any, count: int) -> list[Any]:
     return list(values)
 
 
-def _close_tiers(engine: Engine, *, drain: bool) -> None:
+def _close_below(engine: Engine, *, drain: bool) -> None:
     """Also called for an LLM that nobody holds any more: the engine does not refer to it."""
     engine.state.tiers.close(drain=drain)

@@ -18,17 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from framework.engine.block_bytes import parts_of, pool_bytes
 from framework.engine.pool import KVPool
-from framework.engine.tiers.setup import open_store
 from framework.errors import StoreFailed
 from framework.interfaces.attention import AttentionSpec
-from framework.interfaces.store import BlockFormat
 from framework.replay.roofline import ROOFLINE_SHAPES
-from framework.tiers.transfers import Copy
-from framework.tiers.worker import WorkerTransfers
 from framework.types import BlockHash
 from framework_testing.kernel.bench import last_level_cache_bytes
+from framework_tiers.block_bytes import parts_of, pool_bytes
+from framework_tiers.setup import open_store
+from framework_tiers.store import BlockFormat
+from framework_tiers.transfers import Copy
+from framework_tiers.worker import WorkerTransfers
 
 COUNTS = (1, 2, 4, 8, 16, 32)
 POOL_BLOCKS = 2 * max(COUNTS)

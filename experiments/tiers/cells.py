@@ -12,14 +12,14 @@ import numpy as np
 
 from experiments.shared import AGENTIC, CONVERSATION, digest, kept, trace_path
 from framework.registry.components import build_component
-from framework.replay.optimum import shares_of_best, tier_optima
 from framework.replay.paths import CacheOnlyResult, RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.replay.roofline import Roofline
 from framework.replay.stack import lru_curve, reuse_distances
-from framework.replay.tiers import ReplayTiers, TierSpec
 from framework.workload.trace_file import TraceFile
 from framework_builtin.eviction.lru import Lru
+from framework_tiers.counted import CountedTiers, TierSpec
+from framework_tiers.optimum import shares_of_best, tier_optima
 
 CAPACITIES = {
     ("conversation", 10_000): (5_000, 10_000, 20_000, 40_000),
@@ -86,9 +86,9 @@ def size_rows(trace: str) -> Rows:
     return rows
 
 
-def _replayed(paths: RequestPaths, rule: str, pool: int, host: int) -> tuple[CacheOnlyResult, ReplayTiers]:
+def _replayed(paths: RequestPaths, rule: str, pool: int, host: int) -> tuple[CacheOnlyResult, CountedTiers]:
     """LRU in the pool and in the host tier."""
-    below = ReplayTiers(paths, [TierSpec(host, Lru())], build_component("tiering", RULES[rule], {}))
+    below = CountedTiers(paths, [TierSpec(host, Lru())], build_component("tiering", RULES[rule], {}))
     return replay(paths, Lru(), pool, below=below), below
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.shared import table
 from experiments.tiers.cells import LINKS, RULES, SHAPES, SIZES, WORTH, WORTH_TOKENS, Rows
-from framework.replay.optimum import value
 from framework.replay.roofline import Roofline
+from framework_tiers.optimum import value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -39,8 +39,7 @@ def timed_row(cell: Timed) -> dict[str, Any]:
                 "cache": {"num_blocks": POOL, "block_size": 512},
                 "replay": {"device": "h100"},
                 "engine": {"tensor_parallel_size": 2},
-                "tiering": rule,
-                "tiers": [tier],
+                "below": {"name": "tiers", "tiers": [tier], "tiering": rule},
                 "run": {"dir": str(Path(folder) / "run"), "progress": False, "requests": False},
             }
         )

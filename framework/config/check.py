@@ -9,18 +9,16 @@ from typing import Any
 
 from framework import registry
 from framework.config.config import GROUPS, Choice, Config, default_choices
-from framework.config.sections import SECTIONS, GroupOptions, TierOptions
+from framework.config.sections import SECTIONS, GroupOptions
 from framework.errors import ConfigError, shown
+from framework.interfaces.below import Below
 from framework.interfaces.mode import Mode
 from framework.model.options import model_options
 from framework.registry.components import build_component
 from framework.registry.signatures import did_you_mean, listing
-from framework.results.metrics import MOST_TIERS
 
 COMPOSITIONS = ("experiment", "sweep")
 """Groups of the command line that leave nothing of their own in a configuration."""
-NO_TIERING = "never"
-"""The rule that moves nothing, which needs no tiers."""
 
 
 def parse(config: Mapping[str, Any]) -> Config:
@@ -47,8 +45,6 @@ def parse(config: Mapping[str, Any]) -> Config:
             values[key] = SECTIONS[key].parse(value)
         elif key in GROUPS:
             values[key] = component(key, value)
-        elif key == "tiers":
-            values[key] = parse_tiers(value)
         else:
             values[key] = value
     for group in GROUPS:
@@ -58,7 +54,8 @@ def parse(config: Mapping[str, Any]) -> Config:
         raise ConfigError("run.dir has no value; set run.dir=...")
     checked = Config(**values)
     _check_mode(checked)
-    _check_tiering(checked)
+    below: Below = build_component("below", checked.below.plain(), {})
+    below.check(checked)
     _check_kv_events(checked)
     _check_groups(checked)
     if checked.run.sweep:  # empty where nothing is swept
@@ -87,55 +84,6 @@ def _check_mode(config: Config) -> None:
     mode.check(config)
 
 
-def _check_tiering(config: Config) -> None:
-    rule = config.tiering.name
-    if rule != NO_TIERING and not config.tiers:
-        raise ConfigError(
-            f"tiering={rule} has no tier to move blocks to; set tiers=[{{store: host, num_blocks: 20000}}]"
-        )
-    if config.tiers and config.engine.scheduling == "running_first" and config.executor != "cache_only":
-        raise ConfigError(
-            "engine.scheduling=running_first does not wait for loads from tiers; leave tiers out, or set "
-            "engine.scheduling=admit_first"
-        )
-
-
-_TIER_EXAMPLE = "{store: host, num_blocks: 20000, eviction: lru}"
-
-
-def parse_tiers(value: Any) -> tuple[dict[str, Any], ...]:
-    """Each tier as `{"store": {"name": ..., ...}, "eviction": {"name": ..., ...}, "num_blocks": ...}`, checked.
-
-    Args:
-        value: a list of mappings. `store` and `eviction` are names, or mappings with a name and options.
-
-    Raises:
-        ConfigError: no list, too many, an unknown or missing key, a wrong value; names the tier.
-        UnknownPlugin and the like: a store or a policy that cannot be had.
-    """
-    if not isinstance(value, (list, tuple)):
-        raise ConfigError(f"tiers must be a list of mappings, found {shown(value)}; as in tiers=[{_TIER_EXAMPLE}]")
-    if len(value) > MOST_TIERS:
-        raise ConfigError(f"tiers has {len(value)} entries; at most {MOST_TIERS} are taken")
-    return tuple(_tier(f"tiers[{number}]", entry) for number, entry in enumerate(value))
-
-
-def _tier(key: str, entry: Any) -> dict[str, Any]:
-    if not isinstance(entry, Mapping):
-        raise ConfigError(f"{key} must be a mapping, found {shown(entry)}; as in {_TIER_EXAMPLE}")
-    for needed in ("store", "num_blocks"):
-        if needed not in entry:
-            raise ConfigError(f"{key} has no {needed}; as in {_TIER_EXAMPLE}")
-    store = "null" if entry["store"] is None else entry["store"]  # YAML's null is a name here
-    eviction = entry.get("eviction") or "lru"
-    parts = {"store": component("store", store).plain(), "eviction": component("eviction", eviction).plain()}
-    try:
-        options = TierOptions.parse({name: one for name, one in entry.items() if name not in parts})
-    except ConfigError as error:
-        raise ConfigError(f"{key}: {str(error).removeprefix('tiers.')}") from error
-    return {**parts, **options.plain()}
-
-
 def _check_kv_events(config: Config) -> None:
     asked = config.kv_events
     if not asked.file and not asked.publish:
@@ -155,7 +103,7 @@ def _check_groups(config: Config) -> None:
         )
     allocator = config.allocator.name
     of_one_group = {
-        "tiers": list(config.tiers), "replay.leaf_first": config.replay.leaf_first, "run.explain": config.run.explain,
+        "replay.leaf_first": config.replay.leaf_first, "run.explain": config.run.explain,
         "allocator": allocator if allocator != default_choices()["allocator"] else None,
         "replay.core": config.replay.core if config.replay.core != "python" else None,
         "cache.kv_dtype": config.cache.kv_dtype, "kv_events": config.kv_events.file or config.kv_events.publish,

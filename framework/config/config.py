@@ -47,9 +47,6 @@ class Config(Section):
     executor: Executor | None = setting(None, "null: what the mode needs; replay: none | roofline | cache_only")
     seed: int = setting(0, "of workload, random weights, sampling and policies", at_least=0)
     device: str | None = setting(None, "null: cuda where there is one, else cpu")
-    tiers: tuple[Mapping[str, Any], ...] = setting(
-        (), "below the pool, as [{store: host, num_blocks: 20000, eviction: lru}]; tiering=NAME moves blocks"
-    )
     cache: CacheOptions = field(default_factory=CacheOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     replay: ReplayOptions = field(default_factory=ReplayOptions)
@@ -63,7 +60,7 @@ class Config(Section):
     backend: Choice
     model: Choice
     workload: Choice
-    tiering: Choice
+    below: Choice
     tracker: Choice
 
     def choices(self) -> dict[str, Choice]:

@@ -141,20 +141,6 @@ class GroupOptions(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TierOptions(Section):
-    """One tier below the pool, an entry of the list `tiers`, beside its store and its eviction policy."""
-
-    section: ClassVar[str] = "tiers"
-
-    num_blocks: int = setting(doc="blocks it holds", at_least=1, at_most=MAX_BLOCKS)
-    bytes_per_s: float | None = setting(
-        25e9, "replay: bytes a second over its link, each way; null: no limit; 25e9 is PCIe 4.0 x16",
-        above=0, at_most=1e18,
-    )  # fmt: skip
-    operation_s: float = setting(100e-6, "replay: fixed seconds of a load or a store", at_least=0, at_most=10**9)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(Section):
     """Where a run writes, and what."""
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from framework.config.sections import EngineOptions, FaultOptions
 from framework.config.setting import Section, setting
-from framework.engine.below import Below
 from framework.engine.executors.base import Executor, Step
 from framework.engine.lifecycle import Lifecycle
 from framework.engine.metrics import Metrics
@@ -41,6 +40,7 @@ from framework.errors import (
 )
 from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import Allocator
+from framework.interfaces.below import EngineBelow
 from framework.kv_events.allocator import EventAllocator
 from framework.kv_events.stream import EventStream
 from framework.misses.ledger import Ledger
@@ -48,7 +48,7 @@ from framework.registry.signatures import convert, signature
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, as_tokens
 
-MakeTiers = Callable[[EngineState, Lifecycle, EventStream | None], Below]
+MakeBelow = Callable[[EngineState, Lifecycle, EventStream | None], EngineBelow]
 """Makes what lies below the pool of a new state."""
 
 
@@ -127,7 +127,7 @@ class Engine:
         options: EngineOptions | None = None,
         virtual_clock: bool = False,
         stop_watch: MakeStopWatch | None = None,
-        tiers: MakeTiers | None = None,
+        tiers: MakeBelow | None = None,
         trial: Trial | None = None,
     ) -> None:
         given = locals()

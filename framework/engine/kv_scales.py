@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -78,6 +79,15 @@ def set_scales(pool: KVPool, decoder: Decoder, path: str | None) -> None:
 
 
 @torch.inference_mode()
+def scales_name(pool: KVPool) -> str:
+    """Equal for pools whose scales of float8_e4m3fn are equal; empty of another dtype."""
+    if pool.dtype != "float8_e4m3fn":
+        return ""
+    scales = [scale for layer in pool.layers for scale in (layer.k_scale, layer.v_scale) if scale is not None]
+    values = torch.cat([scale.float().cpu() for scale in scales]).numpy()
+    return f"/{hashlib.sha256(values.tobytes()).hexdigest()}"
+
+
 def calibrate(pool: KVPool, decoder: Decoder) -> None:
     """Scales from the largest magnitudes of one dense pass over 512 tokens, drawn uniformly with a fixed seed.
 

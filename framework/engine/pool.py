@@ -103,6 +103,11 @@ class KVPool:
         """K and V of the layers of this group."""
         return [layer for layer, layer_group in zip(self.layers, self.group_of, strict=True) if layer_group == group]
 
+    def tensors_of(self, group: int) -> list[torch.Tensor]:
+        """(N + 1, ...) tensors of all that a block of this group has: K and V of each layer, an int8 pool's scales."""
+        names = ("k", "v", "k_scale", "v_scale") if self.dtype == _INT8 else ("k", "v")
+        return [getattr(layer, name) for layer in self.layers_of(group) for name in names]
+
     def freed(self, blocks: npt.NDArray[np.integer], group: int = 0) -> None:
         """These blocks hold no request's KV any more. With `poison` they become NaN, else nothing happens."""
         if not self.poison or len(blocks) == 0:

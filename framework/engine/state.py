@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from framework.engine.below import Below
 from framework.engine.executors.base import Executor
 from framework.engine.metrics import Metrics
 from framework.engine.promises import Promises
@@ -15,6 +14,7 @@ from framework.engine.request import BeamGroup, Request, Sequence
 from framework.engine.rows import Rows
 from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import CacheEvent
+from framework.interfaces.below import EngineBelow
 from framework.misses.ledger import Ledger
 from framework.types import PolicyTime, RequestId
 
@@ -89,7 +89,7 @@ class EngineState:
     ledger: Ledger | None = None
     foresee: Foresee | None = None
     on_end: Callable[[Request], object] | None = None
-    tiers: Below = field(default_factory=Below)
+    tiers: EngineBelow = field(default_factory=EngineBelow)
     listeners: list[Callable[[CacheEvent], object]] = field(default_factory=list)
     requests: dict[int, Request] = field(default_factory=dict)
     arrivals: list[tuple[float, int, Request]] = field(default_factory=list)

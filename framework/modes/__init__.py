@@ -10,7 +10,6 @@ from framework.interfaces.mode import Mode, OnBegin
 if TYPE_CHECKING:
     from framework.config.config import Config
 
-_TIERS = ("tiering", "tiers")
 _OF_A_CLOCK = ("step_s", "costs", "slo_ttft_s", "slo_tpot_s")
 _OF_A_ROOFLINE = ("device", "efficiency")
 
@@ -27,7 +26,7 @@ class Serve(Mode):
 
     @classmethod
     def unread(cls, config: Mapping[str, Any]) -> Sequence[str]:
-        return ("replay", "executor", *_TIERS)
+        return ("replay", "executor")
 
 
 class Replay(Mode):
@@ -42,15 +41,14 @@ class Replay(Mode):
 
     @classmethod
     def unread(cls, config: Mapping[str, Any]) -> Sequence[str]:
-        executor, tiers = config.get("executor") or "none", config.get("tiers")
+        executor, below = config.get("executor") or "none", config.get("below") or "none"
         words = ["model", "backend", "device", "cache.memory_fraction", "cache.layout", "faults.poison"]
         if executor == "cache_only":
             words += ["engine", "faults", "hash", *(f"replay.{key}" for key in _OF_A_CLOCK)]
-            words += [] if tiers else [*_TIERS]
         else:
-            words += [*_TIERS, "replay.leaf_first", "replay.full_blocks_only"]
+            words += ["replay.leaf_first", "replay.full_blocks_only"]
         if executor != "roofline":
             words += [f"replay.{key}" for key in _OF_A_ROOFLINE]
-            if not tiers and (config.get("replay") or {}).get("capacity") is None:
+            if below in ("none", {"name": "none"}) and (config.get("replay") or {}).get("capacity") is None:
                 words.append("replay.shape")  # nothing asks for the bytes of a block
         return words

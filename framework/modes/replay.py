@@ -9,19 +9,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from framework.config.config import Choice, Config
-from framework.engine.engine import Engine, MakeTiers, ModelLimits, Trial
+from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.base import Executor
 from framework.engine.executors.replay import ReplayExecutor, StepCosts, constant_step
 from framework.engine.request import Request
 from framework.engine.streaming import RecordedEnd
-from framework.engine.tiers.engine_tiers import tier_maker
-from framework.engine.tiers.setup import replayed_tiers, require_tiers
 from framework.errors import ConfigError
 from framework.groups.allocator import SharedGroups
 from framework.guard.facts import reported
 from framework.guard.policy import GuardedPolicy
 from framework.guard.workload import GuardedWorkload
 from framework.interfaces.allocator import Allocator
+from framework.interfaces.below import Below, ReplayedPool
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.workload import Workload, WorkloadRequest
 from framework.misses.ledger import Ledger
@@ -67,14 +66,13 @@ def full_replay(session: Session) -> dict[str, Any]:
     source, ledger = open_source(session.config, trial), trial.ledger
     engine, unit = source.engine, source.unit
     of_one_group = KINDS[:1] if options.groups is None else ()
-    kinds = (*of_one_group, *KINDS[1:3], "workload", *(("tiering",) if session.config.tiers else ()))
-    session.facts |= names_of(session.config, kinds)
+    below: Below = build_component("below", session.config.below.plain(), {})
+    session.facts |= names_of(session.config, (*of_one_group, *KINDS[1:3], "workload")) | below.names()
     session.begin("none")
     session.say_length(session.config.engine.max_model_len, None, engine.max_model_len, engine.limits.length_advice)
     if session.settings.requests:
-        tiers = len(session.config.tiers)
         engine.state.on_end = lambda request: session.run.log(
-            REQUESTS, request_row(request, unit=unit, tiers=tiers, ledger=ledger)
+            REQUESTS, request_row(request, below, unit=unit, ledger=ledger)
         )
     start = time.perf_counter()
 
@@ -223,11 +221,7 @@ def _engine(
     else:  # no length is too long for windows and states alone: the allocator says what never fits
         allocator, policy = _over_groups(config)
     to_raise = f"cache.num_blocks: the pool's {allocator.num_blocks} blocks hold {pool} tokens"
-    tiers = None
-    if config.tiers:
-        require_tiers(allocator, config.hash.plain(), seed)
-        shared = {"block_size": block_size, "max_model_len": max_len, "seed": seed}
-        tiers = _tier_maker(config, executor, shared, timed=not steps)
+    below: Below = build_component("below", config.below.plain(), {})
     recorded = recording.outputs if recording is not None else {}
     lengths = {sample: len(tokens) for sample, tokens in recorded.items()}
     engine = Engine(
@@ -243,7 +237,7 @@ def _engine(
         virtual_clock=True,
         trial=trial,
         stop_watch=lambda number, stream, stops: RecordedEnd(lengths.get((number, stream))),
-        tiers=tiers,
+        tiers=below.replay(lambda: _pool(config, allocator, executor, max_len, timed=not steps)),
     )
     return engine, policy
 
@@ -260,8 +254,8 @@ def _over_groups(config: Config) -> tuple[Allocator, EvictionPolicy]:
     return allocator, asked.memory.pools[0].host.policy.plugin
 
 
-def _tier_maker(config: Config, executor: Executor, shared: Mapping[str, Any], *, timed: bool) -> MakeTiers:
-    """Tiers behind links on the executor's clock; where that counts steps (not `timed`), copies take no time."""
+def _pool(config: Config, allocator: Allocator, executor: Executor, max_len: int, *, timed: bool) -> ReplayedPool:
+    """What something below the pool may know of it; where the clock counts steps (not `timed`), without times."""
     options, device, most = config.replay, _roofline(config, overhead_s=0.0), config.engine.max_batch_tokens
     costs = StepCosts.read(options.costs) if options.costs else None
 
@@ -272,17 +266,14 @@ def _tier_maker(config: Config, executor: Executor, shared: Mapping[str, Any], *
             return costs.prefill_s(cached, tokens)
         return options.step_s * -(-(tokens - cached) // most)
 
-    return tier_maker(
-        lambda: replayed_tiers(
-            config.tiers,
-            config.tiering.plain(),
-            shared,
-            block_bytes=block_bytes(options, config.cache),
-            now=executor.now,
-            wait_until=executor.wait_until,
-            timed=timed,
-            recompute_s=recompute_s if timed else None,
-        )
+    return ReplayedPool(
+        allocator=allocator,
+        hash=build_component("hash", config.hash.plain(), {"seed": config.seed}),
+        shared={"block_size": config.cache.block_size, "max_model_len": max_len, "seed": config.seed},
+        block_bytes=block_bytes(options, config.cache),
+        now=executor.now,
+        wait_until=executor.wait_until,
+        recompute_s=recompute_s if timed else None,
     )
 
 
@@ -311,19 +302,14 @@ def _roofline(config: Config, **options: float) -> Roofline:
     )
 
 
-def request_row(request: Request, *, unit: str = "s", tiers: int = 0, ledger: Ledger | None = None) -> dict[str, Any]:
+def request_row(request: Request, below: Below, *, unit: str = "s", ledger: Ledger | None = None) -> dict[str, Any]:
     """What became of one request, its generated tokens left out.
 
     Args:
+        below: what lies below the pool.
         unit: of the run's clock, which ends the names of the times: "s" or "steps".
-        tiers: how many there are below the pool, from which blocks may have come.
         ledger: of the engine, where it has one: the prompt's missed tokens by cause follow.
     """
-    loaded: dict[str, Any] = {}
-    if tiers:
-        by_tier = request.tier_tokens or {}
-        loaded = {f"tier{tier}_tokens": by_tier.get(tier, 0) for tier in range(1, tiers + 1)}
-        loaded[f"load_{unit}"] = request.load_s
     return {
         "request": request.number,
         "key": request.key,
@@ -340,6 +326,6 @@ def request_row(request: Request, *, unit: str = "s", tiers: int = 0, ledger: Le
         f"arrival_{unit}": request.arrival_s,
         f"first_token_{unit}": request.first_token_s,
         f"finished_{unit}": request.finished_s,
-        **loaded,
+        **below.request_row(request, unit),
         **(ledger.row(request.number) if ledger is not None else {}),
     }

@@ -22,7 +22,8 @@ from framework.guard.backend import GuardedBackend
 from framework.guard.facts import Reporting, reported
 from framework.guard.policy import GuardedPolicy
 from framework.guard.workload import GuardedWorkload
-from framework.llm import LLM, Tiers, Trial
+from framework.interfaces.below import Below
+from framework.llm import LLM, Trial
 from framework.misses.ledger import Ledger
 from framework.model.loading import LoadedModel, build_model, model_config
 from framework.model.tokenizer import encode
@@ -78,7 +79,7 @@ def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest], ledger
         llm.add_texts(requests)
         verdicts, judged = compare(llm, requests, session.settings.check_requests if complete else 0)
         for request in requests:
-            row = served_row(request, verdicts, tiers=len(session.config.tiers), ledger=ledger)
+            row = served_row(request, verdicts, llm.below, ledger)
             session.run.log(REQUESTS, row)
         if session.settings.record:
             record(llm, requests, session.run.path / RECORDING)
@@ -120,7 +121,7 @@ def build_llm(config: Config, model: LoadedModel, *, longest: int, trial: Trial)
             **parts,
             device=default_device(config.device),
             cache=config.cache,
-            tiers=Tiers(tiers=config.tiers, tiering=config.tiering.plain()),
+            below=config.below.plain(),
             trial=trial,
             engine=engine if engine.max_model_len is not None else replace(engine, max_model_len=longest),
         )
@@ -190,9 +191,7 @@ def summarise(llm: LLM, config: Config) -> dict[str, Any]:
     )
     size = llm.tensor_parallel_size
     result.update(tensor_parallel_size=size, kv_bytes=llm.kv_bytes, kv_bytes_per_rank=llm.kv_bytes // size)
-    result.update(llm.engine.state.summary())
-    if config.tiers:
-        result.update(names_of(config, ("tiering",)))
+    result.update(llm.engine.state.summary() | llm.below.names())
     result.update(llm.executor.summary(), warm_up_s=llm.warm_up_s, **llm.group_facts())
     plugins: dict[str, Reporting] = {
         "allocator": llm.engine.state.guarded,
@@ -202,13 +201,13 @@ def summarise(llm: LLM, config: Config) -> dict[str, Any]:
     return reported(plugins) | result
 
 
-def served_row(request: Request, verdicts: Sequence[Verdict], *, tiers: int, ledger: Ledger | None) -> dict[str, Any]:
+def served_row(request: Request, verdicts: Sequence[Verdict], below: Below, ledger: Ledger | None) -> dict[str, Any]:
     """One request for `requests.jsonl`, with what was generated and whether the dense model agrees.
 
     `dense` is "equal", "differs" (and `dense_differs_at` the index of the first such token) or null: not compared.
     """
     verdict = next((verdict for verdict in verdicts if verdict.request == request.number), None)
-    row = request_row(request, tiers=tiers, ledger=ledger)
+    row = request_row(request, below, ledger=ledger)
     row["dense"] = None if verdict is None else "equal" if verdict.differs_at is None else "differs"
     row["dense_differs_at"] = None if verdict is None else verdict.differs_at
     row["completions"] = [_completion(completion) for completion in request.completions]

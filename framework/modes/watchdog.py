@@ -16,8 +16,8 @@ from types import FrameType
 from typing import Any
 
 from framework.errors import FrameworkError, Interruption, PluginError, TimedOut
-from framework.registry.kinds import KINDS
-from framework.tiers.worker import THREAD
+from framework.interfaces.below import THREAD
+from framework.registry.kinds import every_kind
 
 _SIGNAL = getattr(signal, "SIGURG", None)  # ignored by default, so that a late one harms nobody; interrupts a sleep
 _OURS = ("framework.", "torch.", "hydra.", "omegaconf.", "transformers.")
@@ -156,7 +156,7 @@ class Watchdog:
 
 
 def _store_threads() -> list[int]:
-    """The threads beside the watched one that call plugins: those that copy blocks between tiers."""
+    """The threads beside the watched one that call plugins: those of what lies below the pool."""
     return [thread.ident for thread in threading.enumerate() if thread.name == THREAD and thread.ident is not None]
 
 
@@ -193,4 +193,4 @@ def _owner(frame: FrameType) -> Any:
 def _kind_of(value: object) -> str:
     """The kind of plugin that an object is, "" for none."""
     bases = {f"{cls.__module__}:{cls.__qualname__}" for cls in type(value).__mro__}
-    return next((kind.name for kind in KINDS.values() if kind.base in bases), "")
+    return next((kind.name for kind in every_kind().values() if kind.base in bases), "")

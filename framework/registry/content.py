@@ -12,7 +12,7 @@ from pathlib import Path
 
 from framework import __version__
 from framework.registry.contract import DISTRIBUTION
-from framework.registry.kinds import KINDS
+from framework.registry.kinds import kinds
 from framework.registry.lookup import NOT_INSTALLED, Plugin, entries
 
 _CODE = frozenset({".py", ".so", ".pyd", ".dylib", ".dll", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"})
@@ -29,7 +29,7 @@ def content_of(plugin: Plugin) -> str:
     """
     places = {plugin.value}
     if plugin.distribution != NOT_INSTALLED:
-        installed = (other for kind in KINDS for other in entries(kind))
+        installed = (other for kind in kinds() for other in entries(kind))
         places |= {other.value for other in installed if other.distribution == plugin.distribution}
     return _content(f"{plugin.distribution} {plugin.version}", tuple(sorted({*map(_top, places)})))
 

@@ -8,8 +8,8 @@ from typing import Any
 from framework.errors import FrameworkError
 from framework.registry.lookup import choice, entries, load
 
-KINDS = ("mode",)
-"""The kinds whose classes declare metrics of a run and files that it writes."""
+KINDS = ("mode", "below")
+"""The kinds whose classes declare metrics of a run or files that it writes."""
 
 
 @lru_cache
@@ -18,7 +18,7 @@ def declared(attribute: str) -> tuple[Any, ...]:
     found: list[Any] = []
     for plugin in (plugin for kind in KINDS for plugin in entries(kind)):
         try:
-            found += getattr(load(plugin.kind, choice(plugin)), attribute)
+            found += getattr(load(plugin.kind, choice(plugin)), attribute, ())
         except FrameworkError:
             continue  # an error where it is chosen, and nobody's concern where it is not
     return tuple(dict.fromkeys(found))

@@ -1,27 +1,33 @@
-"""The kinds of plugin, as data, and what components of all kinds share."""
+"""The kinds of plugin, as data: the framework's own and those that packages open; and what components share."""
 
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 
-from framework.errors import ConfigError
+from framework.errors import ConfigError, InvalidPlugin
+from framework.registry.points import points
 from framework.registry.signatures import did_you_mean, listing
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of plugin. By its name: the entry-point group `framework.NAME`, the kit `framework_testing.NAME_checks`
-    and the templates of `framework_testing.new` in `new/templates/NAME/`.
+    """One kind of plugin. By its name: the entry-point group `framework.NAME`, the checks `NAME_checks` in the module
+    `NAME` of its kit, and templates of a package in `templates/NAME/` there.
+
+    A package opens a kind by an entry point in the group `framework.kind` whose value is a Kind of that name. Its
+    plugins are chosen within the options of others: `is_group` is for kinds of the framework's own.
 
     Attributes:
         base: `module:Class` of the abstract base class that its plugins implement.
         is_group: whether it is chosen in a configuration, as `NAME=...`, with its constructor's keywords as options.
         chosen: how one named `{name}` is chosen; of a group, by its name.
         command: one that uses it.
-        has_kit: whether there is a conformance kit for it, and a template of a package.
+        kit: package with its conformance kit and the templates of `framework new`; empty: it has none.
     """
 
     name: str
@@ -29,10 +35,10 @@ class Kind:
     is_group: bool = True
     chosen: str = "+{kind}={name}"
     command: str = "python -m framework.run +{kind}={name}"
-    has_kit: bool = True
+    kit: str = "framework_testing"
 
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
+_OWN: Mapping[str, Kind] = MappingProxyType(
     {
         kind.name: kind
         for kind in (
@@ -56,27 +62,20 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
                 command="python -m framework.run mode=replay executor=cache_only replay.core={name}",
             ),
             Kind("tracker", "framework.interfaces.tracker:Tracker"),
-            Kind("tiering", "framework.interfaces.tiering:Tiering"),
-            Kind(
-                "store",
-                "framework.interfaces.store:Store",
-                is_group=False,
-                chosen="tiers=[{{store: {name}, ...}}]",
-                command="python -m framework.run +tiering=on_eviction 'tiers=[{{store: {name}, num_blocks: 64}}]'",
-            ),
-            Kind("mode", "framework.interfaces.mode:Mode", has_kit=False),
+            Kind("below", "framework.interfaces.below:Below", kit=""),
+            Kind("mode", "framework.interfaces.mode:Mode", kit=""),
             Kind(
                 "command",
                 "framework.interfaces.command:Command",
                 is_group=False,
                 chosen="python -m framework {name}",
                 command="python -m framework {name} --help",
-                has_kit=False,
+                kit="",
             ),
         )
     }
 )
-"""Every kind, in the order they are shown. A kind is added by one line here, its base class, kit and templates."""
+"""The framework's own kinds, in the order they are shown. One is added by a line here, its base class and its kit."""
 
 SHARED: Mapping[str, str] = MappingProxyType(
     {
@@ -95,14 +94,47 @@ SHARED: Mapping[str, str] = MappingProxyType(
 it is never one of the component's own options."""
 
 
+def every_kind() -> Mapping[str, Kind]:
+    """Name -> kind, in the order they are shown: the framework's own, then those that installed packages open.
+
+    An entry point of `framework.kind` that names no new Kind of its name is named on standard error and left out.
+    """
+    return _every(tuple(sys.path))
+
+
+@lru_cache(maxsize=4)
+def _every(path: tuple[str, ...]) -> Mapping[str, Kind]:
+    found = dict(_OWN)
+    for point, distribution, version in points("framework.kind"):
+        try:
+            kind = point.load()
+            if not isinstance(kind, Kind) or kind.name != point.name or kind.name in found or kind.is_group:
+                raise InvalidPlugin(f"{point.value} must be a new Kind of this name that is no group, found {kind!r}")
+            found[kind.name] = kind
+        except Exception as error:  # of somebody's package: no reason to stop
+            what = f"kind {point.name!r} of {distribution} {version}"
+            print(f"skipped: {what}: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+    return MappingProxyType(found)
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of this name.
+
+    Raises:
+        ConfigError: no such kind; names the nearest.
+    """
+    check_kind(name)
+    return every_kind()[name]
+
+
 def kinds(*, with_kit: bool = False) -> tuple[str, ...]:
     """The names of all kinds, or of those with a conformance kit, in the order they are shown."""
-    return tuple(kind.name for kind in KINDS.values() if kind.has_kit or not with_kit)
+    return tuple(kind.name for kind in every_kind().values() if kind.kit or not with_kit)
 
 
 def groups() -> tuple[str, ...]:
     """The kinds that a configuration chooses from, in the order they are shown."""
-    return tuple(kind.name for kind in KINDS.values() if kind.is_group)
+    return tuple(kind.name for kind in _OWN.values() if kind.is_group)
 
 
 def interface_of(kind: str) -> type:
@@ -111,13 +143,13 @@ def interface_of(kind: str) -> type:
     Raises:
         ConfigError: no such kind.
     """
-    check_kind(kind)
-    module, _, attribute = KINDS[kind].base.partition(":")
+    module, _, attribute = kind_of(kind).base.partition(":")
     interface: type = getattr(importlib.import_module(module), attribute)
     return interface
 
 
 def check_kind(kind: str) -> None:
     """Raise ConfigError, with the nearest one, where there is no such kind."""
-    if kind not in KINDS:
-        raise ConfigError(f"no kind of plugin is named {kind!r}; kinds: {listing(KINDS)}{did_you_mean(kind, KINDS)}")
+    found = every_kind()
+    if kind not in found:
+        raise ConfigError(f"no kind of plugin is named {kind!r}; kinds: {listing(found)}{did_you_mean(kind, found)}")

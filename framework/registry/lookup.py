@@ -7,9 +7,7 @@ name. A class that is not installed is named by its place, as `FILE.py:CLASS` or
 
 from __future__ import annotations
 
-import functools
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
 import sys
@@ -22,7 +20,8 @@ from typing import Any
 from framework.errors import ContractMismatch, DuplicatePlugin, InvalidPlugin, PluginImportError, UnknownPlugin
 from framework.guard.boundary import OUTSIDE, remember_origin, shown
 from framework.registry.contract import DISTRIBUTION, canonical, reason_against
-from framework.registry.kinds import KINDS, check_kind, interface_of
+from framework.registry.kinds import check_kind, interface_of, kinds
+from framework.registry.points import points
 from framework.registry.signatures import did_you_mean, listing
 
 NOT_INSTALLED = "not installed"
@@ -64,36 +63,6 @@ def entries(kind: str) -> list[Plugin]:
     found = {Plugin(kind, point.name, point.value, distribution, version)
              for point, distribution, version in points(f"framework.{kind}")}  # fmt: skip
     return sorted(found)
-
-
-def points(group: str) -> list[tuple[importlib.metadata.EntryPoint, str, str]]:
-    """(entry point, its distribution, that one's version) of one group of ours, `framework.NAME`, sorted by name."""
-    return sorted((found for found in _points(tuple(sys.path)) if found[0].group == group), key=lambda one: one[0].name)
-
-
-@functools.lru_cache(maxsize=4)  # a scan of all metadata takes 25 ms
-def _points(path: tuple[str, ...]) -> tuple[tuple[importlib.metadata.EntryPoint, str, str], ...]:
-    """Every entry point of our groups on `sys.path`; of distributions of one name the first.
-
-    A distribution whose metadata cannot be read is named on standard error and left out.
-    """
-    found: list[tuple[importlib.metadata.EntryPoint, str, str]] = []
-    seen = set()
-    for distribution in importlib.metadata.distributions():
-        place = getattr(distribution, "_path", distribution)
-        name = getattr(distribution, "_normalized_name", None) or str(place)
-        if name in seen:
-            continue
-        seen.add(name)
-        try:
-            ours = [point for point in distribution.entry_points if point.group.startswith("framework.")]
-            if ours:
-                metadata = distribution.metadata  # parsed by each look: most distributions have nothing of ours
-                found += [(point, metadata["Name"] or "unknown", metadata["Version"] or "unknown") for point in ours]
-        except Exception as error:  # of somebody's installation: no reason to stop
-            what = " ".join(f"{type(error).__name__}: {error}".split())
-            print(f"skipped: the metadata in {place} cannot be read: {what}", file=sys.stderr)  # noqa: T201
-    return tuple(found)
 
 
 def names(kind: str) -> list[str]:
@@ -152,7 +121,7 @@ def located(kind: str, name: str) -> Plugin | None:
 
 def clashes(config: Mapping[str, Any]) -> list[str]:
     """Of a configuration's components: who else offers the chosen name, and how to choose theirs. Imports nothing."""
-    chosen = [(kind, config.get(kind)) for kind in KINDS]
+    chosen = [(kind, config.get(kind)) for kind in kinds()]
     words = [(kind, node.get("name") if isinstance(node, Mapping) else node) for kind, node in chosen]
     return [sentence for kind, name in words if isinstance(name, str) and (sentence := _clash(kind, name))]
 

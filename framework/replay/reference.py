@@ -15,6 +15,7 @@ import numpy as np
 from framework.errors import InvalidArgument
 from framework.guard.policy import PolicyHost
 from framework.guard.replay_core import GuardedReplayCore
+from framework.interfaces.below import CountedBelow
 from framework.interfaces.eviction import BlockView, ComputedColumn, ConstantColumn, EvictionPolicy, SizedView
 from framework.interfaces.replay_core import ReplayCore
 from framework.misses.account import DECLINED, TIER
@@ -22,7 +23,6 @@ from framework.paged.pool import LastRequests
 from framework.registry.components import build_component
 from framework.replay.misses import LossLog
 from framework.replay.paths import CacheOnlyResult, RequestPaths, summarise
-from framework.replay.tiers import ReplayTiers
 from framework.types import UNKNOWN_REQUEST
 
 
@@ -34,7 +34,7 @@ def replay(
     leaf_first: bool = False,
     bypass: bool = False,
     on_evict: Callable[[int, int], Any] | None = None,
-    below: ReplayTiers | None = None,
+    below: CountedBelow | None = None,
     losses: LossLog | None = None,
 ) -> CacheOnlyResult:
     """Replay the request model: look up, touch, admit, evict, insert.
@@ -93,7 +93,7 @@ class _Replay:
         leaf_first: bool,
         bypass: bool,
         on_evict: Callable[[int, int], Any] | None,
-        below: ReplayTiers | None = None,
+        below: CountedBelow | None = None,
         losses: LossLog | None = None,
     ) -> None:
         self.paths, self.policy, self.num_blocks = paths, policy, num_blocks
@@ -198,10 +198,10 @@ class _Replay:
                 below.end()
         return summarise(self.paths, request_hits, self.num_admitted, self.num_evicted)
 
-    def _begin(self, below: ReplayTiers, request: int, path: list[int], blocks: list[Any]) -> int:
+    def _begin(self, below: CountedBelow, request: int, path: list[int], blocks: list[Any]) -> int:
         if self.losses is None:
             return below.begin(request, path, blocks)
-        lying = [below.lower.where(node) > 0 for node in path]
+        lying = [below.holds(node) for node in path]
         cached = below.begin(request, path, blocks)
         self.losses.out_of_reach.append((request, [path[depth] for depth in range(cached, len(path)) if lying[depth]]))
         return cached
@@ -288,7 +288,7 @@ class _Replay:
                 continue
             if on_evict is not None:
                 on_evict(request, node)
-            if losses is not None and self.below is not None and self.below.lower.where(node):
+            if losses is not None and self.below is not None and self.below.holds(node):
                 losses.add(request, [node], TIER)
             elif losses is not None:
                 gone.append(node)

@@ -39,6 +39,7 @@ class Metric:
         when: whether the table of a run with this result shows the metric at all; None for always.
         hide_zero: whether the table of a run leaves out a 0, a no and an empty list.
         wall: whether two runs of one command differ in it, because it measures wall time.
+        fails: a run that has it counts as failed, for this reason, whose details its value says; empty for most.
     """
 
     key: str
@@ -53,6 +54,7 @@ class Metric:
     when: Callable[[Mapping[str, Any]], bool] | None = None
     hide_zero: bool = False
     wall: bool = False
+    fails: str = ""
 
     @property
     def numeric(self) -> bool:

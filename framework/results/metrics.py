@@ -8,58 +8,10 @@ from dataclasses import replace
 from framework.misses.account import OUTCOMES, key_of
 from framework.results.metric import Metric, never, on_cuda, section, text
 
-run, cache, tiers, optimum = section("run"), section("prefix cache"), section("tiers"), section("optimum")
+run, cache, optimum = section("run"), section("prefix cache"), section("optimum")
 requests, measured, counted = section("requests"), section("speed", wall=True), section("speed")
 memory, scheduling, execution = section("memory"), section("scheduling"), section("execution")
 latency, event = section("latency"), section("KV events")
-
-MOST_TIERS = 4
-"""Tiers below the pool that results have keys for; a configuration lists no more."""
-
-
-def tier(number: int) -> Iterator[Metric]:
-    """What a run with tiers says of one of them; 0 is the pool, of which it says its hits alone."""
-    name, key = "the pool" if not number else f"tier {number}", f"tier{number}"
-    yield tiers(f"{key}_hit_blocks", "blocks", "higher", f"hits in {name}",
-                f"Blocks of requests' cached prefixes that lay in {name}.", of="prompt_blocks")  # fmt: skip
-    yield tiers(f"{key}_hit_tokens", "tokens", "higher", f"tokens hit in {name}", "Their tokens.", when=never)
-    if not number:
-        return
-    yield tiers(f"{key}_num_blocks", "blocks", "", f"capacity of {name}", f"Blocks that {name} holds at most.",
-                when=never)  # fmt: skip
-    yield tiers(f"{key}_bytes_in", "bytes", "lower", f"written to {name}",
-                f"Whole blocks stored in {name}, in bytes of K and V.")  # fmt: skip
-    yield tiers(f"{key}_bytes_out", "bytes", "", f"read from {name}",
-                f"Whole blocks read from {name}, for requests and for the tier below.")  # fmt: skip
-    yield tiers(f"{key}_evictions", "blocks", "lower", f"evictions from {name}",
-                f"Blocks that the eviction policy of {name} gave up.")  # fmt: skip
-    yield tiers(f"{key}_unread_blocks", "blocks", "lower", f"stored unread in {name}",
-                f"Blocks stored in {name} that were never a hit there before they left it or the run "
-                "ended.")  # fmt: skip
-    yield tiers(f"{key}_refused_blocks", "blocks", "lower", f"no room in {name}",
-                f"Stores dropped because every block of {name} was in use.", hide_zero=True)  # fmt: skip
-    yield tiers(f"{key}_peak_blocks", "blocks", "", f"peak of {name}", f"Most blocks that {name} held at once.",
-                when=never)  # fmt: skip
-    yield tiers(f"{key}_failed_loads", "blocks", "lower", f"failed loads from {name}",
-                f"Blocks whose bytes {name} did not have when a request was to get them: recomputed.",
-                hide_zero=True)  # fmt: skip
-    yield tiers(f"{key}_failed_stores", "blocks", "lower", f"failed stores in {name}",
-                f"Blocks whose bytes {name} could not keep.", hide_zero=True)  # fmt: skip
-    for kind in ("window", "state"):
-        yield tiers(f"{key}_{kind}_hit_blocks", "blocks", "", f"{kind}s loaded from {name}",
-                    f"Blocks of {kind}s in {name} that requests went on from, of a model that mixes them with full "
-                    "attention.", hide_zero=True)  # fmt: skip
-
-
-def best_over_tiers(number: int) -> Iterator[Metric]:
-    """What a cache-only replay says of the optimum's hits in one tier."""
-    name = "the pool" if not number else f"tier {number}"
-    yield optimum(f"tier{number}_optimum_hit_blocks", "blocks", "", f"best hits in {name}",
-                  f"Blocks hit in {name} by the offline optimum over tiers, which hits most in the pool and in all "
-                  "tiers down to each one at once; it may decline content.", of="prompt_blocks")  # fmt: skip
-    yield optimum(f"tier{number}_pinned_optimum_hit_blocks", "blocks", "", f"best pinned hits in {name}",
-                  "The same when the request at hand holds its blocks in the pool.", of="prompt_blocks")  # fmt: skip
-
 
 _CAUSES = {
     "new": "content that was never in the cache",
@@ -207,20 +159,6 @@ DECLARED: tuple[Metric, ...] = (
     cache("num_collisions", "blocks", "lower", "hash collisions",
           "Hits refused because a block of equal hash held other tokens.", hide_zero=True),
     *causes(),
-    text("tiers", "tiering", "tiering", "Name of the rule that moved blocks between tiers."),
-    *(metric for number in range(MOST_TIERS + 1) for metric in tier(number)),
-    tiers("num_loads", "requests", "", "loads", "Times a request waited for blocks from tiers below the pool."),
-    tiers("loaded_blocks", "blocks", "", "blocks loaded", "That came into the pool so.", when=never),
-    tiers("load_wait_s", "s", "lower", "waiting for loads",
-          "Time from the begin of each load until its request could go on, summed."),
-    tiers("load_wait_steps", "steps", "lower", "steps waiting for loads",
-          "The same in steps, of a replayed recording, whose clock counts steps."),
-    text("tiers", "store_failure", "a store failed",
-         "What a tier's store raised first; the run counts as failed."),
-    text("tiers", "tier_failure", "first block lost",
-         "Why the first block that a tier lost could not be stored or loaded; it was recomputed."),
-    text("tiers", "tiers_off", "tiers turned off",
-         "The tiering rule or a tier's policy broke its contract: what it did, and the run went on without tiers."),
     optimum("gap_to_optimum", "share", "lower", "gap to the optimum by blocks",
             "(The policy's misses - the optimum's) / the optimum's misses, in blocks; 0 is optimal.",
             note="more missed blocks"),
@@ -232,12 +170,6 @@ DECLARED: tuple[Metric, ...] = (
     optimum("pinned_optimum_hit_blocks", "blocks", "", "hits of the pinned optimum",
             "Prompt blocks that the offline optimum hits when the request at hand holds its blocks.",
             of="prompt_blocks"),
-    *(metric for number in range(MOST_TIERS + 1) for metric in best_over_tiers(number)),
-    optimum("tier_value_share_min", "share", "higher", "least share of the best value",
-            "Value of all hits over the most that any rule's are worth (pinned optimum over tiers), when a hit in a "
-            "lower tier is worth no more than one above it: at the weights for which that is least."),
-    optimum("tier_value_share_max", "share", "", "greatest share of the best value",
-            "The same at the weights for which it is greatest; at any others it lies between the two."),
     optimum("offline_next_use_hit_rate", "share", "", "offline next use hits",
             "Hit rate of the same engine and trace when what is requested again last goes first: a reference, "
             "neither optimum nor bound where requests overlap."),

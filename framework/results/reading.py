@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from framework.errors import RunDirectoryError
+from framework.results.catalogue import catalogue
 from framework.results.layout import RESULT
 
 
@@ -52,10 +53,7 @@ def what_went_wrong(result: Mapping[str, Any]) -> str:
         reasons.append(f"{result['num_failed']} requests failed{first}")
     elif result.get("num_rejected") and not result.get("num_finished") and not result.get("num_cancelled"):
         reasons.append(f"all {result['num_rejected']} requests were rejected; requests.jsonl says why")
-    if result.get("store_failure"):
-        reasons.append(f"a tier's store failed: {result['store_failure']}")
-    if result.get("tiers_off"):
-        reasons.append(f"the tiers below the pool were turned off: {result['tiers_off']}")
+    reasons += [f"{one.fails}: {result[one.key]}" for one in catalogue().values() if one.fails and result.get(one.key)]
     if result.get("loss_exceeded"):
         lost, declared = result.get("attention_error"), result.get("attention_error_declared")
         more = f"lost more than the backend declares: {lost:.2g} of the largest value, declared {declared or 0:.2g}"

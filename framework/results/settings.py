@@ -13,15 +13,13 @@ from framework.results.layout import CONFIG
 
 Value = str | int | float | bool | None
 
-KINDS = ("mode", "allocator", "eviction", "hash", "backend", "model", "workload", "tiering")
-
 _NOT_SETTINGS = re.compile(r"^(run|tracker|sweep|experiment|hydra)(\.|$)")
 _LONGEST = 500
 
 
 def settings_of(folder: Path, overrides: Sequence[Any]) -> dict[str, Value]:
-    """Dotted key -> value; a component's name stands under its kind (`eviction`), a tier's settings under its number
-    from 1 (`tiers.1.num_blocks`).
+    """Dotted key -> value; a component's name stands under its kind (`eviction`), what a list holds under its number
+    from 1 (`below.tiers.1.num_blocks`).
 
     Where a run writes and who follows it are no settings, and neither is what its mode never reads: the engine's
     options in a cache-only run, the model's in a replay.
@@ -66,7 +64,7 @@ def _flat(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Valu
             value = dict(enumerate(value, start=1))
         if isinstance(value, Mapping):
             yield from _flat(value, f"{dotted}.")
-        elif last == "name" and (owner in KINDS or owner.startswith("tiers.")):
+        elif last == "name" and owner.rpartition(".")[2] in (*registry.kinds(), "model"):
             yield owner, _scalar(value)
         else:
             yield dotted, _scalar(value)

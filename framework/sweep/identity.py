@@ -53,17 +53,14 @@ def config_hash(config: Mapping[str, Any]) -> str:
 
 
 def components(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(key, name) of every plugin that a run may use; the last part of a key is the kind: `tiers.1.store`.
+    """(key, name) of every plugin that a run may use; the last part of a key is the kind: `below.tiers.1.store`.
 
     Of a trace whose format nobody named, all readers that others installed: which one recognises it is up to all.
     """
     for kind in registry.groups():
         if kind != "tracker" and (name := _name(config.get(kind))):
             yield kind, name
-    for number, tier in enumerate(config.get("tiers") or (), start=1):
-        for kind in ("store", "eviction"):
-            if name := _name(tier.get(kind)):
-                yield f"tiers.{number}.{kind}", name
+            yield from _within(kind, config[kind])
     if (core := str((config.get("replay") or {}).get("core") or "python")) != "python":
         yield "replay_core", core
     workload = config.get("workload")
@@ -79,7 +76,7 @@ def components(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def inputs(config: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
     """(dotted key, path) of the files that a configuration names, and of the folders that are a trace or a model.
 
-    Where a run writes, and what a tier's store keeps, is no input.
+    Where a run writes, and what a store below the pool keeps, is no input.
     """
     for key, value in config.items():
         if key not in ("run", "tracker", "kv_events"):
@@ -111,6 +108,16 @@ def _content(key: str, name: str) -> str:
     except FrameworkError:
         return ""  # the run itself will say why
     return "" if plugin.is_built_in else registry.content_of(plugin)
+
+
+def _within(key: str, options: Any) -> Iterator[tuple[str, str]]:
+    """The components among the options of another: what stands there under the name of a kind."""
+    if isinstance(options, (list, tuple)):
+        options = dict(enumerate(options, start=1))
+    for name, value in options.items() if isinstance(options, Mapping) else ():
+        if name in registry.kinds() and (chosen := _name(value)):
+            yield f"{key}.{name}", chosen
+        yield from _within(f"{key}.{name}", value)
 
 
 def _name(node: Any) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from framework.errors import InvalidArgument, Unsupported
 from framework.interfaces.eviction import EvictionPolicy
+from framework.paged.named import Name, NamedBlocks
 from framework.registry.components import Component, build_component
-from framework.tiers.tier import Name, NamedBlocks
 from framework.types import BlockHash
 
 

@@ -1,8 +1,9 @@
 """Conformance kits and slow oracles, shipped for plugin authors.
 
 `allocator_checks`, `eviction_checks`, `hash_checks`, `backend_checks`, `workload_checks`, `trace_checks`,
-`tracker_checks`, `tiering_checks`, `store_checks` and `replay_core_checks` are tuples of functions `check(make)`; each
-raises an AssertionError that says which rule is broken and shows the calls that break it. In a test:
+`tracker_checks`, `replay_core_checks`, and `KIND_checks` of each kind that a package opens with a kit, are tuples of
+functions `check(make)`; each raises an AssertionError that says which rule is broken and shows the calls that break it.
+In a test:
 
     @pytest.mark.parametrize("check", eviction_checks)
     def test_my_policy(check):
@@ -16,25 +17,26 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from framework import registry
+
 if TYPE_CHECKING:
     from framework_testing.allocator import allocator_checks
     from framework_testing.backend import backend_checks
     from framework_testing.eviction import eviction_checks
     from framework_testing.hash import hash_checks
     from framework_testing.replay_core import replay_core_checks
-    from framework_testing.store import store_checks
-    from framework_testing.tiering import tiering_checks
     from framework_testing.trace import trace_checks
     from framework_testing.tracker import tracker_checks
     from framework_testing.workload import workload_checks
 
 __all__ = [
-    "allocator_checks", "backend_checks", "eviction_checks", "hash_checks", "replay_core_checks", "store_checks",
-    "tiering_checks", "trace_checks", "tracker_checks", "workload_checks",
+    "allocator_checks", "backend_checks", "eviction_checks", "hash_checks", "replay_core_checks",
+    "trace_checks", "tracker_checks", "workload_checks",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module(f"{__name__}.{name.removesuffix('_checks')}"), name)
+    kind = name.removesuffix("_checks")
+    if name.endswith("_checks") and kind in registry.kinds(with_kit=True):
+        return getattr(import_module(f"{registry.kind_of(kind).kit}.{kind}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,6 +10,7 @@ import torch
 from fake_engines import make_llm
 from safetensors.torch import load_file, save_file
 
+from framework import registry
 from framework.model.dense import dense_logits, greedy
 from framework.model.loading import load_model
 from framework.sampling import Sampling
@@ -154,12 +155,17 @@ def continued(pair):
     return prompts, [greedy(ours.decoder, prompt, 30).tokens for prompt in prompts]
 
 
-@pytest.mark.parametrize(("backend", "tiers"), [("torch", False), ("gather", False), ("torch", True)])
+TIERS = pytest.param(
+    "torch", True, marks=pytest.mark.skipif("tiers" not in registry.names("below"), reason="needs tiers below the pool")
+)
+
+
+@pytest.mark.parametrize(("backend", "tiers"), [("torch", False), ("gather", False), TIERS])
 def test_served_tokens_are_those_of_the_dense_model(pair, continued, backend, tiers):
     """Twice over; the second time, with tiers, from below a pool that has no room for it all."""
     (ours, _), (prompts, wanted) = pair, continued
-    below = {"tiering": "on_eviction", "tiers": [{"store": "host", "num_blocks": 400}], "num_blocks": 25}
-    pool = below if tiers else {"num_blocks": 120}
+    below = {"name": "tiers", "tiers": [{"store": "host", "num_blocks": 400}]}
+    pool = {"below": below, "num_blocks": 25} if tiers else {"num_blocks": 120}
     engine = {"chunk_size": 16, "max_batch_requests": 2, "max_batch_tokens": 64}
     llm = make_llm(ours, backend=backend, block_size=4, poison=True, **engine, **pool)
     sampling = Sampling(max_tokens=30, ignore_eos=True)

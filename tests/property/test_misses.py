@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 from fake_engines import FakeExecutor, FakeModel, make_engine
 from test_tiers_serve import RULES, tiered
+from tier_helpers import tier_maker
 
 from framework import registry
 from framework.engine.engine import Engine
 from framework.engine.request import Request
-from framework.engine.tiers.engine_tiers import EngineTiers, tier_maker
 from framework.interfaces.allocator import Allocator, Hit
-from framework.interfaces.tiering import Tiering
 from framework.misses.account import DECLINED, ELSEWHERE, END, EVICTED, HIT, IN_FLIGHT, NEW, OUTCOMES, TIER, UNREACHABLE
 from framework.misses.ledger import Ledger
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
 from framework.types import Namespace
+from framework_tiers.engine_tiers import EngineTiers
+from framework_tiers.tiering import Tiering
 
 BLOCK = 4
 Content = tuple[str, tuple[int, ...]]

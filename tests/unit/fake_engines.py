@@ -305,13 +305,12 @@ def make_engine(allocator: Allocator, executor: Executor, **given: Any) -> Engin
 
 def make_llm(model: Any = "tiny", **given: Any) -> LLM:
     """An LLM whose settings are each in the section that has one of its name; its model of `dtype`."""
-    from framework.llm import LLM, Tiers
+    from framework.llm import LLM
     from framework.model.loading import load_model
 
     if "dtype" in given:
         model = load_model(model, dtype=given.pop("dtype"), device=given["device"])
-    sections: dict[str, type[Section]] = {"cache": CacheOptions, "engine": EngineOptions, "tiers": Tiers}
-    return LLM(model, **by_section({"num_blocks": None, **given}, **sections))
+    return LLM(model, **by_section({"num_blocks": None, **given}, cache=CacheOptions, engine=EngineOptions))
 
 
 def warm(llm: LLM) -> None:

@@ -24,8 +24,8 @@ class Kernel(KernelOptions, Mode):
     files: ClassVar = ("kernel.jsonl", "roofline.png", "roofline.svg")
 
     def check(self, config: Config) -> None:
-        if config.tiers:
-            raise ConfigError("tiers cannot be in mode=kernel, which has no cache; leave tiers out")
+        if config.below.name != "none":
+            raise ConfigError(f"below={config.below.name} cannot be in mode=kernel, which has no cache; leave it out")
         if config.kv_events.file or config.kv_events.publish:
             raise ConfigError("kv_events cannot be in mode=kernel, which keeps no blocks; leave them out")
 
@@ -43,6 +43,6 @@ class Kernel(KernelOptions, Mode):
     @classmethod
     def unread(cls, config: Mapping[str, Any]) -> Sequence[str]:
         return (
-            "allocator", "eviction", "hash", "model", "workload", "tiering", "replay", "engine", "executor", "tiers",
+            "allocator", "eviction", "hash", "model", "workload", "below", "replay", "engine", "executor",
             "cache.num_blocks", "cache.memory_fraction", "faults",
         )  # fmt: skip

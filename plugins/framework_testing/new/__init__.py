@@ -28,7 +28,7 @@ def create(name: str, kind: str, folder: str | Path = ".") -> Path:
         ConfigError: no such kind, a name no module can have or that is taken, a directory that exists already.
     """
     registry.check_kind(kind)
-    if not registry.KINDS[kind].has_kit:
+    if not registry.kind_of(kind).has_kit:
         raise ConfigError(f"there is no template of a {kind}; kinds: {', '.join(registry.kinds(with_kit=True))}")
     package = _package(name, kind)
     place = Path(folder) / name
@@ -52,7 +52,7 @@ def create(name: str, kind: str, folder: str | Path = ".") -> Path:
 
 def usage(kind: str, plugin: str) -> str:
     """The command that uses a plugin of this kind."""
-    return registry.KINDS[kind].command.format(kind=kind, name=plugin)
+    return registry.kind_of(kind).command.format(kind=kind, name=plugin)
 
 
 def _package(name: str, kind: str) -> str:
@@ -81,16 +81,16 @@ def _texts(name: str, package: str, kind: str) -> dict[str, str]:
         "article": "An" if kind[0] in "aeiou" else "A",
         "cls": "".join(part[:1].upper() + part[1:] for part in package.split("_")),
         "since": ".".join(SINCE[CONTRACT].split(".")[:2]),
-        "chosen": f"`{registry.KINDS[kind].chosen.format(kind=kind, name=package)}`",
+        "chosen": f"`{registry.kind_of(kind).chosen.format(kind=kind, name=package)}`",
         "command": usage(kind, package),
     }
-    templates = files("framework_testing.new") / "templates"
-    paths = {
-        "pyproject.toml": "pyproject.toml.tmpl",
-        "README.md": "README.md.tmpl",
-        f"{package}/__init__.py": "init.py.tmpl",
-        f"{package}/{kind}.py": f"{kind}/plugin.py.tmpl",
-        f"tests/test_{package}.py": f"{kind}/tests.py.tmpl",
+    every, own = files("framework_testing") / "templates", files(registry.kind_of(kind).kit) / "templates" / kind
+    sources = {
+        "pyproject.toml": every / "pyproject.toml.tmpl",
+        "README.md": every / "README.md.tmpl",
+        f"{package}/__init__.py": every / "init.py.tmpl",
+        f"{package}/{kind}.py": own / "plugin.py.tmpl",
+        f"tests/test_{package}.py": own / "tests.py.tmpl",
     }
-    texts = {path: Template((templates / source).read_text()).substitute(words) for path, source in paths.items()}
+    texts = {path: Template(source.read_text()).substitute(words) for path, source in sources.items()}
     return texts | {f"{package}/py.typed": ""}

@@ -13,11 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from framework import registry
-from framework.api import run
 from framework.config.check import parse, without_effect
 from framework.config.config import GROUPS, Config, default_choices, default_settings
 from framework.config.sections import SECTIONS, EngineOptions, RunOptions
-from framework.errors import ConfigError, FrameworkError, UnknownPlugin
+from framework.errors import ConfigError, FrameworkError
 
 HERE = {"run": {"dir": "somewhere"}}
 
@@ -157,7 +156,7 @@ def test_groups_of_kv_are_of_a_replay_without_what_one_group_has() -> None:
         "mode=serve": {"mode": "serve", "executor": None},
         "kv_events": {"executor": "none", "kv_events": {"file": True}},
         "allocator=radix": {"allocator": "radix"},
-        "tiers=": {"tiers": [{"store": "host", "num_blocks": 4}]}, "cache.kv_dtype": {"cache": {"kv_dtype": "int8"}},
+        "cache.kv_dtype": {"cache": {"kv_dtype": "int8"}},
         "run.explain": {"run": {"dir": "somewhere", "explain": True}},
     }  # fmt: skip
     for found, changed in refused.items():
@@ -168,46 +167,3 @@ def test_groups_of_kv_are_of_a_replay_without_what_one_group_has() -> None:
     for wrong, said in (({}, "model has no value"), ({"model": "x", "order": "mru"}, "coupled"), ([], "Mapping")):
         with pytest.raises(ConfigError, match=said):
             parse({**GROUPS_OF_KV, "replay": {"groups": wrong}})
-
-
-CACHE_ONLY = {"mode": "replay", "executor": "cache_only", "run": {"dir": "somewhere"}}
-HOST = {"store": "host", "num_blocks": 4}
-PCIE = {"bytes_per_s": 25e9, "operation_s": 1e-4}
-
-
-def test_a_tier_has_a_store_a_size_and_a_policy_and_parses_again_as_itself() -> None:
-    config = parse({**CACHE_ONLY, "tiering": "on_eviction", "tiers": [HOST, {"store": None, "num_blocks": 9}]})
-    assert config.tiers == (
-        {"store": {"name": "host"}, "eviction": {"name": "lru"}, "num_blocks": 4, **PCIE},
-        {"store": {"name": "null"}, "eviction": {"name": "lru"}, "num_blocks": 9, **PCIE},
-    )
-    assert parse(config.plain()) == config
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "says"),
-    [
-        ({"tiering": "write_through"}, ConfigError, "tiering=write_through has no tier to move blocks to"),
-        ({"tiers": "host"}, ConfigError, "tiers must be a list of mappings, found 'host'"),
-        ({"tiers": ["host"]}, ConfigError, r"tiers\[0\] must be a mapping"),
-        ({"tiers": [{"num_blocks": 4}]}, ConfigError, r"tiers\[0\] has no store"),
-        ({"tiers": [HOST, {"store": "host"}]}, ConfigError, r"tiers\[1\] has no num_blocks; as in \{store"),
-        ({"tiers": [{**HOST, "num_blocks": 0}]}, ConfigError, "num_blocks must be at least 1, found 0"),
-        ({"tiers": [{**HOST, "blocks": 4}]}, ConfigError, "unknown key 'tiers.blocks'"),
-        ({"tiers": [{**HOST, "store": "hots"}]}, UnknownPlugin, "did you mean 'host'"),
-        ({"tiers": [{**HOST, "eviction": "lrv"}]}, UnknownPlugin, "did you mean 'lru'"),
-        ({"tiers": [{**HOST, "store": "disk"}]}, ConfigError, "store 'disk' needs a value for 'path'"),
-        ({"tiers": [HOST] * 5}, ConfigError, "tiers has 5 entries; at most 4"),
-        ({"tiers": [{**HOST, "bytes_per_s": 0}]}, ConfigError, "bytes_per_s must be above 0"),
-        ({"tiers": [HOST], "mode": "kernel", "executor": None}, ConfigError, "mode=kernel, which has no cache"),
-    ],
-)
-def test_tiers_that_cannot_be_run_are_refused(change: dict[str, Any], error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
-        parse({**CACHE_ONLY, **change})
-
-
-def test_a_pool_whose_policy_declines_content_takes_no_tiers(tmp_path: Path) -> None:
-    drawn = {"workload": "conversations", "run": {"dir": str(tmp_path / "run"), "progress": False}}
-    with pytest.raises(ConfigError, match="eviction=optimum may decline"):
-        run({**CACHE_ONLY, **drawn, "eviction": "optimum", "tiers": [HOST]})

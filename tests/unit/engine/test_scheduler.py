@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from fake_engines import assert_right, drive, fake_engine, noted_steps
 
-from framework.config.check import parse
 from framework.engine.engine import Engine
 from framework.engine.request import Request, Status
-from framework.errors import ConfigError, PluginError, Unsupported
+from framework.errors import PluginError, Unsupported
 from framework.sampling import Sampling
 
 
@@ -109,10 +108,6 @@ def test_requests_that_end_together_are_freed_in_order_of_admission() -> None:
     assert_right(requests)
 
 
-def test_tiers_are_refused() -> None:
+def test_nothing_may_lie_below() -> None:
     with pytest.raises(Unsupported, match="take admit_first"):
         engine_of(tiers=lambda: None)
-    config = {"mode": "replay", "engine": {"scheduling": "running_first"}, "run": {"dir": "unused"}}
-    parse(config)
-    with pytest.raises(ConfigError, match=r"set engine\.scheduling=admit_first"):
-        parse({**config, "tiers": [{"store": "host", "num_blocks": 10}]})

@@ -32,10 +32,10 @@ from framework.registry.components import build_component
 from framework.replay.misses import LossLog, explain
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
-from framework.replay.tiers import ReplayTiers, TierSpec
 from framework.workload.traces import WorkloadRequest, open_trace
 from framework_builtin.eviction.lru import Lru
-from framework_builtin.tiering.on_eviction import OnEviction
+from framework_tiers.counted import CountedTiers, TierSpec
+from framework_tiers.rules.on_eviction import OnEviction
 
 TRACES = os.environ.get("KVLAB_TRACES")
 Fate = tuple[int, int]
@@ -225,7 +225,7 @@ def test_lru_would_have_kept_nothing_of_what_lru_evicted() -> None:
 
 def test_what_lay_below_and_was_dropped_there_is_the_tiers() -> None:
     paths, log = workload([[1, 2], [3, 4], [5, 6], [7, 8], [1, 2], [5, 6]]), LossLog()
-    below = ReplayTiers(paths, [TierSpec(2, Lru())], OnEviction())
+    below = CountedTiers(paths, [TierSpec(2, Lru())], OnEviction())
     counts = replay(paths, Lru(), 2, below=below, losses=log)
     account = explain(paths, counts.request_hits, log, num_blocks=4, policy="lru")
     assert account.blocks[4].tolist()[TIER] == 2, account.blocks

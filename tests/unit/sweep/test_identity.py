@@ -16,7 +16,6 @@ def config(**changes: Any) -> dict[str, Any]:
         "mode": "replay",
         "workload": {"name": "trace", "path": "t.jsonl"},
         "eviction": {"name": "lru"},
-        "tiers": [],
         "tracker": {"name": "none"},
         "run": {"dir": "x"},
     }
@@ -41,14 +40,15 @@ def test_code_and_inputs_that_change_are_named(folder: Path, monkeypatch: pytest
     assert {name for name in made_of if made_of[name] != changed[name]} == {"framework", "workload.path=t.jsonl"}
 
 
-def test_a_run_s_plugins_are_those_of_its_tiers_and_its_trace_too() -> None:
-    tiers = [{"store": {"name": "disk", "path": "here"}, "num_blocks": 4, "eviction": {"name": "fifo"}}]
-    found = dict(components(config(tiers=tiers, workload={"name": "trace", "format": "csv", "path": "t"})))
+def test_a_run_s_plugins_are_those_among_the_options_of_others_and_of_its_trace_too() -> None:
+    below = {"name": "x", "places": [{"num_blocks": 4, "eviction": {"name": "fifo"}}], "hash": "sha256"}
+    found = dict(components(config(below=below, workload={"name": "trace", "format": "csv", "path": "t"})))
     assert found == {
         "workload": "trace",
         "eviction": "lru",
-        "tiers.1.store": "disk",
-        "tiers.1.eviction": "fifo",
+        "below": "x",
+        "below.places.1.eviction": "fifo",
+        "below.hash": "sha256",
         "trace": "csv",
     }
 
@@ -61,7 +61,7 @@ def test_what_a_run_writes_is_no_input_and_folders_are_those_of_traces_and_model
     plain = config(
         model={"name": "hf", "path": "model"},
         cache={"kv_scales": "scales.json", "num_blocks": 4},
-        tiers=[{"store": {"name": "disk", "path": "scales.json"}, "link": "scales.json"}],
+        below={"name": "x", "places": [{"store": {"name": "disk", "path": "scales.json"}, "link": "scales.json"}]},
         eviction={"name": "lru", "table": "kept"},
         run={"dir": "out"},
         tracker={"name": "lines", "file": "scales.json"},
@@ -71,7 +71,7 @@ def test_what_a_run_writes_is_no_input_and_folders_are_those_of_traces_and_model
         "workload.path": "t.jsonl",
         "model.path": "model",
         "cache.kv_scales": "scales.json",
-        "tiers.1.link": "scales.json",
+        "below.places.1.link": "scales.json",
     }
     before = digest_of(folder / "model")
     (folder / "model" / "file.json").write_text("[]")

@@ -16,12 +16,12 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.policies import base as vllm_base
 
 from framework.errors import Unsupported
-from framework.interfaces.tiering import Tiering
 from framework.registry.components import build_component
 from framework.replay.paths import RequestPaths
 from framework.replay.reference import replay
-from framework.replay.tiers import TierSpec
 from framework_engines import as_vllm
+from framework_tiers.counted import TierSpec
+from framework_tiers.tiering import Tiering
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -30,7 +30,7 @@ def test_a_section_of_another_type_says_what_it_must_be(section: str, value: str
     assert re.match(rf"{key}(\[0\])? must be .*, found ", refusal(f"{key}=[{{a: 1}}]"))
 
 
-@pytest.mark.parametrize("key", ["executor", "seed", "device", "tiers"])
+@pytest.mark.parametrize("key", ["executor", "seed", "device"])
 @pytest.mark.parametrize("value", ["{a: 1}", "[[1]]"])
 def test_a_setting_of_the_top_says_what_it_must_be(key: str, value: str) -> None:
     assert key in {field.name for field in fields(Config)}
@@ -48,9 +48,6 @@ def test_a_component_is_chosen_by_its_name(group: str, value: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (("tiers={store: host}",), "tiers must be a list of mappings, found {'store': 'host'}; as in tiers=[{store: "),
-        (("+tiers.a=1",), "tiers must be a list of mappings, found "),
-        (("tiers.0.num_blocks=1",), "tiers must be a list of mappings, found "),
         (("cache={num_blocks: x}",), "cache.num_blocks must be int or null, found 'x'"),
         (("cache.num_blocks.x=1",), "cache.num_blocks must be int or null, found {'x': 1}"),
         (("mode=kernel", "mode.lengths=[odd]"), "mode.lengths[0] must be one of 'uniform', 'ragged', found 'odd'"),
@@ -63,7 +60,7 @@ def test_a_component_is_chosen_by_its_name(group: str, value: str) -> None:
         (("cache.blocksize=8",), "unknown key 'cache.blocksize'; keys: "),
         (("seed=1,2",), "cannot compose the configuration: Ambiguous value for argument 'seed=1,2'"),
         (
-            ("cache.block_size=4", "tiers=[]", "engine.chunk_size={a: 1}", "eviction=lru_k", "eviction.k=2"),
+            ("cache.block_size=4", "engine.chunk_size={a: 1}", "eviction=lru_k", "eviction.k=2"),
             "engine.chu",
         ),
     ],

@@ -1,1 +1,0 @@
-"""Tiers below the pool in a running engine: what is loaded for which request, and what is stored."""

@@ -1,0 +1,321 @@
+"""The extension point for what lies below the pool: memory that keeps what the pool gives up, and gives it back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from framework.interfaces.allocator import Allocator, Hit
+from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.hash import HashScheme
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from framework.config.config import Config
+    from framework.config.sections import EngineOptions
+    from framework.engine.lifecycle import Lifecycle
+    from framework.engine.request import Request
+    from framework.engine.request import Sequence as Row
+    from framework.engine.state import EngineState
+    from framework.kv_events.stream import EventStream
+    from framework.replay.paths import RequestPaths
+    from framework.results.metric import Metric
+
+    MakeBelow = Callable[[EngineState, Lifecycle, EventStream | None], "EngineBelow"]
+    """Makes what lies below the pools of a new state: for an engine that begins, and after each of its resets."""
+
+THREAD = "below the pool"
+"""Name of the threads that call plugins on an engine's behalf: a call there that does not return ends the run too."""
+
+
+class Below:
+    """Nothing lies below the pool: the base class of what does, chosen by `below=NAME`.
+
+    Constructor keywords are its options, `below.OPTION=VALUE`. One object describes a run's; what it makes for an
+    engine or for a counted replay holds blocks. Its module is imported whenever results are read: it imports what it
+    needs as late as it can.
+
+    Attributes:
+        metrics: keys of `result.json` that a run with it has besides those of the framework.
+        loads: whether requests wait with blocks that are loaded from it: pools are then made for as many more.
+    """
+
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    loads: ClassVar[bool] = False
+
+    def names(self) -> dict[str, str]:
+        """What `result.json` calls the parts of it that were chosen."""
+        return {}
+
+    def check(self, config: Config) -> None:
+        """Refuse what it cannot be combined with, before anything is read.
+
+        Raises:
+            ConfigError: names the key, and says what to change.
+        """
+
+    def check_served(self, engine: EngineOptions) -> None:
+        """The same for a model that is to be served so.
+
+        Raises:
+            ConfigError: says what to change.
+        """
+
+    def serve(self, pools: Callable[[], ServedPools]) -> MakeBelow | None:
+        """What makes it in an engine that serves a model; None: nothing.
+
+        Args:
+            pools: says what there is to know of them.
+
+        Raises:
+            ConfigError: it cannot be below such pools.
+        """
+        return None
+
+    def replay(self, pool: Callable[[], ReplayedPool]) -> MakeBelow | None:
+        """What makes it in an engine that replays a trace; None: nothing.
+
+        Args:
+            pool: says what there is to know of it.
+
+        Raises:
+            ConfigError: it cannot be below such a pool.
+        """
+        return None
+
+    def count(self, paths: RequestPaths, policy: EvictionPolicy, shared: Mapping[str, Any]) -> CountedBelow | None:
+        """What it is in a replay that counts hits alone, executor=cache_only; None: nothing.
+
+        Args:
+            policy: the pool's.
+            shared: what components may ask for: block_size, num_blocks of the pool, seed.
+
+        Raises:
+            ConfigError: it cannot be below a pool with this policy.
+        """
+        return None
+
+    def request_row(self, request: Request, unit: str) -> dict[str, Any]:
+        """What `requests.jsonl` says of what a request got from below.
+
+        Args:
+            unit: of the run's clock, which ends the names of times: "s" or "steps".
+        """
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockTensors:
+    """All that the blocks of one group of KV consist of.
+
+    Attributes:
+        tensors: each (N + 1, ...), a block each row; block 0 is the null block.
+        kind: of a further group of KV; empty of the first.
+        share: blocks of its pool for each of the first group's.
+    """
+
+    tensors: Sequence[Tensor]
+    kind: str = ""
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPools:
+    """The pools of a model that is served, one for each group of KV.
+
+    Attributes:
+        allocator: of their blocks, empty. hash: names their contents.
+        shared: what components may ask for: block_size, max_model_len, seed.
+        groups: the first is full attention, or all there is.
+        dtype, layout: of K and V in the first group's pool.
+        fingerprint: reads all weights; a text that is equal for models whose K and V of equal tokens are equal.
+        now: the engine's clock, seconds.
+    """
+
+    allocator: Allocator
+    hash: HashScheme
+    shared: Mapping[str, Any]
+    groups: Sequence[BlockTensors]
+    dtype: str
+    layout: str
+    fingerprint: Callable[[], str]
+    now: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedPool:
+    """The pool of an engine that replays a trace without a model.
+
+    Attributes:
+        allocator: of its blocks, empty. hash: names their contents.
+        shared: what components may ask for: block_size, max_model_len, seed.
+        block_bytes: bytes a block would have, of the model that the replay assumes.
+        now, wait_until: the replay's clock.
+        recompute_s: (tokens cached, tokens in all) -> predicted seconds of prefilling the rest; None where the clock
+            counts steps: copies take no time then.
+    """
+
+    allocator: Allocator
+    hash: HashScheme
+    shared: Mapping[str, Any]
+    block_bytes: int
+    now: Callable[[], float]
+    wait_until: Callable[[float], None]
+    recompute_s: Callable[[int, int], float] | None
+
+
+class EngineBelow:
+    """What lies below the pools of one engine, as it asks it. Itself: nothing, which an engine without any has.
+
+    Attributes:
+        full: no sequence may begin to wait for blocks from below.
+        ready: (sequence, tokens cached) of sequences with a table, all its blocks, and no row.
+        busy: a load is under way: time alone brings something on.
+    """
+
+    def __init__(self) -> None:
+        self.ready: list[tuple[Row, int]] = []
+
+    @property
+    def full(self) -> bool:
+        return True
+
+    @property
+    def busy(self) -> bool:
+        return False
+
+    # Admission
+
+    def plan(self, seq: Row, hit: Hit) -> Any:
+        """What to load for `seq` beyond the pool's hit; None if nothing. Its `hit` is the part of the pool."""
+        return None
+
+    def park(self, seq: Row, plan: Any) -> bool:
+        """Let `seq` wait for contents that another sequence is loading already; False if there are none."""
+        return False
+
+    def prefetch(self, seq: Row, hit: Hit) -> None:
+        """`seq` is first in line and the pool has no room."""
+
+    def begin(self, seq: Row, hit: Hit, plan: Any) -> bool:
+        """`seq` has just got its table: whether it waits for blocks from below, and gets its row later.
+
+        Raises:
+            FrameworkError: it holds nothing any more.
+        """
+        return False
+
+    # What changes in the pool
+
+    def flush(self) -> None:
+        """Blocks that were evicted are about to be overwritten."""
+
+    def committed(self, seq: Row, before: int, after: int) -> None:
+        """The KV of the tokens from `before` to `after` of `seq`, which has a table, is in the pool."""
+
+    def discard(self, seq: Row) -> None:
+        """The KV that the table of `seq` names is not sound: nothing of it stays below, nor goes there."""
+
+    def ending(self, seq: Row) -> None:
+        """`seq` is about to free its table."""
+
+    # Sequences without a row
+
+    def poll(self) -> None:
+        """Take note of the copies that have ended."""
+
+    def wait(self, until: float | None) -> None:
+        """Let time pass until a copy ends, at most to `until`."""
+
+    def drop(self, seq: Row, *, returning: bool = False) -> None:
+        """Free what `seq`, which has no row, holds, if anything: at once, or when its loads have ended.
+
+        Args:
+            returning: it waits again after that.
+        """
+
+    def give_up(self) -> bool:
+        """Let the latest that waits for a row wait anew, without its blocks; False if none waits so."""
+        if self.ready:
+            self.drop(self.ready[-1][0], returning=True)
+            return True
+        return False
+
+    def holding(self) -> Sequence[Row]:
+        """The sequences that hold a table and no row."""
+        return ()
+
+    # Facts, and the end
+
+    def check(self, *, settle: bool = False) -> None:
+        """The blocks add up, and nothing is pinned for no copy.
+
+        Args:
+            settle: wait first until all copies under way have ended.
+
+        Raises:
+            InvariantViolation: they do not.
+        """
+
+    def summary(self) -> dict[str, Any]:
+        """What `result.json` says of what lies below, as it is counted so far."""
+        return {}
+
+    def step_row(self) -> dict[str, Any]:
+        """For a run's metrics file: what lies below now, and the sequences that wait for blocks."""
+        return {}
+
+    def close(self, *, drain: bool) -> None:
+        """End the transfers."""
+
+
+class CountedBelow(ABC):
+    """What lies below the pool of one replay that counts hits alone. A request is one access: `begin`, `settle`, `end`.
+
+    Attributes:
+        num_blocks: that can lie below.
+    """
+
+    num_blocks: int
+
+    @abstractmethod
+    def holds(self, node: int) -> bool:
+        """Whether this content lies below."""
+
+    @abstractmethod
+    def begin(self, request: int, path: Sequence[int], blocks: Sequence[Any]) -> int:
+        """A request comes: how many leading blocks of its prompt are cached, in the pool or below.
+
+        Args:
+            path: its contents in prompt order. blocks: whether the pool holds each, as truth values.
+        """
+
+    @abstractmethod
+    def evicted(self, request: int, node: int) -> None:
+        """The pool gives this content up for `request`, which has begun."""
+
+    @abstractmethod
+    def settle(self, nodes: Sequence[int]) -> None:
+        """These contents of the request are in the pool now, in prompt order."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """The request is over."""
+
+    @abstractmethod
+    def results(self, block_bytes: int) -> dict[str, Any]:
+        """What `result.json` says of it, with blocks of so many bytes."""
+
+    @abstractmethod
+    def columns(self) -> dict[str, Sequence[Any]]:
+        """What `requests.jsonl` says of what each request got from below, a value a request."""
+
+    @abstractmethod
+    def against_optima(self, num_blocks: int) -> dict[str, Any]:
+        """What `result.json` says of the hits beside the offline optimum, over a pool of `num_blocks`.
+
+        `optimum_rules`, if it is among them, is added to those of one cache.
+        """

@@ -1,1 +1,0 @@
-"""Tiers below the pool: what lies in them, and how blocks move between them."""

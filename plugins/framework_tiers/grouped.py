@@ -1,0 +1,93 @@
+"""Tiers below the pools of a model with full attention and a sliding window or recurrent states."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from framework.errors import InvalidArgument
+from framework.groups.kinds import find_hit
+from framework.groups.serving import GroupedAllocator, WindowedHit
+from framework.interfaces.allocator import Hit
+from framework.types import RequestId
+from framework_tiers.engine_tiers import EngineTiers, Load, Plan, Wanted
+from framework_tiers.placement import TierSetup
+
+if TYPE_CHECKING:
+    from framework.engine.lifecycle import Lifecycle
+    from framework.engine.request import Sequence as Row
+    from framework.engine.state import EngineState
+
+
+class GroupedTiers(EngineTiers):
+    """Each group has tiers of its own; a prompt is loaded to where both can go on from, pools and tiers together.
+
+    The rule is asked how far to load the full group; what the window or state needs there is loaded with it. Of
+    states, those are stored that the allocator keeps (see `GroupedAllocator.keeps`), and a request's last.
+
+    A load that fails leaves the window's table without what it needs, and nothing shorter would do: the request begins
+    anew with what the pools hold, and loads no more.
+
+    Raises:
+        InvalidArgument: not over a GroupedAllocator.
+    """
+
+    def __init__(self, state: EngineState, life: Lifecycle, setup: TierSetup, further: TierSetup) -> None:
+        super().__init__(state, life, None, setup, further)
+        groups = state.guarded.plugin
+        if not isinstance(groups, GroupedAllocator):
+            raise InvalidArgument(f"tiers of groups lie below a GroupedAllocator, found {type(groups).__name__}")
+        self._groups, self._further = groups, self.placements[1]
+        self._loads_no_more: set[RequestId] = set()
+        groups.listen_to_window(self._further.heard)
+
+    def committed(self, seq: Row, before: int, after: int) -> None:
+        self.placement.committed(seq, before, after)
+        self._further.committed(seq, before, after, lambda index: self._groups.keeps(seq.id, index))
+
+    def plan(self, seq: Row, hit: Hit) -> Plan | None:
+        first, further, size = self.placement, self._further, self._size
+        limit = (len(seq.tokens) - 1) // size
+        if not isinstance(hit, WindowedHit) or hit.num_tokens >= limit * size or first.off or further.off:
+            return None
+        if seq.id in self._loads_no_more:
+            return None
+        self.flush()  # what was evicted since lies in no pool
+        num_full, path = len(hit.full_blocks), list(hit.hashes[:limit])
+        places = [0] * num_full
+        if num_full < limit and first.holds(path[num_full]):
+            with first.sound():
+                if first.rule.wants_load:
+                    first.contents.learn(path)
+                in_pool = [n < num_full or key in first.pool for n, key in enumerate(path)]
+                places = first.lower.find(path, in_pool, first.now)
+        window = self._groups.groups[1]
+        resumed = find_hit([window], lambda _, n: further.holds(path[n]), len(places) * size).tokens
+        if resumed <= hit.num_tokens:
+            return None
+        found, end, needed = hit.num_tokens // size, resumed // size, window.needs(resumed)
+        wanted = [
+            Wanted(first, min(num_full, end), path[num_full:end], places[num_full:end]),
+            Wanted(further, needed.start, path[needed.start : needed.stop], []),
+        ]
+        wanted[1].places = [0 if key in further.pool else further.lower.where(key) for key in wanted[1].keys]
+        if not any(place for part in wanted for place in part.places):
+            return None
+        origins = [0] * found + [max(place, *wanted[1].places) for place in places[found:end]]
+        return Plan(self._groups.reaching(hit, resumed), found, origins, wanted)
+
+    def _usable(self, load: Load) -> int | None:
+        if any(copy is not None and copy.failed for copies in load.copies for copy in copies):
+            self._loads_no_more.add(load.seq.id)
+            return None
+        return len(load.plan.places)
+
+    def ending(self, seq: Row) -> None:
+        super().ending(seq)
+        self._loads_no_more.discard(seq.id)
+        last = seq.committed // self._size
+        if last and not self._groups.keeps(seq.id, last - 1):
+            further = self._further
+            key = further.names.get(int(further.table(seq.id)[last - 1]))
+            if key is not None and key in further.pool and not further.off:
+                with further.sound():
+                    further.written(key)

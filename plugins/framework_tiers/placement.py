@@ -1,0 +1,429 @@
+"""Contents of the pool and of the tiers below it in an engine, and the stores that keep them there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.errors import PluginError
+from framework.interfaces.allocator import CacheEvent
+from framework.interfaces.eviction import EvictionPolicy
+from framework.kv_events.schema import BlockRemoved, BlockStored
+from framework.paged.pool import PromptEnds, facts_of
+from framework.types import UNKNOWN_REQUEST, BlockHash, PolicyTime, RequestFacts, RequestId, RequestInfo
+from framework_tiers.movement import LowerTiers
+from framework_tiers.tier import Tier
+from framework_tiers.tiering import Tiering
+from framework_tiers.transfers import Copy, Transfers
+
+if TYPE_CHECKING:
+    from framework.engine.request import Sequence as Row
+    from framework.engine.state import EngineState
+    from framework.kv_events.stream import EventStream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSetup:
+    """What an engine's tiers are made of, all of it fresh.
+
+    Attributes:
+        tiers: (num_blocks, policy) from tier 1 on.
+        transfers: carry the copies out.
+        media: what KV events call the place of each tier.
+        holds_kv: of each tier, whether what is stored there can be loaded; else it only counts what it would have hit.
+        found: of each tier, the contents that an earlier process left, least recently used first.
+        recompute_s: (tokens cached, tokens in all) -> predicted seconds of prefilling the rest; None where unknown.
+        block_bytes: bytes a block.
+        kind: of a further group of KV, as its results are called; empty of the first.
+    """
+
+    tiers: Sequence[tuple[int, EvictionPolicy]]
+    rule: Tiering
+    transfers: Transfers
+    holds_kv: Sequence[bool]
+    media: Sequence[str] = ()
+    found: Sequence[Sequence[BlockHash]] = ()
+    recompute_s: Callable[[int, int], float] | None = None
+    block_bytes: int = 0
+    kind: str = ""
+
+
+class Placement:
+    """Which content lies where: it follows the allocator's events, asks the rule about stores and begins them.
+
+    NOTE. A rule or a policy that breaks its contract turns all tiers off, because they are half changed; the requests
+    go on without them.
+
+    Args:
+        first: that of the first group of KV, for a further one; None for the first.
+
+    Attributes:
+        group: of KV.
+        names: contents of the pool's published blocks, promised ones included.
+        pool: contents whose KV the pool holds, and the block of each.
+        arriving: contents on their way from a tier to a request that waits, each with its copy.
+        reading: blocks of the pool with stores under way.
+        off: why the tiers were turned off; empty while they work.
+    """
+
+    def __init__(
+        self, state: EngineState, setup: TierSetup, stream: EventStream | None = None, first: Placement | None = None
+    ) -> None:
+        self._state, self.setup, self.group = state, setup, int(first is not None)
+        self.transfers, self.block_size = setup.transfers, state.guarded.block_size
+        capacity = state.guarded.num_blocks + sum(num_blocks for num_blocks, _ in setup.tiers)
+        requests = any(policy.needs_requests for _, policy in setup.tiers)
+        self.contents: KnownContents = (
+            KnownContents(self.block_size, 4 * capacity, with_requests=requests) if first is None else first.contents
+        )
+        tiers = [Tier(n, count, policy, self.contents) for n, (count, policy) in enumerate(setup.tiers, start=1)]
+        self.lower = LowerTiers(tiers, setup.rule, self.contents, self, self._costs)
+        self.rule = self.lower.rule
+        self.events = None if stream is None else TierEvents(stream, setup.media, self.block_size, self.contents)
+        self.names: dict[int, BlockHash] = {}
+        self.pool: dict[BlockHash, int] = {}
+        self._evicted: list[tuple[int, BlockHash, bool]] = []
+        self.arriving: dict[BlockHash, Copy] = {}
+        self.reading: dict[int, list[Copy]] = {}
+        self._unsound: set[tuple[int, BlockHash]] = set()  # (tier, content) to lose once no copy pins it
+        self.failed_loads, self.failed_stores = [0] * len(tiers), [0] * len(tiers)
+        self.first_failure = self.off = ""
+        for number, keys in enumerate(setup.found, start=1):
+            self.adopt(number, list(keys)[-tiers[number - 1].num_blocks :])
+
+    @property
+    def now(self) -> PolicyTime:
+        """Of the step that began last."""
+        return self._state.now
+
+    @contextmanager
+    def sound(self) -> Iterator[None]:
+        """A context in which tiers change: a plugin that breaks its contract in it turns them off; the run goes on."""
+        try:
+            yield
+        except PluginError as error:
+            self.off = self.off or str(error)
+
+    def holds(self, key: BlockHash) -> bool:
+        """Whether the pool or a tier has this content, or it is on its way."""
+        return key in self.pool or self.lower.where(key) > 0 or key in self.arriving
+
+    def table(self, request: RequestId, num_tokens: int = 0, *, start: int = 0) -> npt.NDArray[np.int32]:
+        """The request's table in this group; entries before `start` may be anything."""
+        guarded = self._state.guarded
+        if not self.group:
+            return guarded.table(request, num_tokens=num_tokens, start=start)
+        return guarded.table(request, self.group)
+
+    def adopt(self, number: int, keys: Sequence[BlockHash]) -> None:
+        """Hold what another process stored in a tier, as far as there is room."""
+        tier = self.lower.tiers[number - 1]
+        with self.sound():
+            for key in keys:
+                if key not in tier and len(tier) < tier.num_blocks:
+                    self.contents.found(key)
+                    tier.adopt(key, self.now)
+                    if self.events is not None:
+                        self.events.stored(key, number)
+
+    # What the allocator says
+
+    def heard(self, event: CacheEvent) -> None:
+        """Blocks were published, evicted, or given up as not worth keeping ("forget")."""
+        if event.kind == "admit":
+            self.names.update(zip(event.blocks, event.hashes, strict=True))
+        else:
+            for block in event.blocks:
+                self.names.pop(block, None)
+            worth = event.kind == "evict"
+            self._evicted.extend((block, key, worth) for block, key in zip(event.blocks, event.hashes, strict=True))
+
+    def flush(self) -> None:
+        """Offer what was evicted to the tier below. Before any of it is overwritten."""
+        if not self._evicted:
+            return
+        evicted, self._evicted = self._evicted, []
+        for block, key, worth in evicted:
+            if self.pool.get(key) == block:  # else it was promised and never computed
+                with self.sound():
+                    if worth and not self.off:
+                        self.lower.evicted(key, self.now)
+                if self._state.ledger is not None and self.lower.where(key) > 0:
+                    self._state.ledger.moved_below(key)
+                del self.pool[key]
+            for copy in self.reading.pop(block, ()):
+                self.transfers.release(copy)
+
+    # Moves, for LowerTiers
+
+    def copy(self, key: BlockHash, source: int, target: int) -> None:
+        block = 0 if source else self.pool[key]
+        copy = Copy(key, source, target, block)
+        if block:
+            self.reading.setdefault(block, []).append(copy)
+        self.transfers.submit((copy,))
+
+    def remove(self, key: BlockHash, tier: int) -> None:
+        self.transfers.remove(key, tier)
+        if self.events is not None:
+            self.events.removed(key, tier)
+
+    # As blocks come to lie in the pool, and are used there
+
+    def committed(self, seq: Row, before: int, after: int, keep: Callable[[int], bool] | None = None) -> None:
+        """The KV of the tokens from `before` to `after` of `seq`, which has a table, is in the pool.
+
+        Args:
+            keep: whether the block at an index of the table is worth storing; None: all are.
+        """
+        first, last = before // self.block_size, after // self.block_size
+        if last <= first or self.off:
+            return
+        blocks = self.table(seq.id, start=max(0, first - 1))
+        above = self.names.get(int(blocks[first - 1])) if first else None
+        with self.sound():
+            for depth, block in enumerate(blocks[first:last].tolist(), start=first):
+                key = self.names.get(block)
+                if key is None:  # not published: a collision, or a fork's that shares nothing
+                    break
+                self.pool[key] = block
+                if not self.group:
+                    self.contents.computed(key, depth, above)
+                if keep is None or keep(depth):
+                    self.written(key)
+                above = key
+
+    def written(self, key: BlockHash) -> None:
+        """The pool has got this content, which is worth storing. Within `sound`."""
+        if self.rule.exclusive:
+            for tier in self.lower.tiers:
+                if key in tier and not tier.is_pinned(key):
+                    self.lower.drop(tier, [key], self.now)
+        self.lower.ask(key, "written", self.now, pinned=False)
+
+    def used(self, keys: Sequence[BlockHash]) -> None:
+        """A request that is about to end used these contents."""
+        if self.off:
+            return
+        with self.sound():
+            for key in keys:
+                if key in self.pool:
+                    self.lower.ask(key, "used", self.now, pinned=False)
+
+    def _costs(
+        self, tiers: Sequence[int], num_tokens: Sequence[int], cached: int
+    ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+        """See `movement.Costs`."""
+        estimate, metrics = self.setup.recompute_s, self._state.metrics
+        if estimate is None and metrics.num_scheduled_tokens and metrics.forward_s:
+            each = metrics.forward_s / metrics.num_scheduled_tokens  # the pace of the steps so far
+            estimate = lambda cached, tokens: each * (tokens - cached)  # noqa: E731
+        recompute = None if estimate is None else tuple(estimate(cached, tokens) for tokens in num_tokens)
+        return self.transfers.load_times(tiers), recompute
+
+    def discard(self, blocks: Iterable[int]) -> None:
+        """The KV of these blocks of the pool, 0 left out, is not sound: their contents leave the tiers.
+
+        NOTE. What is being copied to or from a tier is pinned there until that has ended; its bytes are removed right
+        behind the copy, for nobody may be there to see it end.
+        """
+        if self.off:
+            return
+        with self.sound():
+            for key in [self.names[block] for block in blocks if block in self.names]:
+                self.pool.pop(key, None)
+                for tier in self.lower.tiers:
+                    if key not in tier:
+                        continue
+                    if tier.is_pinned(key):
+                        self._unsound.add((tier.number, key))
+                        self.transfers.remove(key, tier.number)
+                    else:
+                        tier.lose(key, self.now)
+                        self.remove(key, tier.number)
+
+    # As copies end
+
+    def stored(self, copy: Copy) -> None:
+        """A copy to a tier has ended, well or not."""
+        reading = self.reading.get(copy.block)
+        if reading is not None and copy in reading:
+            reading.remove(copy)
+            if not reading:
+                del self.reading[copy.block]
+        tier = self.lower.tiers[copy.target - 1]
+        if copy.failed:
+            self.failed_stores[copy.target - 1] += 1
+        elif self.events is not None:
+            self.events.stored(copy.key, copy.target)
+        self.end_at(tier, copy)
+        if copy.source > copy.target and self.rule.exclusive and not copy.failed and not self.off:
+            lower = self.lower.tiers[copy.source - 1]  # it was lifted: one copy stays
+            if copy.key in lower and not lower.is_pinned(copy.key):
+                self.lower.drop(lower, [copy.key], self.now)
+
+    def end_at(self, tier: Tier, copy: Copy) -> None:
+        """Unpin what was copied to or from `tier`; where that failed, the content is lost there."""
+        unsound = (tier.number, copy.key) in self._unsound
+        lost = bool(copy.failed) and self.setup.holds_kv[tier.number - 1]
+        if lost:
+            self.first_failure = self.first_failure or copy.failed
+        if self.off:
+            return
+        with self.sound():
+            tier.unpin((copy.key,), self.now)
+            if (lost or unsound) and not tier.is_pinned(copy.key):
+                self._unsound.discard((tier.number, copy.key))
+                tier.lose(copy.key, self.now)
+                self.remove(copy.key, tier.number)
+
+    def check(self, *, idle: bool) -> None:
+        """Raise AssertionError where the blocks do not add up, or, with nothing under way, something is pinned."""
+        self.lower.check()
+        stale = [block for key, block in self.pool.items() if self.names.get(block) != key]
+        assert not stale, f"blocks {stale} count as holding what they are not published with"
+        if idle:
+            assert not self.arriving, self.arriving
+            assert not self.reading, self.reading
+            for tier in self.lower.tiers:
+                pinned = [key for key in tier.block_of if tier.is_pinned(key)]
+                assert not pinned, f"tier {tier.number}: {len(pinned)} blocks are pinned for no copy"
+
+
+class TierEvents:
+    """Says in KV events what lies below the pool: a block that can be loaded, and one that no longer can.
+
+    A block is announced when its copy has ended, not when it was asked for. Two tiers of one medium are one place: it
+    holds a block as long as either does. Tokens were sent when the pool published the block, and are not sent again.
+
+    Args:
+        media: of the tiers from 1 on.
+    """
+
+    def __init__(self, stream: EventStream, media: Sequence[str], block_size: int, contents: KnownContents) -> None:
+        self._stream, self._media, self._size, self._contents = stream, media, block_size, contents
+        self._tiers: dict[tuple[str, BlockHash], set[int]] = {}  # of the medium, those that hold the content
+
+    def stored(self, key: BlockHash, tier: int) -> None:
+        """The tier holds this content now."""
+        medium, parent = self._media[tier - 1], self._contents.parent(key)
+        tiers = self._tiers.setdefault((medium, key), set())
+        if not tiers:
+            self._stream.add(BlockStored(
+                block_hashes=[key], parent_block_hash=parent, token_ids=[], block_size=self._size, medium=medium,
+                group_idx=0,
+            ))  # fmt: skip
+        tiers.add(tier)
+
+    def removed(self, key: BlockHash, tier: int) -> None:
+        """The tier holds this content no longer; nothing is said of one that was never announced."""
+        medium = self._media[tier - 1]
+        tiers = self._tiers.get((medium, key), set())
+        if tiers == {tier}:
+            del self._tiers[medium, key]
+            self._stream.add(BlockRemoved(block_hashes=[key], medium=medium, group_idx=0))
+        tiers.discard(tier)
+
+
+_FEWEST = 1 << 16
+
+
+@dataclass(slots=True)
+class _Known:
+    depth: int = 0
+    num_tokens: int = 0
+    parent: BlockHash | None = None
+    tenant: int = 0
+    last_use: int = 0
+    uses: int = 0
+    last_request: RequestFacts = UNKNOWN_REQUEST
+
+
+class KnownContents:
+    """Facts of contents, for the tiers' policies and the rule: those that are held somewhere, and those used lately.
+
+    What an earlier process left is known by its key alone until a request names it: depth, tokens and uses are 0 then.
+
+    Args:
+        most: contents remembered beside those that are held.
+        with_requests: whether a policy reads the last request of blocks.
+    """
+
+    def __init__(self, block_size: int, most: int, *, with_requests: bool = False) -> None:
+        self._size, self._most = block_size, max(_FEWEST, most)
+        self._known: dict[BlockHash, _Known] = {}
+        self._tenants: dict[str, int] = {}
+        self._requests = 0
+        self._prompts = PromptEnds() if with_requests else None
+        facts = ("depth", "num_tokens", "parent", "tenant", "last_use", "uses", "last_request")
+        self.depth, self.num_tokens, self.parent, self.tenant, self.last_use, self.uses, self.last_request = (
+            self._fact(name) for name in facts
+        )
+
+    def _fact(self, name: str) -> Callable[[BlockHash], Any]:
+        value, known = attrgetter(name), self._known
+        return lambda key: value(known[key])
+
+    def used(self, request: RequestInfo, path: Sequence[BlockHash], num_tokens: int, num_cached: int) -> None:
+        """A request uses these contents, all full blocks of its prompt of `num_tokens`, `num_cached` of them found."""
+        self._requests += 1
+        tenant = self._tenants.setdefault(request.tenant, len(self._tenants))
+        facts = UNKNOWN_REQUEST
+        if self._prompts is not None:
+            turn = self._prompts.turn_of(path) if request.turn is None else request.turn
+            facts = facts_of(request, num_tokens, max(0, -(-num_tokens // self._size) - num_cached), turn)
+        parent: BlockHash | None = None
+        for depth, key in enumerate(path):
+            known = self._learn(key, depth, parent)
+            known.uses += 1
+            known.last_use, known.last_request = self._requests, facts
+            if depth >= num_cached:
+                known.tenant = tenant
+            parent = key
+
+    def computed(self, key: BlockHash, depth: int, parent: BlockHash | None) -> None:
+        """A request generated this content: it is part of no prompt yet."""
+        known = self._learn(key, depth, parent)
+        known.uses = max(1, known.uses)
+        known.last_use = self._requests
+
+    def learn(self, path: Sequence[BlockHash]) -> None:
+        """These are the leading blocks of a prompt: where each stands is known from here on."""
+        parent: BlockHash | None = None
+        for depth, key in enumerate(path):
+            self._learn(key, depth, parent)
+            parent = key
+
+    def _learn(self, key: BlockHash, depth: int, parent: BlockHash | None) -> _Known:
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = _Known()
+        known.depth, known.num_tokens, known.parent = depth, (depth + 1) * self._size, parent
+        return known
+
+    def prune(self, holds: Callable[[BlockHash], bool]) -> None:
+        """Forget contents that are held nowhere, those longest unused first, when there are too many."""
+        if len(self._known) <= 2 * self._most:
+            return
+        gone = sorted((known.last_use, key) for key, known in self._known.items() if not holds(key))
+        for _, key in gone[: len(self._known) - self._most]:
+            del self._known[key]
+
+    def found(self, key: BlockHash) -> None:
+        """An earlier process left this content."""
+        self._known.setdefault(key, _Known())
+
+    def name(self, key: BlockHash) -> BlockHash:
+        return key
+
+    def partial(self, key: BlockHash) -> bool:
+        return False
+
+    def next_use(self, key: BlockHash) -> float:
+        return float("inf")

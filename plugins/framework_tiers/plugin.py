@@ -1,0 +1,122 @@
+"""below=tiers, as it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from framework.config.setting import Section, setting
+from framework.errors import ConfigError, shown
+from framework.interfaces.below import Below, CountedBelow, ReplayedPool, ServedPools
+from framework.interfaces.eviction import EvictionPolicy
+from framework_tiers.metrics import METRICS, MOST_TIERS
+
+if TYPE_CHECKING:
+    from framework.config.config import Config
+    from framework.config.sections import EngineOptions
+    from framework.engine.request import Request
+    from framework.interfaces.below import MakeBelow
+    from framework.replay.paths import RequestPaths
+
+_EXAMPLE = "{store: host, num_blocks: 20000, eviction: lru}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierOptions(Section):
+    """One tier below the pool, an entry of `below.tiers`, beside its store and its eviction policy."""
+
+    section: ClassVar[str] = "below.tiers"
+
+    num_blocks: int = setting(doc="blocks it holds", at_least=1, at_most=10**8)
+    bytes_per_s: float | None = setting(
+        25e9, "replay: bytes a second over its link, each way; null: no limit; 25e9 is PCIe 4.0 x16",
+        above=0, at_most=1e18,
+    )  # fmt: skip
+    operation_s: float = setting(100e-6, "replay: fixed seconds of a load or a store", at_least=0, at_most=10**9)
+
+
+class Tiers(Below):
+    """Tiers of blocks, each with a store and an eviction policy, and a rule that moves blocks between them.
+
+    Args:
+        tiers: from the one below the pool on, as {store: host, num_blocks: 20000, eviction: lru}; for a replay also
+            `bytes_per_s` and `operation_s` of its link.
+        tiering: the rule.
+
+    Raises:
+        ConfigError: no list, none or too many, an unknown or missing key, a wrong value; names the tier.
+        UnknownPlugin and the like: a store, a policy or a rule that cannot be had.
+    """
+
+    metrics = METRICS
+    loads = True
+
+    def __init__(self, *, tiers: Sequence[Mapping[str, Any]], tiering: Any = "on_eviction") -> None:
+        from framework.config.check import component
+
+        if not isinstance(tiers, (list, tuple)) or not tiers:
+            raise ConfigError(
+                f"below.tiers must be a list of mappings, found {shown(tiers)}; as in below.tiers=[{_EXAMPLE}]"
+            )
+        if len(tiers) > MOST_TIERS:
+            raise ConfigError(f"below.tiers has {len(tiers)} entries; at most {MOST_TIERS} are taken")
+        self.tiers = tuple(_tier(f"below.tiers[{number}]", entry) for number, entry in enumerate(tiers))
+        named = isinstance(tiering, (str, Mapping))
+        self.tiering = component("tiering", tiering).plain() if named else tiering
+
+    def names(self) -> dict[str, str]:
+        named = isinstance(self.tiering, Mapping)
+        return {"tiering": self.tiering["name"] if named else type(self.tiering).__name__}
+
+    def check(self, config: Config) -> None:
+        if config.engine.scheduling == "running_first" and config.executor != "cache_only":
+            raise ConfigError(
+                "engine.scheduling=running_first does not wait for loads from tiers; set below=none, or "
+                "engine.scheduling=admit_first"
+            )
+        if config.replay.groups is not None:
+            raise ConfigError("below=tiers is of caches with one group of KV; leave it out, or replay.groups")
+
+    def check_served(self, engine: EngineOptions) -> None:
+        if engine.tensor_parallel_size > 1:
+            raise ConfigError(
+                "tiers below the pool of a model over several ranks are not supported: each rank holds a part of every "
+                "block; set engine.tensor_parallel_size=1 or below=none"
+            )
+
+    def serve(self, pools: Callable[[], ServedPools]) -> MakeBelow:
+        from framework_tiers.setup import served
+
+        return served(self.tiers, self.tiering, pools())
+
+    def replay(self, pool: Callable[[], ReplayedPool]) -> MakeBelow:
+        from framework_tiers.setup import replayed
+
+        return replayed(self.tiers, self.tiering, pool())
+
+    def count(self, paths: RequestPaths, policy: EvictionPolicy, shared: Mapping[str, Any]) -> CountedBelow:
+        from framework_tiers.counted import counted
+
+        return counted(self.tiers, self.tiering, paths, policy, shared)
+
+    def request_row(self, request: Request, unit: str) -> dict[str, Any]:
+        loaded = request.tier_tokens or {}
+        tokens = {f"tier{number}_tokens": loaded.get(number, 0) for number in range(1, len(self.tiers) + 1)}
+        return {**tokens, f"load_{unit}": request.load_s}
+
+
+def _tier(key: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A tier as `{"store": {"name": ..., ...}, "eviction": {"name": ..., ...}, "num_blocks": ...}`, checked."""
+    from framework.config.check import component
+
+    for needed in ("store", "num_blocks"):
+        if needed not in entry:
+            raise ConfigError(f"{key} has no {needed}; as in {_EXAMPLE}")
+    store = "null" if entry["store"] is None else entry["store"]  # YAML's null is a name here
+    parts = {"store": component("store", store), "eviction": component("eviction", entry.get("eviction") or "lru")}
+    try:
+        options = TierOptions.parse({name: one for name, one in entry.items() if name not in parts})
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {str(error).removeprefix('below.tiers.')}") from error
+    return {**{name: part.plain() for name, part in parts.items()}, **options.plain()}

@@ -1,0 +1,12 @@
+"""Nothing is stored below the pool."""
+
+from __future__ import annotations
+
+from framework_tiers.tiering import Event, TierBlock, Tiering
+
+
+class Never(Tiering):
+    """Nothing is stored below the pool: the default, and the baseline of a comparison."""
+
+    def store(self, block: TierBlock, event: Event, now: float) -> bool:
+        return False

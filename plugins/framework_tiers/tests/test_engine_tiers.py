@@ -1,0 +1,388 @@
+"""Tiers in an engine: who waits for whom, what fails alone, and what is left after an interrupt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_engines import make_engine
+from tier_helpers import tier_maker
+
+from framework.engine.engine import Engine
+from framework.engine.executors.replay import ReplayExecutor, constant_step
+from framework.errors import PluginError
+from framework.interfaces.allocator import CacheEvent
+from framework.kv_events.index import BlockIndex
+from framework.kv_events.stream import EventStream
+from framework.registry.components import build_allocator
+from framework.sampling import Sampling
+from framework.types import BlockHash, BlockId
+from framework_builtin.eviction.lru import Lru
+from framework_tiers.engine_tiers import EngineTiers
+from framework_tiers.placement import TierSetup
+from framework_tiers.rules.load_or_recompute import LoadOrRecompute
+from framework_tiers.rules.on_eviction import OnEviction
+from framework_tiers.rules.write_through import WriteThrough
+from framework_tiers.tiering import Event, LoadOffer, TierBlock, Tiering
+from framework_tiers.transfers import Link, LinkTransfers
+
+SIZE = 4
+ONE = Sampling(max_tokens=1, ignore_eos=True)
+
+
+def replayed(
+    rule: Tiering,
+    *,
+    num_blocks: int = 4,
+    counts: Sequence[int] = (64,),
+    link: Link | None = None,
+    links: Sequence[Link] = (),
+    stream: EventStream | None = None,
+    found: Sequence[Sequence[BlockHash]] = (),
+    **options: Any,
+) -> Engine:
+    """An engine without a model, one virtual second a step; tiers behind one link each."""
+    executor = ReplayExecutor(constant_step(1.0))
+
+    def tiers() -> TierSetup:
+        return TierSetup(
+            tiers=[(count, Lru()) for count in counts],
+            rule=rule,
+            transfers=LinkTransfers(links or [link or Link()] * len(counts), 8, executor.now, executor.wait_until),
+            holds_kv=[True] * len(counts),
+            media=("CPU", "STORAGE")[: len(counts)],
+            block_bytes=8,
+            found=found,
+        )
+
+    built = build_allocator("prefix_cow", "lru", "sha256", num_blocks=num_blocks, block_size=SIZE, max_model_len=64)
+    return make_engine(
+        built, executor, max_model_len=64, virtual_clock=True, tiers=tier_maker(tiers), kv_events=stream, **options
+    )
+
+
+def below(engine: Engine) -> EngineTiers:
+    assert engine.state.tiers is not None
+    return engine.state.tiers
+
+
+def prompt(first: int, blocks: int = 3) -> list[int]:
+    return [*list(range(first, first + SIZE * blocks)), 7]
+
+
+def serve(engine: Engine, *prompts: list[int]) -> list[Any]:
+    """One after the other."""
+    done = []
+    for tokens in prompts:
+        done.append(engine.submit(tokens, ONE))
+        engine.run()
+    engine.check()
+    return done
+
+
+def test_what_the_pool_evicts_comes_back_from_below() -> None:
+    engine = replayed(OnEviction())
+    first, _, again = serve(engine, prompt(0), prompt(100), prompt(0))
+    assert (first.num_cached_tokens, again.num_cached_tokens, again.num_loaded_tokens) == (0, 12, 12)
+    facts = below(engine).summary()
+    assert (facts["tier1_hit_blocks"], facts["tier1_bytes_out"], facts["num_loads"]) == (3, 24, 1)
+    assert facts["tier1_failed_loads"] == 0
+
+
+def test_an_exclusive_tier_gives_up_what_was_loaded_and_an_inclusive_one_keeps_it() -> None:
+    for exclusive in (True, False):
+        engine = replayed(OnEviction(exclusive=exclusive))
+        serve(engine, prompt(0), prompt(100), prompt(0))
+        tier = below(engine).placement.lower.tiers[0]
+        names = {key for key in below(engine).placement.pool if key in tier}
+        assert len(names) == (0 if exclusive else 3)
+
+
+def test_a_load_takes_the_time_of_its_link_and_holds_nobody_up() -> None:
+    engine = replayed(OnEviction(), num_blocks=8, link=Link(bytes_per_s=1.0, operation_s=2.0))  # 8 s a block
+    serve(engine, prompt(0), prompt(100), prompt(200), prompt(300))
+    start = engine.executor.now()
+    loading = engine.submit(prompt(0), ONE)
+    others = [engine.submit([200 + number], ONE) for number in range(4)]
+    engine.run()
+    assert loading.load_s == pytest.approx(2.0 + 3 * 8.0)
+    assert loading.first_token_s - start >= 26.0
+    assert max(other.finished_s for other in others) - start <= 4.0, "others ran meanwhile"
+
+
+def test_blocks_are_loaded_for_a_request_that_waits_for_a_row() -> None:
+    engine = replayed(OnEviction(), num_blocks=10, max_batch_requests=1, link=Link(operation_s=3.0))
+    serve(engine, prompt(0), prompt(100), prompt(200), prompt(300))
+    running = engine.submit([1], Sampling(max_tokens=8, ignore_eos=True))
+    engine.step()
+    waiting = engine.submit(prompt(0), ONE)
+    engine.step()
+    assert [seq.request for seq in below(engine).holding()] == [waiting], "it loads while the only row is taken"
+    engine.run()
+    assert waiting.num_loaded_tokens == 12
+    assert waiting.finished_s - running.finished_s == pytest.approx(1.0), "all was there as the row came free"
+
+
+def test_contents_on_their_way_are_not_loaded_a_second_time() -> None:
+    engine = replayed(OnEviction(), num_blocks=16, link=Link(operation_s=5.0))
+    serve(engine, *(prompt(first) for first in range(0, 600, 100)))
+    pair = [engine.submit([*prompt(0), number], ONE) for number in range(2)]
+    engine.run()
+    assert below(engine).num_loads == 1
+    assert [request.num_cached_tokens for request in pair] == [12, 12]
+
+
+def test_loads_are_promoted_through_the_tiers_where_the_rule_says_so() -> None:
+    """Loaded from tier 2, a block is offered to tier 1 as written in the pool."""
+    engine = replayed(WriteThrough(), counts=(3, 64))
+    serve(engine, prompt(0), prompt(100), prompt(200))
+    tiers = below(engine)
+    first = tiers.placement.lower.tiers[0]
+    before = set(first.block_of)
+    serve(engine, prompt(0))
+    assert tiers.summary()["tier2_hit_blocks"] == 3
+    assert len(set(first.block_of) - before) == 3
+
+
+class Breaks(OnEviction):
+    def store(self, block: TierBlock, event: Event, now: float) -> bool:
+        if now > 3:
+            raise RuntimeError("out of ideas")
+        return super().store(block, event, now)
+
+
+class BreaksLoad(OnEviction):
+    def load(self, offer: LoadOffer, now: float) -> int:
+        return 10**6
+
+
+@pytest.mark.parametrize("rule", [Breaks, BreaksLoad], ids=["store", "load"])
+def test_a_rule_that_breaks_its_contract_turns_the_tiers_off_and_harms_no_request(rule: Callable[[], Tiering]) -> None:
+    engine = replayed(rule())
+    done = serve(engine, *(prompt(100 * (number % 3)) for number in range(9)))
+    assert {request.status.value for request in done} == {"finished"}
+    assert rule.__name__ in below(engine).placement.off
+    assert rule.__name__ in engine.state.summary()["tiers_off"]
+
+
+def test_a_waiting_request_can_be_cancelled_while_its_blocks_are_on_their_way() -> None:
+    engine = replayed(OnEviction(), link=Link(operation_s=9.0))
+    serve(engine, prompt(0), prompt(100))
+    request = engine.submit(prompt(0), ONE)
+    engine.step()
+    assert below(engine).loading
+    engine.cancel(request)
+    assert engine.state.guarded.stats().used_blocks > 0, "the copy under way still writes them"
+    engine.run()
+    engine.check()
+    assert engine.state.guarded.stats().used_blocks == 0
+
+
+def test_a_block_evicted_while_another_holds_its_content_takes_nothing_away() -> None:
+    engine = replayed(OnEviction())
+    serve(engine, prompt(0))
+    placement = below(engine).placement
+    key, block = next(iter(placement.pool.items()))
+    placement.heard(CacheEvent("evict", (BlockId(block + 1),), (key,)))
+    placement.flush()
+    assert placement.pool[key] == block
+    assert key not in placement.lower.tiers[0]
+
+
+def test_a_reset_leaves_nothing_pinned_and_nothing_known() -> None:
+    engine = replayed(OnEviction(), link=Link(operation_s=9.0))
+    serve(engine, prompt(0), prompt(100))
+    request = engine.submit(prompt(0), ONE)
+    engine.step()
+    engine.reset(build_allocator("prefix_cow", "lru", "sha256", num_blocks=4, block_size=SIZE, max_model_len=64))
+    assert request.status.value == "failed"
+    engine.check()
+    assert not below(engine).busy
+    assert len(below(engine).placement.lower.tiers[0]) == 0
+    assert serve(engine, prompt(0))[0].num_cached_tokens == 0
+
+
+def test_an_interrupt_under_a_load_is_mended_by_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = replayed(OnEviction())
+    serve(engine, prompt(0), prompt(100))
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for place in ("poll", "begin", "flush", "committed"):
+        monkeypatch.setattr(EngineTiers, place, interrupt)
+        engine.submit(prompt(0), ONE)
+        with pytest.raises(KeyboardInterrupt):
+            engine.run()
+        monkeypatch.undo()
+        assert engine.interrupted, place
+        engine.reset(build_allocator("prefix_cow", "lru", "sha256", num_blocks=4, block_size=SIZE, max_model_len=64))
+        serve(engine, prompt(0), prompt(100))
+
+
+def test_what_an_earlier_process_left_is_found_by_its_key_alone() -> None:
+    engine = replayed(OnEviction(exclusive=False))
+    serve(engine, prompt(0), prompt(100))
+    left = list(below(engine).placement.lower.tiers[0].block_of)
+    second = replayed(OnEviction(), found=[left])
+    assert serve(second, prompt(0))[0].num_loaded_tokens == 12
+
+
+def test_equal_replays_move_the_same_blocks_at_the_same_times() -> None:
+    def moved() -> list[Any]:
+        engine = replayed(OnEviction(), link=Link(bytes_per_s=3.0, operation_s=0.5))
+        lines: list[Any] = []
+        engine.state.log = lambda event, **facts: lines.append((event, sorted(facts.items())))
+        draw = np.random.default_rng(0)
+        for number in range(60):
+            engine.submit(prompt(100 * int(draw.integers(6))), ONE, arrival_s=float(number))
+        engine.run()
+        return [lines, below(engine).summary(), engine.executor.now()]
+
+    assert moved() == moved()
+
+
+def test_a_run_without_tiers_calls_nothing_of_theirs() -> None:
+    """Counted call by call: what is not configured is not paid."""
+    built = build_allocator("prefix_cow", "lru", "sha256", num_blocks=8, block_size=SIZE, max_model_len=64)
+    engine = make_engine(
+        built, ReplayExecutor(constant_step(1.0)), max_model_len=64, virtual_clock=True, max_batch_tokens=64
+    )
+    calls: dict[str, int] = {}
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        if event == "call":
+            name = frame.f_code.co_filename.replace("\\", "/")
+            if "/framework_tiers/" in name and "/tests/" not in name:
+                calls[f"{name}:{frame.f_code.co_name}"] = calls.get(f"{name}:{frame.f_code.co_name}", 0) + 1
+
+    sys.setprofile(count)
+    try:
+        for number in range(20):
+            engine.submit(prompt(100 * (number % 3)), Sampling(max_tokens=5, ignore_eos=True))
+        engine.run()
+        engine.check()
+    finally:
+        sys.setprofile(None)
+    assert calls == {}
+    assert built.cache.listener is None, "no event is made that nobody listens for"
+
+
+@pytest.mark.parametrize(("load_s", "loaded"), [(0.01, 3), (1.5, 0)], ids=["fast link", "slow link"])
+def test_a_prompt_is_loaded_where_that_is_faster_and_computed_where_it_is_not(load_s: float, loaded: int) -> None:
+    engine = replayed(LoadOrRecompute(), link=Link(bytes_per_s=8 / load_s))
+    setup = below(engine).placement.setup
+    below(engine).placement.setup = replace(setup, recompute_s=lambda cached, tokens: 0.2 * (tokens - cached))
+    serve(engine, prompt(0), prompt(100))
+    start, request = engine.executor.now(), engine.submit(prompt(0), ONE)
+    engine.run()
+    assert request.num_loaded_tokens == SIZE * loaded
+    assert request.finished_s - start <= 1.0 + 3 * min(load_s, 0.8) + 1e-6
+
+
+def test_the_first_blocks_are_loaded_and_the_rest_computed_where_that_is_soonest() -> None:
+    offer = LoadOffer((1, 1, 1, 1), (16, 32, 48, 64), 0, 80, load_s=(1, 2, 6, 9), recompute_s=(2, 4, 6, 8))
+    assert LoadOrRecompute().load(offer, 0.0) == 2
+    assert LoadOrRecompute().load(replace(offer, load_s=(3, 5, 7, 9)), 0.0) == 0
+    assert LoadOrRecompute().load(replace(offer, load_s=None), 0.0) == 4
+
+
+def test_kv_events_say_what_each_tier_holds_at_every_step() -> None:
+    """A follower's index of each medium equals what can be loaded from there."""
+    index = BlockIndex()
+
+    class Follows:
+        def put(self, sequence: int, step: float, events: Sequence[Any]) -> None:
+            index.apply(events)
+
+        def close(self) -> None:
+            pass
+
+        def facts(self) -> dict[str, Any]:
+            return {}
+
+    stream = EventStream([Follows()])
+    engine = replayed(WriteThrough(), num_blocks=6, counts=(5, 12), link=Link(operation_s=0.7), stream=stream)
+    tiers = below(engine)
+    draw = np.random.default_rng(1)
+    seen = 0
+    for _ in range(80):
+        engine.submit(prompt(100 * int(draw.integers(7))), ONE)
+        while engine.num_unfinished:
+            engine.step()
+            stream.flush(0.0)  # what happened after the step's own batch
+            for medium, tier in zip(("CPU", "STORAGE"), tiers.placement.lower.tiers, strict=True):
+                on_its_way = {copy.key for _, _, copy in tiers.transfers._ends if copy.target == tier.number}
+                assert index.blocks(medium) == tier.block_of.keys() - on_its_way
+                seen += len(index.blocks(medium))
+    assert seen > 100
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_a_request_that_waits_for_room_has_its_blocks_brought_up_meanwhile(prefetch: bool) -> None:
+    """Tier 2 lies behind a link of 20 s a block, tier 1 behind none."""
+    asked: list[LoadOffer] = []
+
+    class Asked(OnEviction):
+        def prefetch(self, offer: LoadOffer, now: float) -> int:
+            asked.append(offer)
+            return super().prefetch(offer, now)
+
+    slow = Link(bytes_per_s=8 / 20)
+    engine = replayed(Asked(prefetch=prefetch), num_blocks=8, counts=(6, 64), links=[Link(), slow])
+    serve(engine, *(prompt(100 * number) for number in range(8)))
+    tiers, wanted = below(engine), prompt(0)
+    running = engine.submit([7], Sampling(max_tokens=27, ignore_eos=True))  # takes the pool in the end
+    for _ in range(18):
+        engine.step()
+    waiting = engine.submit(wanted, ONE)
+    engine.step()
+    lifted = [copy for _, _, copy in tiers.transfers._ends if copy.target == 1]
+    assert bool(lifted) is prefetch
+    if prefetch:
+        first, second = tiers.placement.lower.tiers
+        while lifted[0] in [copy for _, _, copy in tiers.transfers._ends]:
+            engine.step()
+        assert lifted[0].key in first
+        assert lifted[0].key not in second, "one copy stays"
+    engine.run()
+    engine.check()
+    assert len(asked) <= 1, "a request that waits is asked about once"
+    assert tiers.placement.lower.tiers[1].counts.read == 3
+    assert waiting.num_loaded_tokens == 12
+    assert waiting.tier_tokens == ({1: 12} if prefetch else {2: 12})
+    assert running.status.value == "finished"
+
+
+def test_hits_are_counted_once_though_a_loaded_request_yields_its_room() -> None:
+    engine = replayed(OnEviction(exclusive=False), num_blocks=8, max_batch_requests=1)
+    serve(engine, prompt(0), prompt(100), prompt(200), prompt(300))
+    engine.submit([7], Sampling(max_tokens=27, ignore_eos=True))
+    engine.step()
+    waiting = engine.submit(prompt(0), ONE)
+    engine.step()
+    engine.step()
+    below(engine).drop(waiting.sequences[0], returning=True)
+    engine.run()
+    assert below(engine).placement.lower.tiers[0].counts.hits == 3
+    assert waiting.num_cached_tokens == 12
+
+
+def test_a_load_that_cannot_begin_leaves_nothing_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = replayed(OnEviction(exclusive=False))
+    serve(engine, prompt(0), prompt(100))
+
+    def fails(*_: Any) -> None:
+        raise PluginError("injected")
+
+    monkeypatch.setattr(engine.executor, "fresh", fails)
+    request = engine.submit(prompt(0), ONE)
+    engine.run()
+    assert request.status.value == "failed"
+    monkeypatch.undo()
+    engine.check()
+    assert serve(engine, prompt(0))[0].num_loaded_tokens == 12

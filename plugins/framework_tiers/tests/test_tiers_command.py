@@ -1,0 +1,180 @@
+"""Tiers below the pool in every mode by the same words, stores that hang or raise, and a replay of several groups."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import Command
+from synthetic_workloads import mooncake
+
+TIERS = (
+    "+below=tiers", "below.tiering=on_eviction", "below.tiers=[{store: host, num_blocks: 20000, eviction: lru}]",
+)  # fmt: skip
+KEYS = {"tier0_hit_blocks", "tier1_hit_blocks", "tier1_bytes_in", "tier1_bytes_out"}
+TRACE = ("mode=replay", "workload=trace", "workload.path=trace.jsonl", "cache.num_blocks=3", "cache.block_size=512")
+MODES = {
+    "serve": ("workload=chat", "workload.num_requests=12", "cache.num_blocks=40"),
+    "none": (*TRACE, "executor=none"),
+    "roofline": (*TRACE, "executor=roofline"),
+    "cache_only": (*TRACE, "executor=cache_only"),
+}
+
+
+@pytest.fixture
+def result(elsewhere: Path, command: Command) -> Callable[..., dict[str, Any]]:
+    prompts = [[1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 2, 10], [4, 5, 11], [7, 8, 12]]
+    mooncake(elsewhere / "trace.jsonl", prompts, every_ms=60_000, input_length=1200, output_length=1)
+
+    def run(*words: str) -> dict[str, Any]:
+        command.ok(*words, "run.dir=run", "run.progress=false")
+        return json.loads((elsewhere / "run" / "result.json").read_text())
+
+    return run
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_same_words_work_in_every_mode(mode: str, result: Callable[..., dict[str, Any]], elsewhere: Path) -> None:
+    found = result(*MODES[mode], *TIERS)
+    assert found.keys() >= KEYS
+    assert found["tiering"] == "on_eviction"
+    assert found["tier1_hit_blocks"] > 0
+    assert found["tier1_bytes_in"] >= found["tier1_bytes_out"] > 0
+    assert found["tier0_hit_blocks"] + found["tier1_hit_blocks"] >= found["hit_blocks"] > 0
+    if mode != "serve":
+        block = 512 * 2 * 32 * 8 * 128 * 2  # K and V of llama-3.1-8b in bfloat16
+        assert found["tier1_bytes_out"] == found["tier1_hit_blocks"] * block == 6 * block
+    rows = [json.loads(line) for line in (elsewhere / "run" / "requests.jsonl").read_text().splitlines()]
+    if mode == "cache_only":
+        assert [row["tier1_blocks"] for row in rows] == [0, 0, 0, 2, 2, 2]
+    elif mode != "serve":
+        assert [row["tier1_tokens"] for row in rows] == [0, 0, 0, 1024, 1024, 1024]
+        assert all(row["load_s"] > 0 for row in rows[3:])
+
+
+def test_the_optimum_over_tiers_stands_beside_what_was_hit(result: Callable[..., dict[str, Any]]) -> None:
+    found = result(*MODES["cache_only"], *TIERS)
+    best = [found[f"tier{number}_optimum_hit_blocks"] for number in (0, 1)]
+    pinned = [found[f"tier{number}_pinned_optimum_hit_blocks"] for number in (0, 1)]
+    assert sum(best) == found["optimum_hit_blocks"] == 6
+    assert sum(pinned) == found["pinned_optimum_hit_blocks"] == 6
+    assert (best, pinned) == ([3, 3], [0, 6]), "a pool of three blocks is all the request at hand has"
+    assert (found["tier0_hit_blocks"], found["tier1_hit_blocks"]) == (0, 6)
+    assert (found["tier_value_share_min"], found["tier_value_share_max"]) == (1.0, 1.0)
+    assert "over tiers" in found["optimum_rules"]
+
+
+@pytest.mark.parametrize("mode", ["serve", "roofline", "cache_only"])
+def test_without_tiers_nothing_of_them_is_written(
+    mode: str, result: Callable[..., dict[str, Any]], elsewhere: Path
+) -> None:
+    found = result(*MODES[mode])
+    assert not [key for key in found if key.startswith("tier") or key in ("num_loads", "loaded_blocks", "load_wait_s")]
+    assert "over tiers" not in found.get("optimum_rules", "")
+    for path in (elsewhere / "run").glob("[rm]e*s.jsonl"):
+        assert not re.search("tier|load", path.read_text()), path
+
+
+def test_a_recording_is_replayed_over_tiers_in_steps(result: Callable[..., dict[str, Any]], elsewhere: Path) -> None:
+    served = result(*MODES["serve"], "run.record=true")
+    (elsewhere / "run" / "recording.jsonl").rename(elsewhere / "recording.jsonl")
+    found = result("mode=replay", "workload=recording", "workload.path=recording.jsonl", "cache.num_blocks=40", *TIERS)
+    assert found["tier1_hit_blocks"] > 0
+    assert found["hit_blocks"] > served["hit_blocks"]
+    assert "load_wait_s" not in found
+
+
+def test_a_slow_link_makes_first_tokens_late_and_a_rule_may_recompute_instead(
+    result: Callable[..., dict[str, Any]], elsewhere: Path
+) -> None:
+    def ttft(rule: str, rate: str) -> float:
+        tiers = f"below.tiers=[{{store: host, num_blocks: 20000, bytes_per_s: {rate}}}]"
+        result(*MODES["roofline"], "+below=tiers", f"below.tiering={rule}", tiers)
+        last = json.loads((elsewhere / "run" / "requests.jsonl").read_text().splitlines()[-1])
+        return float(last["first_token_s"] - last["arrival_s"])
+
+    alone = ttft("never", "1e9")
+    assert ttft("on_eviction", "1e12") < alone
+    assert ttft("on_eviction", "1e8") > 2 * alone
+    assert ttft("load_or_recompute", "1e8") == pytest.approx(alone, rel=0.05)
+    assert ttft("load_or_recompute", "1e12") < alone
+
+
+HANGS = """
+import time
+from framework_tiers.stores.host import Host
+
+class Hangs(Host):
+    def {method}(self, key, *rest):
+        time.sleep(10**6)
+"""
+
+
+@pytest.mark.parametrize("method", ["write", "read"])
+def test_a_store_that_hangs_is_named_and_the_run_ends(method: str, elsewhere: Path, command: Command) -> None:
+    (elsewhere / f"hangs_in_{method}.py").write_text(HANGS.format(method=method))
+    start = time.monotonic()
+    status, out, err = command(
+        "workload=chat", "workload.num_requests=16", "cache.num_blocks=40", "run.progress=false", "run.dir=run",
+        "run.stall_timeout_s=1", "+below=tiers",
+        f"below.tiers=[{{store: 'hangs_in_{method}.py:Hangs', num_blocks: 500}}]",
+    )  # fmt: skip
+    assert status == 1, out + err
+    assert time.monotonic() - start < 60
+    result = json.loads((elsewhere / "run" / "result.json").read_text())
+    assert result["status"] == "failed"
+    assert f"store Hangs.{method} (hangs_in_{method}.py:7): has not returned for 1 seconds" in result["reasons"][0]
+
+
+RAISES = """
+from framework_tiers.stores.host import Host
+
+class Raises(Host):
+    def {method}(self, *given):
+        raise {error}
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "error"), [("write", "KeyboardInterrupt"), ("remove", "ValueError(1)"), ("close", "ValueError(1)")]
+)
+def test_a_store_that_raises_fails_no_request_and_the_run_says_so(
+    method: str, error: str, elsewhere: Path, command: Command
+) -> None:
+    (elsewhere / f"raises_in_{method}.py").write_text(RAISES.format(method=method, error=error))
+    status, _, err = command(
+        "workload=chat", "workload.num_requests=16", "cache.num_blocks=40", "run.progress=false", "run.dir=run",
+        "run.check_requests=0", "+below=tiers",
+        f"below.tiers=[{{store: 'raises_in_{method}.py:Raises', num_blocks: 8}}]",
+    )  # fmt: skip
+    assert status == 1
+    result = json.loads((elsewhere / "run" / "result.json").read_text())
+    assert (result["status"], result["num_failed"], result["num_finished"] > 0) == ("ok", 0, True), result
+    assert "Raises" in result["store_failure"], result["store_failure"]
+    assert f"a tier's store failed: {result['store_failure']}" in err, err
+
+
+def test_a_hybrid_model_is_replayed_by_name(command: Command, tmp_path: Path) -> None:
+    prompts = ([1, 2, 3, 4 + at, 9 + at, 20] for at in range(4))
+    mooncake(tmp_path / "trace.jsonl", prompts, every_ms=1, input_length=2600)
+    words = ("mode=replay", "executor=cache_only", "workload=trace", f"workload.path={tmp_path}/trace.jsonl",
+             "cache.block_size=512", "replay.capacity=1GiB", "run.progress=false")  # fmt: skip
+    command.ok(
+        *words, f"run.dir={tmp_path}/run",
+        "replay.groups={model: qwen3-next-80b, sharing: pool_per_group, rule: every, interval: 512, order: marconi}",
+    )  # fmt: skip
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["hit_tokens"], result["state_lost_tokens"], result["prompt_tokens"]) == (3 * 1536, 0, 4 * 2600), (
+        result
+    )
+    assert result["bound_hit_tokens"] >= result["hit_tokens"]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "requests.jsonl").read_text().splitlines()]
+    assert [line["cached_tokens"] for line in lines] == [0, 1536, 1536, 1536]
+    status, _, errors = command(*words, "replay.groups={model: qwen3-next-80b, sharing: two_levels, order: quota}",
+                                f"run.dir={tmp_path}/refused")  # fmt: skip
+    assert (status, "order=quota leads one_pool" in errors) == (2, True), errors
