@@ -11,6 +11,7 @@ from framework import registry
 from framework.config.config import GROUPS, Choice, Config, default_choices
 from framework.config.sections import SECTIONS, GroupOptions, TierOptions
 from framework.errors import ConfigError, shown
+from framework.interfaces.observer import Observer
 from framework.model.options import model_options
 from framework.registry.signatures import did_you_mean, listing
 from framework.results.metrics import MOST_TIERS
@@ -52,6 +53,8 @@ def parse(config: Mapping[str, Any]) -> Config:
             values[key] = component(key, value)
         elif key == "tiers":
             values[key] = parse_tiers(value)
+        elif key == "observers":
+            values[key] = parse_observers(value)
         else:
             values[key] = value
     for group in GROUPS:
@@ -62,7 +65,7 @@ def parse(config: Mapping[str, Any]) -> Config:
     checked = Config(**values)
     _check_executor(checked.mode, checked.executor)
     _check_tiering(checked)
-    _check_kv_events(checked)
+    _check_observers(checked)
     _check_groups(checked)
     if checked.run.sweep:  # empty where nothing is swept
         check_below("run.sweep", checked.run.sweep, "hydra.sweep.dir=FOLDER")
@@ -141,16 +144,39 @@ def _tier(key: str, entry: Any) -> dict[str, Any]:
     return {**parts, **options.plain()}
 
 
-def _check_kv_events(config: Config) -> None:
-    asked = config.kv_events
-    if not asked.file and not asked.publish:
-        return
-    if config.mode == "kernel" or config.executor == "cache_only":
-        where = f"mode={config.mode}" + (f" executor={config.executor}" if config.executor else "")
-        raise ConfigError(
-            f"kv_events are of mode=serve and of mode=replay with executor=none or roofline, not of {where}, "
-            "which keeps no blocks"
-        )
+def parse_observers(value: Any) -> tuple[dict[str, Any], ...]:
+    """Each observer as `{"name": ..., **options}`, checked.
+
+    Args:
+        value: a list of names, or of mappings with a name and options.
+
+    Raises:
+        ConfigError: no list, one that is there twice, or an option that it does not have or allow.
+        UnknownPlugin and the like: one that cannot be had.
+    """
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(f"observers must be a list, found {shown(value)}; as in observers=[explain]")
+    found = tuple(component("observer", entry).plain() for entry in value)
+    names = [entry["name"] for entry in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"observers names {twice[0]} twice; one is enough")
+    return found
+
+
+def _observers(config: Config) -> list[tuple[str, type[Observer]]]:
+    """Name and class of each."""
+    return [(entry["name"], registry.load("observer", entry["name"])) for entry in config.observers]
+
+
+def _check_observers(config: Config) -> None:
+    for name, cls in _observers(config):
+        if config.mode == "kernel" or (config.executor == "cache_only" and not cls.counts):
+            where = f"mode={config.mode}" + (f" executor={config.executor}" if config.executor else "")
+            also = ", and of executor=cache_only" if cls.counts else ""
+            raise ConfigError(
+                f"the observer {name} is of mode=serve and of mode=replay with executor=none or roofline{also}, not of "
+                f"{where}; leave it out"
+            )
 
 
 def _check_groups(config: Config) -> None:
@@ -162,10 +188,11 @@ def _check_groups(config: Config) -> None:
                           "of its own layers")  # fmt: skip
     allocator = config.allocator.name
     of_one_group = {
-        "tiers": list(config.tiers), "replay.leaf_first": config.replay.leaf_first, "run.explain": config.run.explain,
+        "tiers": list(config.tiers), "replay.leaf_first": config.replay.leaf_first,
         "allocator": allocator if allocator != default_choices()["allocator"] else None,
         "replay.core": config.replay.core if config.replay.core != "python" else None,
-        "cache.kv_dtype": config.cache.kv_dtype, "kv_events": config.kv_events.file or config.kv_events.publish,
+        "cache.kv_dtype": config.cache.kv_dtype,
+        "observers": [name for name, cls in _observers(config) if not cls.several_groups],
         "replay.optimum": config.executor != "cache_only" and config.replay.optimum is True,
     }  # fmt: skip
     for key, value in of_one_group.items():

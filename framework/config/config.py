@@ -15,7 +15,6 @@ from framework.config.sections import (
     EngineOptions,
     FaultOptions,
     KernelOptions,
-    KVEventsOptions,
     ReplayOptions,
     RunOptions,
 )
@@ -53,10 +52,12 @@ class Config(Section):
     tiers: tuple[Mapping[str, Any], ...] = setting(
         (), "below the pool, as [{store: host, num_blocks: 20000, eviction: lru}]; tiering=NAME moves blocks"
     )
+    observers: tuple[Mapping[str, Any], ...] = setting(
+        (), "who listens, as [explain, {name: kv_events, report_hits: true}]: the installed observers"
+    )
     cache: CacheOptions = field(default_factory=CacheOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     replay: ReplayOptions = field(default_factory=ReplayOptions)
-    kv_events: KVEventsOptions = field(default_factory=KVEventsOptions)
     kernel: KernelOptions = field(default_factory=KernelOptions)
     run: RunOptions
     faults: FaultOptions = field(default_factory=FaultOptions)

@@ -7,6 +7,7 @@ from typing import Any
 
 from framework.engine.request import Sequence as Row
 from framework.interfaces.allocator import Hit
+from framework.types import BlockHash
 
 
 class Below:
@@ -91,6 +92,10 @@ class Below:
         return ()
 
     # Facts, and the end
+
+    def lies_below(self, key: BlockHash) -> bool:
+        """Whether a tier below the pool has this content, or it is on its way from one."""
+        return False
 
     def check(self, *, settle: bool = False) -> None:
         """The blocks add up, and nothing is pinned for no copy.

@@ -15,10 +15,11 @@ from framework.errors import ConfigError
 from framework.export.pool_facts import PoolFacts
 from framework.files.jsonl import dump_line, json_text
 from framework.guard.boundary import OUTSIDE
-from framework.misses.ledger import Ledger
-from framework.replay.misses import against_models
-from framework.results.layout import REGRET, REQUESTS, RESULT
+from framework.results.layout import REQUESTS, RESULT
 from framework.types import RequestFacts, RequestId, RequestInfo
+from framework_explain.account import REGRET
+from framework_explain.ledger import Ledger
+from framework_explain.replayed_misses import against_models
 
 logger = logging.getLogger("vllm.framework.export")  # below vLLM's own logger, whose handlers print it
 

@@ -17,7 +17,6 @@ from framework.errors import InvalidArgument
 from framework.groups.kinds import find_hit
 from framework.groups.serving import GroupedAllocator, WindowedHit
 from framework.interfaces.allocator import Hit
-from framework.kv_events.stream import EventStream
 from framework.types import RequestId
 
 
@@ -35,13 +34,13 @@ class GroupedTiers(EngineTiers):
     """
 
     def __init__(self, state: EngineState, life: Lifecycle, setup: TierSetup, further: TierSetup) -> None:
-        super().__init__(state, life, None, setup, further)
+        super().__init__(state, life, setup, further)
         groups = state.guarded.plugin
         if not isinstance(groups, GroupedAllocator):
             raise InvalidArgument(f"tiers of groups lie below a GroupedAllocator, found {type(groups).__name__}")
         self._groups, self._further = groups, self.placements[1]
         self._loads_no_more: set[RequestId] = set()
-        groups.listen_to_window(self._further.heard)
+        state.listeners.append(self._further.heard)
 
     def committed(self, seq: Row, before: int, after: int) -> None:
         self.placement.committed(seq, before, after)
@@ -107,7 +106,7 @@ def grouped_tier_maker(
     """
     scaled = [{**entry, "num_blocks": max(1, round(share * int(entry["num_blocks"])))} for entry in tiers]
 
-    def make(state: EngineState, life: Lifecycle, stream: EventStream | None) -> GroupedTiers:
+    def make(state: EngineState, life: Lifecycle) -> GroupedTiers:
         first = open(parts[0], tiers, "")
         try:
             return GroupedTiers(state, life, first, open(parts[1], scaled, kind))

@@ -24,7 +24,6 @@ from framework.guard.workload import GuardedWorkload
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.workload import Workload, WorkloadRequest
-from framework.misses.ledger import Ledger
 from framework.modes.cache_only import cache_only
 from framework.modes.replay_input import block_bytes, groups_input, pool_blocks, what_fewer_bits_buy, workload_of
 from framework.modes.session import KINDS, OnBegin, Session, names_of
@@ -64,7 +63,7 @@ def full_replay(session: Session) -> dict[str, Any]:
     """Requests overlap, pin their blocks, decode and are preempted, as in a serve run."""
     options = session.config.replay
     trial = session.trial()
-    source, ledger = open_source(session.config, trial), trial.ledger
+    source = open_source(session.config, trial)
     engine, unit = source.engine, source.unit
     of_one_group = KINDS[:1] if options.groups is None else ()
     kinds = (*of_one_group, *KINDS[1:3], "workload", *(("tiering",) if session.config.tiers else ()))
@@ -74,7 +73,7 @@ def full_replay(session: Session) -> dict[str, Any]:
     if session.settings.requests:
         tiers = len(session.config.tiers)
         engine.state.on_end = lambda request: session.run.log(
-            REQUESTS, request_row(request, unit=unit, tiers=tiers, ledger=ledger)
+            REQUESTS, {**request_row(request, unit=unit, tiers=tiers), **session.observed(request.number)}
         )
     start = time.perf_counter()
 
@@ -112,7 +111,6 @@ def full_replay(session: Session) -> dict[str, Any]:
             **reported({"allocator": engine.state.guarded, "eviction": GuardedPolicy(source.policy)}),
             **summary,
             **measured,
-            **(session.explained_by(ledger, engine.allocator.num_blocks) if ledger is not None else {}),
             "clock": source.clock,
             "num_blocks": engine.allocator.num_blocks,
             "block_size": engine.allocator.block_size,
@@ -311,13 +309,12 @@ def _roofline(config: Config, **options: float) -> Roofline:
     )
 
 
-def request_row(request: Request, *, unit: str = "s", tiers: int = 0, ledger: Ledger | None = None) -> dict[str, Any]:
+def request_row(request: Request, *, unit: str = "s", tiers: int = 0) -> dict[str, Any]:
     """What became of one request, its generated tokens left out.
 
     Args:
         unit: of the run's clock, which ends the names of the times: "s" or "steps".
         tiers: how many there are below the pool, from which blocks may have come.
-        ledger: of the engine, where it has one: the prompt's missed tokens by cause follow.
     """
     loaded: dict[str, Any] = {}
     if tiers:
@@ -341,5 +338,4 @@ def request_row(request: Request, *, unit: str = "s", tiers: int = 0, ledger: Le
         f"first_token_{unit}": request.first_token_s,
         f"finished_{unit}": request.finished_s,
         **loaded,
-        **(ledger.row(request.number) if ledger is not None else {}),
     }

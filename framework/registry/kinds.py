@@ -54,6 +54,13 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
                 command="python -m framework.run mode=replay executor=cache_only replay.core={name}",
             ),
             Kind("tracker", "framework.interfaces.tracker:Tracker"),
+            Kind(
+                "observer",
+                "framework.interfaces.observer:Observer",
+                is_group=False,
+                chosen="observers=[{name}]",
+                command="python -m framework.run 'observers=[{name}]'",
+            ),
             Kind("tiering", "framework.interfaces.tiering:Tiering"),
             Kind(
                 "store",

@@ -11,7 +11,7 @@ from framework.report.sentences import headline, lead, origin
 from framework.report.study import Study
 from framework.report.tables import Table as StudyTable
 from framework.report.tables import tables_of
-from framework.results.catalogue import CATALOGUE, SECTIONS, find
+from framework.results.catalogue import CATALOGUE, find, sections
 from framework.results.layout import KERNEL
 from framework.results.metric import Metric, in_scale, is_number
 
@@ -128,7 +128,7 @@ def _print(console: Console, result: Result) -> None:
     table, below = _empty_table(show_header=False), []
     for no_wrap in (True, not narrow, False)[: 2 if narrow else 3]:
         table.add_column(no_wrap=no_wrap, overflow="fold")
-    for section in SECTIONS:
+    for section in sections():
         found = list(lines(result, section))
         below += [f"{metric.title}: {text}" for metric, text in found if _is_long(metric, text)]
         found = [(metric, text) for metric, text in found if not _is_long(metric, text)]

@@ -7,19 +7,20 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from framework.figures.style import FORMATS, as_svg, save
 from framework.files.atomic import require_new, write_json
 from framework.report.console import lines, print_study
-from framework.report.misses import misses
 from framework.report.plots import Plot, pictures_of, plots_of
 from framework.report.sentences import headline, lead, origin
 from framework.report.study import Study
 from framework.report.tables import Table, by_setting, comparison, number, ranking, runs_csv, settings_csv, troubles
 from framework.report.trials import read_trials
-from framework.results.catalogue import SECTIONS
+from framework.results.catalogue import sections
 from framework.results.catalogue import title as title_of
+from framework.results.contributed import contributed
 from framework.results.layout import CONFIG, FAILURE, REPORT, RESULT
 from framework.results.records import Run, collect
 
@@ -88,7 +89,7 @@ def page(study: Study, plots: Sequence[Plot], pictures: Sequence[Plot], *, title
         _definitions(origin(study)),
         *(reversed(findings) if len(study.settings) > _LONG_TABLE else findings),
         _table(troubles(study)),
-        _table(misses(study)),
+        *(_table(made(study)) for made in map(resolve_name, contributed("tables"))),
         _section("Inside single runs", pictures),
         "<details><summary>The same in all runs</summary>",
         _definitions((key, number(value)) for key, value in sorted(study.constant.items()) if value is not None),
@@ -106,7 +107,7 @@ def page(study: Study, plots: Sequence[Plot], pictures: Sequence[Plot], *, title
 
 def _of_run(run: Run) -> list[Table]:
     """Everything that one run measured, by section, as at its end on the console."""
-    found = ((section, [[metric.title, text] for metric, text in lines(run.result, section)]) for section in SECTIONS)
+    found = ((section, [[metric.title, text] for metric, text in lines(run.result, section)]) for section in sections())
     return [Table(section[0].upper() + section[1:], ["", ""], rows) for section, rows in found]
 
 

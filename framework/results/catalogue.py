@@ -1,22 +1,18 @@
 """Every key of `result.json`, declared once: unit, better direction, section, title and definition.
 
-To add a result, add one line to `framework.results.metrics`; the table a run ends with, reports, W&B and
-docs/results.md show it, and a test fails on a key that is not declared. A plugin's own facts need no line: they carry
-its kind as a prefix, see `FAMILIES`.
+To add a result, add one line to `framework.results.metrics`, or to the `metrics` of an observer; the table a run ends
+with, reports, W&B and docs/results.md show it, and a test fails on a key that is not declared. A plugin's own facts
+need no line: they carry its kind as a prefix, see `FAMILIES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 
+from framework.results.contributed import contributed
 from framework.results.metric import Metric
 from framework.results.metrics import DECLARED
-
-SECTIONS = (
-    "run", "prefix cache", "tiers", "optimum", "requests", "speed", "latency", "memory", "scheduling", "execution",
-    "KV events", "kernel", "plugins",
-)  # fmt: skip
-"""In the order of docs/results.md and of the table a run ends with."""
 
 FAMILIES: Mapping[str, str] = {
     kind: f"what the chosen {kind} reports of itself through `facts()`"
@@ -24,7 +20,38 @@ FAMILIES: Mapping[str, str] = {
 }
 """Prefix (before an underscore) -> what keys so begun hold; they stand in the section "plugins"."""
 
-CATALOGUE: Mapping[str, Metric] = {metric.key: metric for metric in DECLARED}
+_SECTIONS = (
+    "run", "prefix cache", "tiers", "optimum", "requests", "speed", "latency", "memory", "scheduling", "execution",
+)  # fmt: skip
+_LAST_SECTIONS = ("kernel", "plugins")
+
+
+class _Catalogue(Mapping[str, Metric]):
+    """The core's declarations, and those of the installed plugins, which are loaded when somebody first looks."""
+
+    def __getitem__(self, key: str) -> Metric:
+        return _declared()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_declared())
+
+    def __len__(self) -> int:
+        return len(_declared())
+
+
+CATALOGUE: Mapping[str, Metric] = _Catalogue()
+
+
+@cache
+def _declared() -> dict[str, Metric]:
+    return {metric.key: metric for metric in (*contributed("metrics"), *DECLARED)}
+
+
+def sections() -> tuple[str, ...]:
+    """In the order of docs/results.md and of the table a run ends with."""
+    own = (*_SECTIONS, *_LAST_SECTIONS)
+    others = dict.fromkeys(metric.section for metric in contributed("metrics") if metric.section not in own)
+    return (*_SECTIONS, *others, *_LAST_SECTIONS)
 
 
 def find(key: str) -> Metric | None:
@@ -62,7 +89,7 @@ BEGIN, END = "<!-- definitions:begin -->", "<!-- definitions:end -->"
 def definitions() -> str:
     """One Markdown table a section, in the order of the catalogue."""
     return "\n\n".join(
-        f"### {section[0].upper() + section[1:]}\n\n" + "\n".join(_rows(section)) for section in SECTIONS
+        f"### {section[0].upper() + section[1:]}\n\n" + "\n".join(_rows(section)) for section in sections()
     )
 
 

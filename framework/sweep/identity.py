@@ -64,6 +64,9 @@ def components(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for kind in ("store", "eviction"):
             if name := _name(tier.get(kind)):
                 yield f"tiers.{number}.{kind}", name
+    for number, observer in enumerate(config.get("observers") or (), start=1):
+        if name := _name(observer):
+            yield f"observers.{number}.observer", name
     if (core := str((config.get("replay") or {}).get("core") or "python")) != "python":
         yield "replay_core", core
     workload = config.get("workload")
@@ -82,7 +85,7 @@ def inputs(config: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
     Where a run writes, and what a tier's store keeps, is no input.
     """
     for key, value in config.items():
-        if key not in ("run", "tracker", "kv_events"):
+        if key not in ("run", "tracker", "observers"):
             yield from _files(key, value, folders=key in _FOLDERS)
 
 

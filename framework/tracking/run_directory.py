@@ -13,6 +13,7 @@ from framework.errors import ConfigError, FrameworkError, RunDirectoryError
 from framework.files.atomic import missing_folders, remove_empty, write_json, write_text
 from framework.files.jsonl import dump_line, to_plain
 from framework.files.secrets import masked
+from framework.results.contributed import contributed
 from framework.results.layout import CONFIG, FAILURE, JOB, LOCK, MARK, OF_A_RUN, PROVENANCE, RESULT
 from framework.tracking.lock import Lock
 
@@ -141,7 +142,7 @@ class RunDirectory:
         with _as_run_directory_error(self.path):
             write_json(self.path / MARK, {"format": "kvcache-framework run directory", "version": 1})
             self._on_begin(self.path)
-            for name in OF_A_RUN:
+            for name in (*OF_A_RUN, *contributed("files")):
                 (self.path / name).unlink(missing_ok=True)
         self.begun = True
 

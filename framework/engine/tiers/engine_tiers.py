@@ -13,7 +13,6 @@ from framework.engine.state import EngineState
 from framework.engine.tiers.placement import Placement, TierSetup
 from framework.errors import FrameworkError, InvariantViolation
 from framework.interfaces.allocator import Hit
-from framework.kv_events.stream import EventStream
 from framework.tiers.tier import Tier
 from framework.tiers.transfers import Copy
 from framework.types import BlockCopy as PoolCopy
@@ -90,17 +89,13 @@ class EngineTiers(Below):
         placement: what lies where, and the stores; `placements` of each group of KV.
     """
 
-    def __init__(
-        self, state: EngineState, life: Lifecycle, stream: EventStream | None, setup: TierSetup, *further: TierSetup
-    ) -> None:
+    def __init__(self, state: EngineState, life: Lifecycle, setup: TierSetup, *further: TierSetup) -> None:
         super().__init__()
         self._state, self._life, self._size = state, life, state.guarded.block_size
-        self.placement = Placement(state, setup, stream)
+        self.placement = Placement(state, setup)
         self.placements = [self.placement, *(Placement(state, other, first=self.placement) for other in further)]
         self._waiting: RequestId | None = None  # last asked about for a prefetch
         state.listeners.append(self.placement.heard)
-        if state.ledger is not None:
-            state.ledger.lies_below = self.lies_below
         self.transfers, self._lower = self.placement.transfers, self.placement.lower
         self.loading: dict[RequestId, Load] = {}
         self.dropped: list[Load] = []
@@ -211,7 +206,6 @@ class EngineTiers(Below):
         self._hits[seq.id] = path[:full]
 
     def lies_below(self, key: BlockHash) -> bool:
-        """Whether a tier below the pool has this content, or it is on its way from one."""
         return self._lower.where(key) > 0 or key in self.placement.arriving
 
     def _load(self, seq: Row, plan: Plan) -> None:
@@ -403,9 +397,9 @@ class EngineTiers(Below):
         return {**blocks, "loading": len(self.loading)}
 
 
-def tier_maker(setup: Callable[[], TierSetup]) -> Callable[[EngineState, Lifecycle, EventStream | None], EngineTiers]:
+def tier_maker(setup: Callable[[], TierSetup]) -> Callable[[EngineState, Lifecycle], EngineTiers]:
     """Makes the tiers of one group of KV, see `engine.MakeTiers`."""
-    return lambda state, life, stream: EngineTiers(state, life, stream, setup())
+    return lambda state, life: EngineTiers(state, life, setup())
 
 
 def _by_tier(plan: Plan) -> Iterator[tuple[Tier, list[BlockHash]]]:
