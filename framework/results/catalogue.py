@@ -44,7 +44,7 @@ CATALOGUE: Mapping[str, Metric] = _Catalogue()
 
 @cache
 def _declared() -> dict[str, Metric]:
-    return {metric.key: metric for metric in (*contributed("metrics"), *DECLARED)}
+    return {metric.key: metric for metric in (*DECLARED, *contributed("metrics"))}
 
 
 def sections() -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """Conformance kits and slow oracles, shipped for plugin authors.
 
 `allocator_checks`, `eviction_checks`, `hash_checks`, `backend_checks`, `workload_checks`, `trace_checks`,
-`tracker_checks`, `tiering_checks`, `store_checks` and `replay_core_checks` are tuples of functions `check(make)`; each
-raises an AssertionError that says which rule is broken and shows the calls that break it. In a test:
+`tracker_checks`, `observer_checks`, `tiering_checks`, `store_checks` and `replay_core_checks` are tuples of functions
+`check(make)`; each raises an AssertionError that says which rule is broken and shows the calls that break it. In tests:
 
     @pytest.mark.parametrize("check", eviction_checks)
     def test_my_policy(check):
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from framework.testing.backend import backend_checks
     from framework.testing.eviction import eviction_checks
     from framework.testing.hash import hash_checks
+    from framework.testing.observer import observer_checks
     from framework.testing.replay_core import replay_core_checks
     from framework.testing.store import store_checks
     from framework.testing.tiering import tiering_checks
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from framework.testing.workload import workload_checks
 
 __all__ = [
-    "allocator_checks", "backend_checks", "eviction_checks", "hash_checks", "replay_core_checks", "store_checks",
-    "tiering_checks", "trace_checks", "tracker_checks", "workload_checks",
+    "allocator_checks", "backend_checks", "eviction_checks", "hash_checks", "observer_checks", "replay_core_checks",
+    "store_checks", "tiering_checks", "trace_checks", "tracker_checks", "workload_checks",
 ]  # fmt: skip
 
 

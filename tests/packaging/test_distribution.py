@@ -10,6 +10,9 @@ from environments import build, fresh_environment, pip_install, run
 
 pytest.importorskip("hatchling", reason="hatchling, of the test extra, builds the distributions")
 
+PACKAGES = ("framework_builtin", "framework_explain", "framework_kv_events")
+"""The import packages beside the core."""
+
 PROBE = """
 import sys
 import framework, framework_builtin
@@ -52,10 +55,10 @@ def _names(wheel: Path) -> set[str]:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
 
 
-def test_the_wheel_holds_two_import_names_and_no_other(wheel: Path) -> None:
+def test_the_wheel_holds_the_core_and_the_packages_and_no_other_import_name(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}
-    assert tops == {"framework", "framework_builtin", "kvcache_framework-0.1.0.dist-info"}, tops
+    assert tops == {"framework", *PACKAGES, "kvcache_framework-0.1.0.dist-info"}, tops
 
 
 def test_every_configuration_file_travels_inside_the_wheel(wheel: Path, repository: Path) -> None:
@@ -67,9 +70,10 @@ def test_every_configuration_file_travels_inside_the_wheel(wheel: Path, reposito
 
 def test_every_module_and_type_marker_is_in_the_wheel(wheel: Path, repository: Path) -> None:
     names = _names(wheel)
-    for folder, inside in (("framework", "framework"), ("plugins/framework_builtin", "framework_builtin")):
+    for folder, inside in (("framework", "framework"), *((f"plugins/{name}", name) for name in PACKAGES)):
         root = repository / folder
         wanted = {f"{inside}/{path.relative_to(root).as_posix()}" for path in root.rglob("*.py")}
+        wanted = {name for name in wanted if not name.startswith(f"{inside}/tests/")}
         assert wanted <= names, wanted - names
         assert f"{inside}/py.typed" in names
     assert not [name for name in names if "test_" in name or "__pycache__" in name]
@@ -86,7 +90,7 @@ def test_the_sdist_holds_sources_and_no_results(unpacked: Path) -> None:
         ".gitignore",
     }  # fmt: skip
     assert tops <= allowed, tops - allowed
-    assert {path.name for path in (unpacked / "plugins").iterdir()} == {"framework_builtin"}
+    assert {path.name for path in (unpacked / "plugins").iterdir()} == {*PACKAGES}
 
 
 def test_the_wheel_offers_the_entry_points_of_pyproject(wheel: Path, repository: Path) -> None:
