@@ -17,9 +17,9 @@ from framework.groups.kinds import KVGroup
 from framework.groups.memory import OnePool
 from framework.interfaces.allocator import Allocator, CacheEvent
 from framework.interfaces.hash import HashScheme
-from framework.misses.ledger import Ledger
 from framework.registry.components import build_allocator, build_component
 from framework.types import BlockHash, Namespace, TokenArray
+from framework_explain.ledger import Ledger
 
 _ROOT = BlockHash(b"root")
 

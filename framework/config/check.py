@@ -13,6 +13,7 @@ from framework.config.sections import SECTIONS, GroupOptions
 from framework.errors import ConfigError, shown
 from framework.interfaces.below import Below
 from framework.interfaces.mode import Mode
+from framework.interfaces.observer import Observer
 from framework.model.options import model_options
 from framework.registry.components import build_component
 from framework.registry.signatures import did_you_mean, listing
@@ -45,6 +46,8 @@ def parse(config: Mapping[str, Any]) -> Config:
             values[key] = SECTIONS[key].parse(value)
         elif key in GROUPS:
             values[key] = component(key, value)
+        elif key == "observers":
+            values[key] = parse_observers(value)
         else:
             values[key] = value
     for group in GROUPS:
@@ -56,7 +59,7 @@ def parse(config: Mapping[str, Any]) -> Config:
     _check_mode(checked)
     below: Below = build_component("below", checked.below.plain(), {})
     below.check(checked)
-    _check_kv_events(checked)
+    _check_observers(checked)
     _check_groups(checked)
     if checked.run.sweep:  # empty where nothing is swept
         check_below("run.sweep", checked.run.sweep, "hydra.sweep.dir=FOLDER")
@@ -84,12 +87,37 @@ def _check_mode(config: Config) -> None:
     mode.check(config)
 
 
-def _check_kv_events(config: Config) -> None:
-    asked = config.kv_events
-    if not asked.file and not asked.publish:
-        return
-    if config.executor == "cache_only":
-        raise ConfigError("kv_events are not of executor=cache_only, which keeps no blocks; take executor=none")
+def parse_observers(value: Any) -> tuple[dict[str, Any], ...]:
+    """Each observer as `{"name": ..., **options}`, checked.
+
+    Args:
+        value: a list of names, or of mappings with a name and options.
+
+    Raises:
+        ConfigError: no list, one that is there twice, or an option that it does not have or allow.
+        UnknownPlugin and the like: one that cannot be had.
+    """
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(f"observers must be a list, found {shown(value)}; as in observers=[explain]")
+    found = tuple(component("observer", entry).plain() for entry in value)
+    names = [entry["name"] for entry in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"observers names {twice[0]} twice; one is enough")
+    return found
+
+
+def _observers(config: Config) -> list[tuple[str, type[Observer]]]:
+    """Name and class of each."""
+    return [(entry["name"], registry.load("observer", entry["name"])) for entry in config.observers]
+
+
+def _check_observers(config: Config) -> None:
+    for name, cls in _observers(config):
+        if config.executor == "cache_only" and not cls.counts:
+            raise ConfigError(
+                f"the observer {name} is not of executor=cache_only, which keeps no blocks; leave it out, or take "
+                "executor=none"
+            )
 
 
 def _check_groups(config: Config) -> None:
@@ -103,10 +131,11 @@ def _check_groups(config: Config) -> None:
         )
     allocator = config.allocator.name
     of_one_group = {
-        "replay.leaf_first": config.replay.leaf_first, "run.explain": config.run.explain,
+        "replay.leaf_first": config.replay.leaf_first,
         "allocator": allocator if allocator != default_choices()["allocator"] else None,
         "replay.core": config.replay.core if config.replay.core != "python" else None,
-        "cache.kv_dtype": config.cache.kv_dtype, "kv_events": config.kv_events.file or config.kv_events.publish,
+        "cache.kv_dtype": config.cache.kv_dtype,
+        "observers": [name for name, cls in _observers(config) if not cls.several_groups],
         "replay.optimum": config.executor != "cache_only" and config.replay.optimum is True,
     }  # fmt: skip
     for key, value in of_one_group.items():

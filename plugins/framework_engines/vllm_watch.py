@@ -14,11 +14,12 @@ import numpy as np
 from framework.errors import ConfigError
 from framework.files.jsonl import dump_line, json_text
 from framework.guard.boundary import OUTSIDE
-from framework.misses.ledger import Ledger
-from framework.replay.misses import against_models
-from framework.results.layout import REGRET, REQUESTS, RESULT
+from framework.results.layout import REQUESTS, RESULT
 from framework.types import RequestFacts, RequestId, RequestInfo
 from framework_engines.pool_facts import PoolFacts
+from framework_explain.account import REGRET
+from framework_explain.ledger import Ledger
+from framework_explain.replayed_misses import against_models
 
 logger = logging.getLogger("vllm.framework.export")  # below vLLM's own logger, whose handlers print it
 
@@ -324,7 +325,7 @@ class MissWatch:
         hash_of: vLLM's get_block_hash.
         policy: whose decisions evictions are.
         folder: for `requests.jsonl`, and at the end `result.json` and `regret.jsonl`, which `python -m
-            framework.explain` reads.
+            framework_explain.explain` reads.
 
     Raises:
         ConfigError: a folder that holds a result, or cannot be made.

@@ -10,6 +10,9 @@ from environments import build, fresh_environment, pip_install, run
 
 pytest.importorskip("hatchling", reason="hatchling, of the test extra, builds the distributions")
 
+PACKAGES = ("framework_builtin", "framework_explain", "framework_kv_events")
+"""The import packages beside the core."""
+
 PROBE = """
 import sys
 import framework, framework_builtin

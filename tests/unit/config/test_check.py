@@ -17,6 +17,7 @@ from framework.config.check import parse, without_effect
 from framework.config.config import GROUPS, Config, default_choices, default_settings
 from framework.config.sections import SECTIONS, EngineOptions, RunOptions
 from framework.errors import ConfigError, FrameworkError
+from framework.interfaces.observer import Observer
 
 HERE = {"run": {"dir": "somewhere"}}
 
@@ -146,6 +147,29 @@ def test_every_setting_that_only_a_model_reads_has_no_effect_in_a_replay() -> No
     assert all(f"engine.{name}=" in said for name in settings), said
 
 
+class OfOneGroup(Observer):
+    """One that is not of a cache-only replay either."""
+
+    several_groups = False
+
+
+def test_observers_are_a_list_each_once_and_of_runs_that_they_can_hear() -> None:
+    name = f"{__file__}:OfOneGroup"
+    config = parse({**HERE, "observers": [name]})
+    assert config.observers == ({"name": name},)
+    assert parse(config.plain()) == config
+    for changed, said in (
+        ({"observers": name}, "observers must be a list"),
+        ({"observers": [name, {"name": name}]}, "twice"),
+        ({"observers": ["nope"]}, "no observer named"),
+        ({"observers": [{"name": name, "x": 1}]}, "no option 'x'"),
+        ({"observers": [name], "mode": "kernel"}, "not of mode=kernel; leave it out"),
+        ({"observers": [name], "mode": "replay", "executor": "cache_only"}, "not of mode=replay executor=cache_only"),
+    ):
+        with pytest.raises(FrameworkError, match=said):
+            parse({**HERE, **changed})
+
+
 GROUPS_OF_KV = {**HERE, "mode": "replay", "executor": "cache_only", "replay": {"groups": {"model": "gemma-3-27b"}}}
 
 
@@ -154,10 +178,9 @@ def test_groups_of_kv_are_of_a_replay_without_what_one_group_has() -> None:
         assert parse({**GROUPS_OF_KV, "executor": executor}).replay.groups == {"model": "gemma-3-27b"}
     refused: dict[str, dict[str, Any]] = {
         "mode=serve": {"mode": "serve", "executor": None},
-        "kv_events": {"executor": "none", "kv_events": {"file": True}},
         "allocator=radix": {"allocator": "radix"},
         "cache.kv_dtype": {"cache": {"kv_dtype": "int8"}},
-        "run.explain": {"run": {"dir": "somewhere", "explain": True}},
+        "observers=": {"executor": "none", "observers": [f"{__file__}:OfOneGroup"]},
     }  # fmt: skip
     for found, changed in refused.items():
         with pytest.raises(ConfigError, match=found):

@@ -17,11 +17,11 @@ from experiments.shared import CONVERSATION, MissingTrace, trace_path
 from framework.engine.engine import Engine
 from framework.errors import ConfigError
 from framework.interfaces.workload import WorkloadRequest
-from framework.misses.account import ELSEWHERE, EVICTED, Account
-from framework.misses.ledger import Ledger
-from framework.replay.recorded_misses import explain_stream
 from framework.types import Namespace
-from framework_report.misses import read_account
+from framework_explain.account import ELSEWHERE, EVICTED, Account
+from framework_explain.ledger import Ledger
+from framework_explain.recorded_misses import explain_stream
+from framework_explain.table_of_misses import read_account
 
 main = command("explain")
 
