@@ -129,6 +129,9 @@ def test_the_command_says_of_a_recorded_pair_what_it_says_of_the_run(
     assert main([str(log), str(run / "kv_events.jsonl"), "--num-blocks", "40", "--json"]) == 0
     seen = json.loads(capsys.readouterr().out)
     assert {**seen, "evicted_by": "lru"} == truth
+    assert main([str(log), str(run / "kv_events.jsonl"), "--limit", "5", "--json"]) == 0
+    few = json.loads(capsys.readouterr().out)
+    assert sum(few["tokens"].values()) == sum(request.input_tokens for request in conversations(7)[:5])
 
 
 def test_requests_that_the_stream_does_not_show_are_left_out_and_counted(tmp_path: Path) -> None:
