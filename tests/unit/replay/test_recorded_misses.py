@@ -135,7 +135,7 @@ def asked(num_tokens: int, **more: Any) -> WorkloadRequest:
     return WorkloadRequest(prompt=np.arange(num_tokens, dtype=np.int32), **{"output_tokens": 1, **more})
 
 
-def test_adapters_groups_media_and_a_cleared_cache_are_told_apart(tmp_path: Path) -> None:
+def test_adapters_groups_media_and_a_cleared_cache_are_not_confused(tmp_path: Path) -> None:
     prompt = [*range(3 * SIZE)]
     stream = streamed(
         tmp_path,
