@@ -151,6 +151,14 @@ def test_sessions_are_compared_where_both_runs_had_the_same_requests(
     assert made.evidence == evidence
 
 
+def test_where_one_request_has_no_session_each_is_a_unit(tmp_path: Path) -> None:
+    make_traces(tmp_path, [0.3])
+    for path in tmp_path.glob("*/requests.jsonl"):
+        path.write_text(path.read_text().replace('"session": "s0"', '"session": null', 1))
+    (made,) = Study(collect([tmp_path])).comparisons
+    assert "request" in made.difference.unit, made.evidence
+
+
 def write_requests(folder: Path, hits: np.ndarray, prompts: np.ndarray, sessions: int) -> None:
     lines = [
         {"request": i, "session": f"s{i % sessions}", "prompt_tokens": int(prompt), "cached_tokens": int(hit)}
