@@ -339,7 +339,7 @@ class Grouped(Lru):
 def test_a_policy_over_groups_knows_the_hit_the_group_and_the_end_of_each_block(groups: Any, vllm: None) -> None:
     manager = GroupManager(60, groups)
     watch = lead(manager, Grouped(), clock=lambda: 0.0)
-    facts, pool, step = watch.queue.facts, manager.block_pool, max(wide for wide, _ in groups)
+    facts, pool = watch.queue.facts, manager.block_pool
     assert facts is not None
     policy: Any = facts.policy.plugin
     held, hits = dict[int, Any](), 0
@@ -373,7 +373,8 @@ def test_a_policy_over_groups_knows_the_hit_the_group_and_the_end_of_each_block(
         idle = [block.block_id for block in named if not block.ref_cnt]
         assert [block for block, candidate in enumerate(facts.candidate) if candidate] == idle
     assert watch.queue.failure is None
-    assert (hits > 30, len(pool.evicted) > 100) == (True, True), (hits, len(pool.evicted), step)
+    assert hits > 30
+    assert len(pool.evicted) > 100
 
 
 class Salted(SimpleNamespace):
@@ -464,9 +465,9 @@ def test_what_a_manager_misses_has_the_causes_that_its_pool_shows(tmp_path: Path
                 waiting[number] = request
             for name in [*waiting, *running]:
                 request = waiting.get(name) or running[name]
-                external = draw.choice((0, 0, 16)) if name in waiting and len(request.prompt) > 64 else 0
-                external = 0 if len(manager.hit(request)) > 2 else external
-                if request.num_computed_tokens < request.num_tokens or name in waiting:
+                loads = name in waiting and len(request.prompt) > 64 and len(manager.hit(request)) <= 2
+                external = draw.choice((0, 0, 16)) if loads else 0
+                if name in waiting or (request.num_computed_tokens < request.num_tokens and draw.random() < 0.8):
                     order = numbers.setdefault(name, len(numbers))
                     if causes.allocate(order, request, draw.choice((16, 40, 200)), external):
                         running[name] = waiting.pop(name, request)
@@ -481,10 +482,10 @@ def test_what_a_manager_misses_has_the_causes_that_its_pool_shows(tmp_path: Path
                     waiting.pop(name, None)
                     if running.pop(name, None) is not None and not request.done:
                         waiting[name] = request  # preempted
-            if draw.random() < 0.05:
+            if draw.random() < 0.1:
                 before = len(pool.evicted)
-                ids_ = {block.block_id for block in pool.free_block_queue.free if block.block_hash is not None}
-                pool.evict_blocks({*sorted(ids_)[:3]})
+                idle = [block.block_id for block in pool.free_block_queue.free if block.block_hash is not None]
+                pool.evict_blocks({*draw.sample(idle, min(3, len(idle)))})
                 causes.lost(before, ("declined", -1))
             if draw.random() < 0.3 and pool.reset_prefix_cache():
                 causes.fates.clear()
