@@ -377,6 +377,20 @@ def test_a_policy_over_groups_knows_the_hit_the_group_and_the_end_of_each_block(
     assert len(pool.evicted) > 100
 
 
+def test_a_hit_is_what_the_group_that_reaches_furthest_found(vllm: None) -> None:
+    """Of another group the last block may have come by a way that nobody watches."""
+    manager = GroupManager(60, [(1, None), (1, 3)])
+    watch = lead(manager, Grouped(), clock=lambda: 0.0)
+    facts, tables = watch.queue.facts, manager.tables
+    assert facts is not None
+    manager.allocate_slots(asked(1, [1] * 65))
+    facts.drop(tables["1"][1][3].block_id)
+    assert manager.allocate_slots(asked(2, [1] * 64 + [2] * 40)) == 4
+    policy: Any = facts.policy.plugin
+    assert [policy.view.last_request[table[4].block_id].new_blocks for table in tables["2"]] == [3, 3]
+    assert watch.queue.failure is None
+
+
 class Salted(SimpleNamespace):
     """A request of vLLM's that names its blocks itself."""
 
