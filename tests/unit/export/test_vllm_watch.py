@@ -13,15 +13,18 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from engine_stand_ins import FreeQueue, GroupManager, Manager
 from paged_helpers import NS, info, tokens
+from replay_helpers import workload
 
 from framework.errors import ConfigError, UnknownPlugin, Unsupported
 from framework.export.vllm_connector import HOOKS, TESTED, lead, options_of, require_hooks
 from framework.export.vllm_watch import MissWatch, PoolWatch
 from framework.interfaces.eviction import BlockView
 from framework.misses.account import HIT, OUTCOMES
+from framework.replay.reference import replay
 from framework.report.misses import read_account
 from framework.types import Namespace, RequestId
 from framework_builtin.allocator.prefix import PrefixAllocator
@@ -404,18 +407,20 @@ class Causes:
 
     def __init__(self, manager: Manager) -> None:
         self.manager, self.pool = manager, manager.block_pool
-        self.fates: dict[bytes, tuple[str, int]] = {}
+        self.fates: dict[bytes, tuple[str, int, int]] = {}
         self.running: dict[int, Sequence[bytes]] = {}
         self.rows: dict[int, Counter[str]] = {}
-        self.blamed: dict[int, dict[int, int]] = {}
+        self.blamed: dict[int, dict[int, tuple[int, int]]] = {}
+        self.prompts: list[Sequence[bytes]] = []
         self.preempted = 0
 
     def there(self, name: bytes) -> bool:
         return bool(self.pool.cached.get(name))
 
-    def lost(self, before: int, fate: tuple[str, int]) -> None:
+    def lost(self, before: int, fate: str, by: int = -1) -> None:
         """Everything that was given up since `before`."""
-        self.fates.update({name: fate for name in self.pool.evicted[before:] if not self.there(name)})
+        found = fate, by, len(self.prompts)
+        self.fates.update({name: found for name in self.pool.evicted[before:] if not self.there(name)})
 
     def hit_elsewhere(self, request: Any) -> int:
         lengths = [0]
@@ -427,12 +432,12 @@ class Causes:
             lengths.append([*there, False].index(False))
         return max(lengths)
 
-    def asked(self, request: Any, cached: int) -> tuple[Counter[str], dict[int, int]]:
-        row, blamed, limit = Counter({"hit": cached}), dict[int, int](), (request.num_tokens - 1) // 16
+    def asked(self, request: Any, cached: int) -> tuple[Counter[str], dict[int, tuple[int, int]]]:
+        row, blamed, limit = Counter({"hit": cached}), dict[int, tuple[int, int]](), (request.num_tokens - 1) // 16
         for place, name in enumerate(request.block_hashes[:limit]):
             if 16 * place < cached:
                 continue
-            cause, by = self.fates.get(name, ("new", -1))
+            cause, by, since = self.fates.get(name, ("new", -1, 0))
             if self.there(name):
                 cause = "unreachable"
             elif any(name in names for names in self.running.values()):
@@ -441,7 +446,7 @@ class Causes:
                 cause = "other namespace"
             row[cause] += 16
             if cause == "evicted":
-                blamed[place] = by
+                blamed[place] = by, len(self.prompts) + 1 - since
         row["end of prompt"] = request.num_prompt_tokens - row.total()
         return row, blamed
 
@@ -452,7 +457,9 @@ class Causes:
         asked = self.asked(request, cached)
         if self.manager.allocate_slots(request, count, 16 * len(found), num_external_computed_tokens=external) is None:
             return False
-        self.lost(before, ("evicted", number))
+        if first:
+            self.prompts.append(request.block_hashes[: (request.num_tokens - 1) // 16])
+        self.lost(before, "evicted", number)
         if table is None:
             self.running[number] = request.block_hashes[cached // 16 :]
         if first:
@@ -500,7 +507,7 @@ def test_what_a_manager_misses_has_the_causes_that_its_pool_shows(tmp_path: Path
                 before = len(pool.evicted)
                 idle = [block.block_id for block in pool.free_block_queue.free if block.block_hash is not None]
                 pool.evict_blocks({*draw.sample(idle, min(3, len(idle)))})
-                causes.lost(before, ("declined", -1))
+                causes.lost(before, "declined")
             if draw.random() < 0.3 and pool.reset_prefix_cache():
                 causes.fates.clear()
         for name, request in [*running.items(), *waiting.items()]:
@@ -516,11 +523,19 @@ def test_what_a_manager_misses_has_the_causes_that_its_pool_shows(tmp_path: Path
         }
         assert found == {number: dict(+row) for number, row in causes.rows.items()}, seed
         assert account.preempted_tokens == causes.preempted
-        blamed = dict[int, dict[int, int]]()
+        blamed, lost = dict[int, dict[int, tuple[int, int]]](), account.evictions
         for row in account.evictions.rows("vllm"):
             places = range(row["depth"], row["depth"] + row["blocks"])
-            blamed.setdefault(row["request"], {}).update(dict.fromkeys(places, row["evicted_for"]))
+            who = row["evicted_for"], row["requests_ago"]
+            blamed.setdefault(row["request"], {}).update(dict.fromkeys(places, who))
         assert blamed == {number: by for number, by in causes.blamed.items() if by}, seed
+        ids = dict[bytes, int]()
+        paths = workload([[ids.setdefault(name, len(ids)) for name in names] for names in causes.prompts], 16)
+        hits = replay(paths, Lru(), BLOCKS).request_hits
+        kept = 16 * np.clip(hits[lost.admission] - lost.depth, 0, lost.blocks)
+        assert lost.lru_tokens is not None
+        assert lost.lru_tokens.tolist() == np.minimum(kept, lost.tokens).tolist(), seed
+        assert lost.optimum_tokens is not None
         result = json.loads((folder / "result.json").read_text())
         assert result["hit_tokens"] == account.tokens[:, HIT].sum()
         assert result["prompt_tokens"] == account.tokens.sum()
