@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from framework.interfaces.allocator import Allocator, Hit
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
 from framework.types import Namespace
+from framework_builtin.eviction.lru import Lru
 from framework_explain.account import (
     DECLINED,
     ELSEWHERE,
@@ -50,6 +52,10 @@ class History:
         self.fates: dict[Content, list[tuple[str, int]]] = {}
         self.running: dict[int, list[Content]] = {}
         self.number: dict[int, int] = {}
+        self.copies = Counter[Content]()
+        self.most_copies = self.num_asked = self.num_references = 0
+        self.lost_at: dict[Content, tuple[int, int]] = {}
+        self.ages: dict[tuple[int, int], tuple[int, int]] = {}
         self.call, self.caller = "", -1
         self.causes: dict[int, list[tuple[int, int]]] = {}
         self.engine: Engine | None = None
@@ -64,12 +70,18 @@ class History:
 
     def heard(self, event: Any) -> None:
         for key in event.hashes:
-            history = self.fates.setdefault(self.content[key], [])
+            content = self.content[key]
+            history = self.fates.setdefault(content, [])
+            self.copies[content] += 1 if event.kind == "admit" else -1
+            self.most_copies = max(self.most_copies, self.copies[content])
+            if self.copies[content] > (event.kind == "admit"):
+                continue  # one more, or one less, of what is there
             if event.kind == "admit":
                 history.append(("promise" if self.call == "promise" else "there", self.caller))
             elif history[-1][0] == "promise":
                 history.pop()  # as if it had never been published
             else:
+                self.lost_at[content] = self.num_asked, self.num_references
                 declined = self.call in ("free", "unref_leading")
                 history.append(("declined" if declined else "evicted", self.caller))
         if self.listener is not None:
@@ -96,8 +108,14 @@ class History:
         blocks = self.blocks(tokens, seq.request.namespace)
         if not seq.was_admitted:
             self.causes[number] = self.classify(seq.request, hit.num_tokens // BLOCK)
+            self.num_asked += 1
+            for block, content in enumerate(blocks):
+                now, (asked, references) = (self.num_asked, self.num_references), self.lost_at.get(content, (0, 0))
+                self.ages[number, block] = now[0] - asked, now[1] - references
         self.call, self.caller = "allocate", number
         self.plugin.allocate(info, tokens, hit, num_tokens)
+        if not seq.was_admitted:
+            self.num_references += -(-len(seq.request.prompt) // BLOCK)
         self.running[info.id] = blocks[hit.num_tokens // BLOCK :]
 
     def classify(self, request: Request, found: int) -> list[tuple[int, int]]:
@@ -206,6 +224,12 @@ class History:
         found: Sequence[int] = self.plugin.withdraw(request)
         return found
 
+    def unref_leading(self, request: int, num_tokens: int) -> Any:
+        self.about("unref_leading", request)
+        found = self.plugin.unref_leading(request, num_tokens)
+        self.running[request] = [content for content in self.running[request] if len(content[1]) > num_tokens]
+        return found
+
     def free(self, request: int, next_use: Sequence[float] = ()) -> None:
         self.about("free", request)
         self.plugin.free(request, next_use)
@@ -216,19 +240,20 @@ Allocator.register(History)  # it has what it does not define from the one behin
 
 
 def explained(
-    seed: int, allocator: Any, eviction: str, scheduling: Any, rule: Tiering | None
+    seed: int, allocator: Any, eviction: Any, scheduling: Any, rule: Tiering | None, window: int | None
 ) -> tuple[Ledger, History, list[Request]]:
     draw = random.Random(seed)
     num_blocks = draw.randint(10, 24)
     built = build_allocator(
-        allocator, eviction, "xxh64", num_blocks=num_blocks, block_size=BLOCK, max_model_len=40, seed=0
+        allocator, eviction, "sha256", num_blocks=num_blocks, block_size=BLOCK, max_model_len=40, seed=0
     )
     explain = Explain(most_contents=10_000)
     history = History(built)
-    executor = FakeExecutor(num_blocks, BLOCK, FakeModel())
+    executor = FakeExecutor(num_blocks, BLOCK, FakeModel(window=window))
     engine = make_engine(
         history,  # type: ignore[arg-type]
         executor,
+        window=window,
         max_model_len=40,
         max_batch_requests=4,
         max_batch_tokens=draw.choice((8, 24, 64)),
@@ -258,8 +283,10 @@ def explained(
     return explain.ledger, history, requests
 
 
-def check(seed: int, allocator: Any, eviction: str, scheduling: Any, rule: Tiering | None = None) -> list[int]:
-    ledger, history, requests = explained(seed, allocator, eviction, scheduling, rule)
+def check(
+    seed: int, allocator: Any, eviction: Any, scheduling: Any, rule: Tiering | None = None, window: int | None = None
+) -> tuple[list[int], History]:
+    ledger, history, requests = explained(seed, allocator, eviction, scheduling, rule, window)
     account = ledger.account()
     admitted = [request for request in requests if request.number in history.causes]
     blamed = {}
@@ -276,7 +303,15 @@ def check(seed: int, allocator: Any, eviction: str, scheduling: Any, rule: Tieri
     for number, depth, count, by in zip(lost.request, lost.depth, lost.blocks, lost.evicted_for, strict=True):
         found.setdefault(int(number), []).extend((int(depth) + step, int(by)) for step in range(int(count)))
     assert found == {number: rows for number, rows in blamed.items() if rows}, seed
-    return account.tokens[0].tolist()
+    # With tiers a request asks before it is admitted, and others between.
+    ages = zip(lost.request, lost.depth, lost.requests_ago, lost.references_ago, strict=True) if rule is None else ()
+    for number, depth, *ago in ages:
+        assert history.ages[int(number), int(depth)] == tuple(map(int, ago)), (seed, number, depth)
+    assert lost.tokens.sum() == account.tokens[0, EVICTED]
+    if rule is None and ledger.paths is not None:
+        prompts = [next(r.prompt for r in requests if r.number == number) for number in history.causes]
+        assert [len(path) for path in ledger.paths] == [(len(prompt) - 1) // BLOCK for prompt in prompts]
+    return account.tokens[0].tolist(), history
 
 
 @pytest.mark.parametrize("scheduling", ["admit_first", "running_first"])
@@ -284,7 +319,7 @@ def check(seed: int, allocator: Any, eviction: str, scheduling: Any, rule: Tieri
 def test_every_allocators_misses_have_the_causes_of_the_slow_model(allocator: str, scheduling: str) -> None:
     totals = np.zeros(len(OUTCOMES), dtype=np.int64)
     for seed in range(6):
-        totals += check(seed, allocator, "lru", scheduling)
+        totals += check(seed, allocator, "lru", scheduling)[0]
     wanted = [HIT, EVICTED, IN_FLIGHT, ELSEWHERE, NEW, END] if allocator in ("prefix", "prefix_cow", "radix") else [NEW]
     assert totals[wanted].all(), totals.tolist()
 
@@ -301,8 +336,29 @@ def test_every_policys_misses_have_the_causes_of_the_slow_model(eviction: str) -
 def test_what_tiers_hold_or_dropped_has_the_causes_of_the_slow_model(rule: Callable[[], Tiering]) -> None:
     totals = np.zeros(len(OUTCOMES), dtype=np.int64)
     for seed in range(12):
-        totals += check(seed, ("prefix", "radix", "prefix_cow")[seed % 3], "lru", "admit_first", rule())
+        totals += check(seed, ("prefix", "radix", "prefix_cow")[seed % 3], "lru", "admit_first", rule())[0]
     assert totals[TIER], totals.tolist()
+
+
+class EvenKept(Lru):
+    """Declines blocks of odd depth."""
+
+    def keep(self, block: Any, now: float) -> bool:
+        return not self.blocks.depth[block] % 2
+
+
+@pytest.mark.parametrize("eviction", [Lru, EvenKept])
+def test_what_a_window_has_passed_has_the_causes_of_the_slow_model(eviction: type) -> None:
+    totals = np.zeros(len(OUTCOMES), dtype=np.int64)
+    for seed in range(12):
+        totals += check(seed, "prefix", eviction(), "admit_first", window=5)[0]
+    assert totals[[IN_FLIGHT, DECLINED if eviction is EvenKept else EVICTED]].all(), totals.tolist()
+
+
+def test_a_content_in_several_blocks_is_lost_with_the_last_of_them() -> None:
+    found = [check(seed, {"name": "prefix", "duplicates": "keep"}, "lru", "admit_first") for seed in range(12)]
+    assert max(history.most_copies for _, history in found) > 2
+    assert sum(tokens[EVICTED] for tokens, _ in found)
 
 
 def test_a_withdrawn_promise_is_neither_in_flight_nor_evicted() -> None:
@@ -327,6 +383,73 @@ def test_lost_contents_are_remembered_up_to_the_bound() -> None:
     assert len(ledger._lost) <= 8
     assert 49 in ledger._lost
     assert ledger.num_forgotten == 50 - len(ledger._lost)
+
+
+def why(ledger: Ledger, number: int, key: Any) -> str:
+    """The cause that a request of this one block has, which is given up before it runs."""
+    before = ledger.account().blocks
+    ledger.ask(number, number, [key], BLOCK + 1, 0, lambda: 0)
+    ledger.admit(number, number, 0)
+    ledger.leave(number)
+    found = ledger.account().blocks - before
+    assert found[0, END] == 1
+    return OUTCOMES[int(found[0, :END].argmax())]
+
+
+def test_the_latest_losses_are_known_and_a_content_is_forgotten_with_its_last() -> None:
+    causes = Counter[str]()
+    for seed in range(8):
+        draw, ledger, most = random.Random(seed), Ledger(BLOCK, policy="lru", most_contents=6), 6
+        losses, copies, forgotten = list[int](), Counter[int](), 0
+        for number in range(150):
+            key = draw.randrange(9)
+            if copies[key] and draw.random() < 0.6:
+                ledger.serve(number)
+                ledger.given_up([key])
+                copies[key] -= 1
+                if not copies[key]:
+                    losses.append(key)
+                    old = losses[-most - 1] if len(losses) > most else None
+                    forgotten += old is not None and old not in losses[-most:] and not copies[old]
+            else:
+                ledger.published([key])
+                copies[key] += 1
+            asked = draw.randrange(9)
+            known = "evicted" if asked in losses[-most:] else "new"
+            expected = "unreachable" if copies[asked] else known
+            assert why(ledger, number, asked) == expected, (seed, number, asked, losses[-most:])
+            assert ledger.num_forgotten == forgotten, (seed, number)
+            causes[expected] += 1
+    assert min(causes.values()) > 50, causes
+
+
+def test_a_cache_that_begins_anew_never_held_lost_or_computed_anything() -> None:
+    ledger = Ledger(BLOCK, policy="lru", most_contents=10)
+    ledger.published(["a", "b"])
+    ledger.published(["a"])
+    ledger.given_up(["b"])
+    ledger.ask(1, 0, ["c"], BLOCK + 1, 0, lambda: 0)
+    ledger.admit(1, 0, 0)
+    assert [why(ledger, 9, key) for key in "abc"] == ["unreachable", "evicted", "in flight"]
+    ledger.reset()
+    assert [why(ledger, 9, key) for key in "abc"] == ["new"] * 3
+    ledger.published(["a"])
+    ledger.given_up(["a"])
+    assert why(ledger, 9, "a") == "evicted", "of two blocks before"
+
+
+def test_an_engine_asks_the_latest_eight_namespaces_what_they_hold() -> None:
+    for others, held in ((7, 2), (8, 1)):
+        built = build_allocator("prefix", "lru", "sha256", num_blocks=60, block_size=BLOCK, max_model_len=40, seed=0)
+        explain = Explain(most_contents=100)
+        engine = make_engine(built, FakeExecutor(60, BLOCK, FakeModel()), max_model_len=40, observers=(explain,))
+        first, second, third, end = ([at] * BLOCK for at in range(4))
+        for number, prompt in enumerate([first + second, *[first] * others, first + second + third]):
+            engine.submit(prompt + end[:1], Sampling(max_tokens=1), namespace=Namespace(salt=str(number)))
+            engine.run()
+        row = explain.ledger.row(others + 1)
+        assert row["missed_other_namespace_tokens"] == held * BLOCK, row
+        assert row["missed_new_tokens"] == (3 - held) * BLOCK, row
 
 
 def test_nothing_is_done_for_a_ledger_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ from command_line import command
 
 from framework import api
 from framework.interfaces.workload import WorkloadRequest
+from framework.types import Namespace
 from framework.workload.traces import write_trace
-from framework_explain.account import Account
+from framework_explain.account import OUTCOMES, Account
 from framework_explain.recorded_misses import explain_stream
 from framework_explain.table_of_misses import read_account
 
@@ -107,16 +108,72 @@ def test_who_was_preempted_is_no_new_request(tmp_path: Path, seed: int, every: i
     assert dict(zip(seen.requests, seen.tokens.tolist(), strict=True)) == rows
 
 
+def stored(keys: str, tokens: Any, parent: str | None = None, **more: Any) -> dict[str, Any]:
+    """An event; a block's key is a letter."""
+    plain = {"type": "BlockStored", "block_size": SIZE, "lora_id": None, "medium": "GPU"}
+    return {**plain, "block_hashes": [*keys], "parent_block_hash": parent, "token_ids": [*map(int, tokens)], **more}
+
+
+def removed(keys: str, **more: Any) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": [*keys], "medium": "GPU", **more}
+
+
+def streamed(folder: Path, *batches: list[dict[str, Any]]) -> Path:
+    lines: list[Any] = [{"format": "kvlab-kv-events", "version": 1, "block_size": SIZE}]
+    lines += [{"seq": at, "ts": at, "events": events} for at, events in enumerate(batches)]
+    (folder / "kv_events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder / "kv_events.jsonl"
+
+
+def causes(stream: Path, requests: list[WorkloadRequest]) -> list[dict[str, int]]:
+    """Of each request the tokens of each outcome, but for the end of its prompt."""
+    seen, _, unseen = explain_stream(stream, requests, most_contents=2**20)
+    assert (unseen, sorted(seen.requests)) == (0, [*range(len(requests))])
+    rows = dict(zip(seen.requests, seen.tokens.tolist(), strict=True))
+    named = [dict(zip(OUTCOMES, rows[number], strict=True)) for number in range(len(requests))]
+    return [{name: n for name, n in row.items() if n and name != "end of prompt"} for row in named]
+
+
+def asked(num_tokens: int, **more: Any) -> WorkloadRequest:
+    return WorkloadRequest(prompt=np.arange(num_tokens, dtype=np.int32), **{"output_tokens": 1, **more})
+
+
+def test_adapters_groups_media_and_a_cleared_cache_are_not_confused(tmp_path: Path) -> None:
+    prompt = [*range(3 * SIZE)]
+    stream = streamed(
+        tmp_path,
+        [stored("ab", prompt[: 2 * SIZE])],
+        [stored("AB", prompt[: 2 * SIZE], lora_name="one", extra_keys=[["one"], ["one"]])],
+        [removed("a", medium="CPU"), removed("b", group_idx=1), stored("x", [7] * SIZE, medium="CPU"),
+         stored("y", [8] * SIZE, group_idx=1)],
+        [stored("c", prompt[2 * SIZE :], "b")],
+        [removed("c"), {"type": "AllBlocksCleared"}],
+        [stored("abc", prompt)],
+    )  # fmt: skip
+    adapted = asked(2 * SIZE + 1, namespace=Namespace(adapter="one"))
+    assert causes(stream, [asked(2 * SIZE + 1), adapted, asked(3 * SIZE + 1), asked(3 * SIZE + 1)]) == [
+        {"new": 2 * SIZE}, {"other namespace": 2 * SIZE}, {"hit": 2 * SIZE, "new": SIZE}, {"new": 3 * SIZE},
+    ]  # fmt: skip
+
+
+def test_what_was_removed_before_a_request_of_the_same_step_looked_is_no_hit_of_it(tmp_path: Path) -> None:
+    prompt = [*range(3 * SIZE)]
+    stream = streamed(tmp_path, [stored("abc", prompt)], [removed("c"), stored("c", prompt[2 * SIZE :], "b")])
+    assert causes(stream, [asked(3 * SIZE + 1), asked(3 * SIZE + 2)])[1] == {"hit": 2 * SIZE, "evicted": SIZE}
+
+
+def test_a_prompt_in_chunks_goes_on_though_it_is_answered_with_nothing(tmp_path: Path) -> None:
+    prompt = [*range(3 * SIZE)]
+    parts = [[stored(key, prompt[at * SIZE : (at + 1) * SIZE], parent)] for at, (key, parent) in enumerate(
+        (("a", None), ("b", "a"), ("c", "b")))]  # fmt: skip
+    found = causes(streamed(tmp_path, *parts), [asked(2 * SIZE, output_tokens=0), asked(3 * SIZE + 1)])
+    assert found == [{"new": SIZE}, {"hit": 2 * SIZE, "new": SIZE}], "its last block is computed in any case"
+
+
 def test_who_is_admitted_after_the_next_of_the_log_is_admitted_once(tmp_path: Path) -> None:
     prompt = np.arange(5 * SIZE, dtype=np.int32)
     requests = [WorkloadRequest(prompt=part, output_tokens=1) for part in (prompt[: 3 * SIZE], prompt)]
-    keys, stream = list("abcde"), tmp_path / "kv_events.jsonl"
-    head = {"format": "kvlab-kv-events", "version": 1, "block_size": SIZE}
-    stored = {"type": "BlockStored", "block_size": SIZE, "lora_id": None, "parent_block_hash": None, "medium": "GPU"}
-    longer = {**stored, "block_hashes": keys, "token_ids": prompt.tolist()}
-    again = {"block_hashes": ["c"], "parent_block_hash": "b", "token_ids": prompt[2 * SIZE : 3 * SIZE].tolist()}
-    batches = [{"seq": at, "ts": at, "events": [event]} for at, event in enumerate((longer, {**stored, **again}))]
-    stream.write_text("".join(json.dumps(line) + "\n" for line in (head, *batches)))
+    stream = streamed(tmp_path, [stored("abcde", prompt)], [stored("c", prompt[2 * SIZE : 3 * SIZE], "b")])
     seen, _, unseen = explain_stream(stream, requests, most_contents=2**20)
     assert (seen.requests, unseen) == ([1, 0], 0)
     assert seen.totals("tokens")["hit"] == 2 * SIZE
@@ -132,6 +189,9 @@ def test_the_command_says_of_a_recorded_pair_what_it_says_of_the_run(
     assert main([str(log), str(run / "kv_events.jsonl"), "--num-blocks", "40", "--json"]) == 0
     seen = json.loads(capsys.readouterr().out)
     assert {**seen, "evicted_by": "lru"} == truth
+    assert main([str(log), str(run / "kv_events.jsonl"), "--limit", "5", "--json"]) == 0
+    few = json.loads(capsys.readouterr().out)
+    assert sum(few["tokens"].values()) == sum(request.input_tokens for request in conversations(7)[:5])
 
 
 def test_requests_that_the_stream_does_not_show_are_left_out_and_counted(tmp_path: Path) -> None:

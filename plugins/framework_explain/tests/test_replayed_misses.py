@@ -16,6 +16,7 @@ from framework import registry
 from framework.errors import FrameworkError
 from framework.interfaces.eviction import EvictionPolicy
 from framework.registry.components import build_component
+from framework.replay.optimum import optimum_hits
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.workload.traces import WorkloadRequest, open_trace
@@ -212,7 +213,7 @@ def test_an_eviction_says_for_whom_how_long_ago_and_who_would_have_kept_it() -> 
 
 
 def test_lru_would_have_kept_nothing_of_what_lru_evicted() -> None:
-    paths = workload(random_requests(3, 200, width=3, longest=5))
+    paths, free = workload(random_requests(3, 200, width=3, longest=5)), 0
     for num_blocks in (3, 8, 20):
         own, fifo = account_of(paths, "lru", num_blocks).evictions, account_of(paths, "fifo", num_blocks).evictions
         assert len(own)
@@ -221,6 +222,27 @@ def test_lru_would_have_kept_nothing_of_what_lru_evicted() -> None:
         hits = replay(paths, Lru(), num_blocks).request_hits
         kept = np.clip(hits[fifo.request] - fifo.depth, 0, fifo.blocks)
         assert (fifo.lru_tokens == 4 * kept).all(), (fifo, hits)
+        best = optimum_hits(paths, num_blocks, pinned=True)
+        assert (fifo.optimum_tokens == 4 * np.clip(best[fifo.request] - fifo.depth, 0, fifo.blocks)).all(), num_blocks
+        free += optimum_hits(paths, num_blocks, pinned=False).sum() - best.sum()
+    assert free > 0, "pinned or not is one here"
+
+
+def test_what_was_kept_of_a_partial_block_is_its_tokens_and_a_turn_that_the_trace_tells_is_believed() -> None:
+    account = explain_lru(
+        build_paths(
+            WorkloadRequest(
+                arrival_s=float(at), input_tokens=4 * len(ids) - 2, output_tokens=1, block_ids=np.array(ids),
+                block_tokens=4, turn=9 - at, tenant="t", category="c",
+            )
+            for at, ids in enumerate([[1, 2, 3], [4], [5], [6], [1, 2, 3]])
+        ),
+        4,
+    )  # fmt: skip
+    columns = ("depth", "evicted_for", "tokens", "optimum_tokens", "turn", "tenant", "category")
+    assert [tuple(row[name] for name in columns) for row in account.evictions.rows("lru")] == [
+        (1, 3, 4, 4, 5, "t", "c"), (2, 2, 2, 2, 5, "t", "c"),
+    ]  # fmt: skip
 
 
 def test_what_lay_below_and_was_dropped_there_is_the_tiers() -> None:
