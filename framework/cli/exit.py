@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn, ParamSpec
 
-from framework.errors import FrameworkError, Interrupted
+from framework.errors import ConfigError, FrameworkError, Interrupted
 from framework.files.atomic import is_disk_failure
 
 DONE, FAILED, INVALID = 0, 1, 2
@@ -30,6 +30,7 @@ def command(main: Callable[P, int]) -> Callable[P, int]:
     @functools.wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
+            require_working_directory()
             return main(*args, **kwargs)
         except BrokenPipeError:
             raise  # `| head` has read enough: see `exit_with`
@@ -43,6 +44,18 @@ def command(main: Callable[P, int]) -> Callable[P, int]:
             return status_of(error)
 
     return run
+
+
+def require_working_directory() -> None:
+    """Refuse to begin where there is no working directory any more: every relative path would fail in its own way.
+
+    Raises:
+        ConfigError: it was removed.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ConfigError("the working directory was removed; cd to one that exists") from error
 
 
 def exit_with(main: Callable[[], int]) -> NoReturn:
@@ -112,8 +125,14 @@ def drop_output() -> None:
 
 
 def output_failed(error: BaseException) -> bool:
-    """Whether `error` is a full disk behind no file: that of standard output, as `> /dev/full` has it."""
-    return type(error) is OSError and error.filename is None and is_disk_failure(error)
+    """Whether `error` is a full disk behind standard output, as `> /dev/full` has it: what is left cannot go either."""
+    if type(error) is not OSError or error.filename is not None or not is_disk_failure(error):
+        return False
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
 
 
 def _is_about_a_path(error: BaseException) -> bool:

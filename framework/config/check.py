@@ -61,6 +61,11 @@ def parse(config: Mapping[str, Any]) -> Config:
         raise ConfigError("run.dir has no value; set run.dir=...")
     checked = Config(**values)
     _check_executor(checked.mode, checked.executor)
+    if checked.replay.costs is not None and (checked.mode != "replay" or checked.executor not in (None, "none")):
+        raise ConfigError(
+            f"replay.costs times the steps of mode=replay executor=none, found mode={checked.mode} "
+            f"executor={checked.executor}; leave it out"
+        )
     _check_tiering(checked)
     _check_kv_events(checked)
     _check_groups(checked)

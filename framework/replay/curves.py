@@ -64,6 +64,8 @@ def capacity_blocks(
             raise ConfigError(f"{name} in blocks is a whole number, found {text!r}; a share is written 25%")
         blocks = int(number)
     elif unit == "%":
+        if number > 100:
+            raise ConfigError(f"{name} is at most 100% of the distinct blocks, found {text!r}")
         blocks = max(round(working_set * number / 100), 1 if number else 0)
     elif bytes_per_block is None:
         raise ConfigError(f"{name} of {text} needs the model's shape: add --shape")

@@ -6,12 +6,15 @@ import argparse
 from collections.abc import Sequence
 
 from framework.cli.exit import command, exit_with
+from framework.errors import ConfigError
 
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report; 0 done, 2 the request cannot be met."""
     options = _parser().parse_args(arguments)
+    if options.to == "":
+        raise ConfigError("--to names no folder; leave it out to write into the first DIR")
     from framework.report.console import print_study
     from framework.report.write import write_report
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from framework.figures.style import FORMATS, as_svg, save
-from framework.files.atomic import require_new, write_json
+from framework.errors import RunDirectoryError
+from framework.figures.style import FORMATS, as_svg, save_plot
+from framework.files.atomic import require_new, write_json, write_text
+from framework.files.lines import require_file
 from framework.report.console import lines, print_study
 from framework.report.misses import misses
 from framework.report.plots import Plot, pictures_of, plots_of
@@ -214,8 +216,7 @@ def write_report(
     study = Study(collect(folders), metric=metric, baseline=baseline, trials=trials)
     title, target = _title(folders), Path(to)
     if not force and not (target / REPORT).is_file():
-        for path in (*(target / name for name in (PAGE, RUNS, SETTINGS, LATEX)), *(target / FIGURES).glob("*")):
-            require_new(path)
+        require_new(*(target / name for name in (PAGE, RUNS, SETTINGS, LATEX)), *(target / FIGURES).glob("*"))
     target.mkdir(parents=True, exist_ok=True)
     plots, pictures = plots_of(study), pictures_of(study)
     texts = {
@@ -226,9 +227,7 @@ def write_report(
     }
     write_json(target / REPORT, {"files": list(texts)})
     for name, text in texts.items():
-        temporary = target / f".{name}.tmp"
-        temporary.write_text(text, encoding="utf-8", errors="replace", newline="\n")
-        temporary.replace(target / name)
+        write_text(target / name, text.encode("utf-8", "replace").decode())
     for plot in (*plots, *pictures):
         _write_figure(plot, target / FIGURES)
     return Report(study=study, files=tuple(target / name for name in texts))
@@ -247,9 +246,7 @@ def _write_figure(plot: Plot, folder: Path) -> None:
     name = re.sub(r"[^A-Za-z0-9._=,+-]+", "_", plot.name)
     folder.mkdir(exist_ok=True)
     for suffix in FORMATS:
-        temporary = folder / f".{name}.tmp{suffix}"
-        save(plot.figure, temporary)
-        temporary.replace(folder / f"{name}{suffix}")
+        save_plot(plot.figure, folder / f"{name}{suffix}")
 
 
 def report_sweep(folder: Path) -> Report | None:
@@ -273,6 +270,7 @@ def _tracker_of(study: Study) -> dict[str, Any]:
 
     for row in study.rows:
         try:
+            require_file(row.path / CONFIG, RunDirectoryError)
             config = yaml.safe_load((row.path / CONFIG).read_text(encoding="utf-8"))
         except (OSError, ValueError, yaml.YAMLError):
             continue

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from framework.errors import RunDirectoryError
+from framework.files.lines import require_file
 from framework.results.layout import CONFIG
 
 Value = str | int | float | bool | None
@@ -36,6 +38,7 @@ def settings_of(folder: Path, overrides: Sequence[Any]) -> dict[str, Value]:
     import yaml
 
     try:
+        require_file(folder / CONFIG, RunDirectoryError)
         config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         config = None
