@@ -84,7 +84,7 @@ def read_steps(paths: Sequence[Path]) -> tuple[Floats, Floats]:
             values = [line.get(key) for key in (*WORK, "step_s")]
             if values[-1] is None and "step_s" in line:
                 continue  # the last step before an engine had nothing to do
-            if not all(type(value) in (int, float) and 0 <= value <= _MOST for value in values):
+            if not all(_is_amount(value) for value in values):
                 raise WorkloadError(
                     f"{path}:{number}: a timed step has {', '.join(WORK)} and step_s, numbers of 0 to 10^18; found "
                     f"{dict(zip((*WORK, 'step_s'), values, strict=True))}. A replay on a clock of steps times nothing"
@@ -92,6 +92,10 @@ def read_steps(paths: Sequence[Path]) -> tuple[Floats, Floats]:
             work.append([1.0, *values[:-1]])
             seconds.append(values[-1])
     return np.array(work, dtype=np.float64).reshape(-1, len(COSTS)), np.array(seconds, dtype=np.float64)
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST
 
 
 def calibrate(work: Floats, seconds: Floats) -> Calibration:

@@ -191,15 +191,23 @@ def construct(kind: str, name: str, cls: type, arguments: Mapping[str, Any]) -> 
         raise
     except BaseException as error:
         raise PluginError(f"{kind} {name!r} ({origin_of(cls)}): its constructor raised {shown(error)}") from error
-    boundary = Boundary(kind, cls)
-    for flag in _flags(cls):
-        value = boundary.call(flag, getattr, made, flag)
-        if type(value) is not bool:
-            raise boundary.fault(flag, f"must be True or False, is {shown(value)}")
+    check_flags(kind, made)
     return made
 
 
-@cache
+def check_flags(kind: str, made: object) -> None:
+    """Read what the interfaces say of a plugin as True or False, such as `bypass`.
+
+    Raises:
+        PluginError: a flag that is neither, or cannot be read.
+    """
+    boundary = Boundary(kind, type(made))
+    for flag in _flags(type(made)):
+        value = boundary.call(flag, getattr, made, flag)
+        if type(value) is not bool:
+            raise boundary.fault(flag, f"must be True or False, is {shown(value)}")
+
+
 def _flags(cls: type) -> tuple[str, ...]:
     """What the interfaces that `cls` implements say of it as True or False."""
     bases = (base for base in cls.__mro__ if base.__module__.startswith("framework.interfaces."))
