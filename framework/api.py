@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,10 @@ from framework.errors import OutOfMemory
 
 if TYPE_CHECKING:
     from framework.modes.session import OnBegin
+
+
+_TORCHS = re.compile("can't allocate memory|out of memory")
+"""Of a CPU and of CUDA, which torch says as a RuntimeError."""
 
 
 def run(config: Mapping[str, Any] | Config, *, on_begin: OnBegin = lambda path: None) -> dict[str, Any]:
@@ -32,11 +37,11 @@ def run(config: Mapping[str, Any] | Config, *, on_begin: OnBegin = lambda path: 
     parsed = config if isinstance(config, Config) else parse(config)
     try:
         return _run(parsed, on_begin)
-    except MemoryError as error:
-        if isinstance(error, OutOfMemory):
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, OutOfMemory) or not (isinstance(error, MemoryError) or _TORCHS.search(str(error))):
             raise
         raise OutOfMemory(
-            f"this machine's memory is too small for the run ({error or 'MemoryError'}); lower cache.num_blocks, "
+            f"this machine's memory is too small for the run ({str(error) or 'MemoryError'}); lower cache.num_blocks, "
             "engine.max_batch_requests, engine.max_model_len or the model's size"
         ) from error
 

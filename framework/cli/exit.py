@@ -7,10 +7,12 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -20,6 +22,7 @@ from framework.errors import ConfigError, FrameworkError, Interrupted
 from framework.files.atomic import is_disk_failure
 
 DONE, FAILED, INVALID = 0, 1, 2
+_LOOK_S = 0.2
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 P = ParamSpec("P")
 
@@ -117,6 +120,21 @@ def complain(text: str) -> None:
 def full_error() -> bool:
     """Whether the user asked for tracebacks."""
     return os.environ.get("HYDRA_FULL_ERROR") == "1"
+
+
+@functools.cache
+def end_with_parent() -> None:
+    """In a worker process: however its parent ends, SIGKILL included, it does not outlive it. Elsewhere nothing."""
+    if multiprocessing.parent_process() is None:
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:  # a process whose parent is gone gets another
+            time.sleep(_LOOK_S)
+        os._exit(FAILED)
+
+    threading.Thread(target=watch, name="parent's end", daemon=True).start()
 
 
 def drop_output() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from framework.cli.exit import end_with_parent
 from framework.errors import ConfigError, shown
 from framework.interfaces.eviction import EvictionPolicy
 from framework.registry.components import build_component
@@ -152,6 +153,7 @@ def _replays(paths: RequestPaths, tasks: list[tuple[str, Any, int]], jobs: int, 
     if jobs <= 1 or len(tasks) <= 1 or paths.num_references * len(tasks) < _WORTH_A_PROCESS:
         yield from (_replay(paths, seed, leaf_first, task) for task in tasks)
         return
-    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=spawn, initializer=end_with_parent) as pool:
         for future in as_completed([pool.submit(_replay, paths, seed, leaf_first, task) for task in tasks]):
             yield future.result()
