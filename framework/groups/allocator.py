@@ -20,7 +20,7 @@ from framework.errors import (
     StaleHit,
     UnknownRequest,
 )
-from framework.groups.checkpoints import Asked, CheckpointRule
+from framework.groups.checkpoints import Asked, CheckpointRule, GuardedRule
 from framework.groups.kinds import GroupHit
 from framework.groups.memory import Memory, stranded_bytes
 from framework.groups.replay import GroupCounts, Run, give_up, state_tokens, step_end
@@ -99,7 +99,7 @@ class SharedGroups(Allocator):
         self, memory: Memory, rule: CheckpointRule, hash: HashScheme, *, num_blocks: int, num_bytes: int,
         step_tokens: int,
     ) -> None:  # fmt: skip
-        self.memory, self.rule, self.num_blocks, self.block_size = memory, rule, num_blocks, memory.unit
+        self.memory, self.rule, self.num_blocks, self.block_size = memory, GuardedRule(rule), num_blocks, memory.unit
         self._block_bytes, self._step_tokens = num_bytes / num_blocks, step_tokens
         if not isinstance(memory.parents, list) or memory.parents:
             raise InvalidArgument("the memory of a full replay begins with an empty list of parents")
