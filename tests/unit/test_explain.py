@@ -59,6 +59,18 @@ def test_a_run_and_its_trace_are_explained_alike(
         assert row["cached_tokens"] + missed == row["prompt_tokens"], row
 
 
+def test_what_two_sessions_count_alike_is_new_in_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, line = tmp_path / "runs.jsonl", {"timestamp": 0, "input_length": 320, "output_length": 4, "runs": [[1, 5]]}
+    path.write_text("".join(json.dumps(line | {"scope": scope}) + "\n" for scope in "ab"))
+    found = json.loads(said(capsys, str(path), "--num-blocks", "20", "--json"))
+    assert {cause: count for cause, count in found["blocks"].items() if count} == {"new": 10}
+    full = {"mode": "replay", "executor": "none", "workload": {"name": "trace", "path": str(path)}}
+    api.run(full | {"cache": {"num_blocks": 40, "block_size": 64}, "run": {"dir": str(tmp_path / "r"), "explain": True}})
+    capsys.readouterr()
+    found = json.loads(said(capsys, str(tmp_path / "r"), "--json"))
+    assert {cause: count for cause, count in found["blocks"].items() if count} == {"new": 8, "end of prompt": 2}
+
+
 def test_two_policies_are_set_side_by_side(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     both = json.loads(said(capsys, str(trace), "--num-blocks", "4", "--eviction", "lru,optimum", "--json"))
     against = both["against"]
