@@ -134,7 +134,8 @@ class ScopedIds:
         """(n,) int64, for the ids `ids` (n,) of `scope`; the same for equal ids of one scope, whoever asks when."""
         runs, places = np.unique(ids >> 12, return_inverse=True)
         numbers = [self._runs.setdefault((scope, run), len(self._runs)) for run in runs.tolist()]
-        return np.array(numbers, dtype=np.int64)[places.reshape(-1)] << 12 | ids & 4095
+        found: BlockIdArray = np.array(numbers, dtype=np.int64)[places.reshape(-1)] << 12 | ids & 4095
+        return found
 
 
 def check_block_count(field: str, num_ids: int, input_tokens: int, block_tokens: int) -> None:

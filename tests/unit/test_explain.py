@@ -65,7 +65,9 @@ def test_what_two_sessions_count_alike_is_new_in_both(tmp_path: Path, capsys: py
     found = json.loads(said(capsys, str(path), "--num-blocks", "20", "--json"))
     assert {cause: count for cause, count in found["blocks"].items() if count} == {"new": 10}
     full = {"mode": "replay", "executor": "none", "workload": {"name": "trace", "path": str(path)}}
-    api.run(full | {"cache": {"num_blocks": 40, "block_size": 64}, "run": {"dir": str(tmp_path / "r"), "explain": True}})
+    api.run(
+        full | {"cache": {"num_blocks": 40, "block_size": 64}, "run": {"dir": str(tmp_path / "r"), "explain": True}}
+    )
     capsys.readouterr()
     found = json.loads(said(capsys, str(tmp_path / "r"), "--json"))
     assert {cause: count for cause, count in found["blocks"].items() if count} == {"new": 8, "end of prompt": 2}

@@ -124,7 +124,8 @@ def _hash_ids(
 class Runs(JsonLinesReader):
     """Agent traces in runs: `runs` = [[first id, count], ...] of 64-token blocks, counted anew in each `scope`.
 
-    Equal ids of two scopes are different content, and are read as different ids. `timestamp` is in milliseconds; only full blocks are named. The session is the scope; turns are counted.
+    Equal ids of two scopes are different content, and are read as different ids. `timestamp` is in milliseconds; only
+    full blocks are named. The session is the scope; turns are counted.
     Source: the kv-cache-tester agent traces (callanjfox/kv-cache-tester), coded in runs.
     """
 
