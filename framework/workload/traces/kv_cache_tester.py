@@ -35,7 +35,8 @@ class KvCacheTester(TraceReader):
 
     A session's `t` is seconds from its own start, so that all sessions of a folder begin together. `hash_ids` name
     full blocks, anew in each session unless its `hash_id_scope` is "global", and are read as different ids then. A
-    sub-agent's requests share its caller's blocks and are a session of their own. `category` is the kinds of new input, such as "tool_result".
+    sub-agent's requests share its caller's blocks and are a session of their own. `category` is the kinds of new input,
+    such as "tool_result".
     Source: github.com/callanjfox/kv-cache-tester (Apache-2.0).
     """
 
