@@ -77,7 +77,7 @@ def contents(sweep: Path) -> dict[str, Any]:
         found[folder.name] = {key: value for key, value in result.items() if not is_wall_time(key)}
     for name in ("runs.csv", "settings.csv"):
         rows = list(csv.reader((sweep / name).read_text().splitlines()))
-        kept = [i for i, column in enumerate(rows[0]) if not is_wall_time(column.removesuffix("_ci95"))]
+        kept = [i for i, column in enumerate(rows[0]) if not is_wall_time(column.split("_ci95")[0])]
         found[name] = [[row[i] for i in kept] for row in rows]
     found["report.tex"] = (sweep / "report.tex").read_text()
     return found
