@@ -33,9 +33,10 @@ def test_policies_are_compared_over_all_pairs_alike_in_the_rest(sweep: Path) -> 
     assert (study.baseline_key, study.baseline) == ("eviction", "lru")
     (entry,) = study.comparisons
     assert (entry.challenger, entry.difference.count, entry.difference.unit) == (("fifo",), 3, "seed of a policy")
-    assert (entry.verdict, entry.evidence) == ("not shown", "3 seeds of a policy, 1 trace: too few, 3 more would be enough for a test"), (
-        "two sizes are not six pairs"
-    )
+    assert (entry.verdict, entry.evidence) == (
+        "not shown",
+        "3 seeds of a policy, 1 trace: too few, 3 more would be enough for a test",
+    ), "two sizes are not six pairs"
     assert entry.difference.interval is not None
     assert entry.difference.interval[0] < -0.1 < entry.difference.interval[1]
     (other,) = Study(collect([sweep]), baseline="eviction=fifo").comparisons
