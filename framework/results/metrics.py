@@ -160,11 +160,9 @@ def by_step(share: Metric) -> Metric:
 
 
 DECLARED: tuple[Metric, ...] = (
-    text(
-        "run", "status", "status", "`ok`; `failed`, `unavailable` or `interrupted` where a run did not come to its end; "
-        "`failed_requests` where requests failed or all were rejected, `faulty` where something else makes its numbers "
-        "no result."
-    ),  # fmt: skip
+    text("run", "status", "status",
+         "`ok`; `failed`, `unavailable` or `interrupted` where a run did not come to its end; `failed_requests` where "
+         "requests failed or all were rejected, `faulty` where something else makes its numbers no result."),
     text("run", "mode", "mode", "`serve`, `replay` or `kernel`."),
     text("run", "executor", "executor", "What stood behind the scheduler in a replay: see docs/traces.md."),
     text("run", "clock", "clock", "What times are counted on: `wall`, `virtual`, or the length of a step."),
