@@ -34,6 +34,7 @@ class Lifecycle:
         if not seq.was_admitted:
             request.num_cached_tokens += num_cached
             request.first_scheduled_s = self.state.executor.now()
+            self.state.metrics.admitted(len(request.prompt), num_cached)
             if ledger is not None:
                 facts = {"turn": request.turn, "tenant": request.tenant, "category": request.category}
                 ledger.admit(seq.id, request.number, num_cached, **facts)

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -255,6 +256,11 @@ def test_a_sweep_through_a_launcher_is_the_same_sweep(name: str, trace: Path, co
     assert name == "ray" or done.stderr.count("\n") == 4, done.stderr
     before = stamps(Path("sweeps/s"))
     assert len(before) == 3, "lru does not use the seed"
+    if name == "joblib":  # the others' workers may have been started before
+        called = {json.loads(path.read_text())["command"] for path in Path("sweeps/s").glob("*/provenance.json")}
+        assert called == {
+            shlex.join(["python", "-m", "framework.run", "-m", *words, *LAUNCHERS[name], "run.progress=true"])
+        }
     status, _, err = command("-m", *words)
     assert (status, err) == (0, ""), err
     assert stamps(Path("sweeps/s")) == before
