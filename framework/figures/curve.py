@@ -52,8 +52,8 @@ def draw(lines: Sequence[Line], *, x_label: str, y_label: str, title: str = "", 
 
     Args:
         lines: at least one; x is logarithmic where it is spread like powers.
-        measured_x: x was measured like y, as throughput beside latency: x is linear, both axes begin at 0, and bars that reach far beyond
-            all points are cut there.
+        measured_x: x was measured like y, as throughput beside latency: x is linear, both axes begin at 0, and bars
+            that reach far beyond all points are cut.
     """
     figure = new_figure(height_in=3.0 + 0.17 * -(-len(lines) // 3))
     axes = new_axes(figure, grid="both" if measured_x else "y")
