@@ -13,7 +13,7 @@ from framework.report.tables import Table as StudyTable
 from framework.report.tables import tables_of
 from framework.results.catalogue import CATALOGUE, SECTIONS, find
 from framework.results.layout import KERNEL
-from framework.results.metric import Metric, in_scale, is_number
+from framework.results.metric import Metric, in_scale, is_number, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -162,7 +162,8 @@ def lines(result: Result, section: str) -> Iterator[tuple[Metric, str]]:
         texts = [peer.text(result[peer.key]) for peer in peers]
         text = " ".join(f"{text:>7}" for text in texts).lstrip() if peers[1:] else texts[0]
         if metric.of and is_number(result.get(metric.of)):
-            text = f"{text} of {result[metric.of]:,}"
+            whole = find(metric.of)
+            text = f"{text} of {plain(result[metric.of]) if whole is None else whole.text(result[metric.of])}"
         yield metric, text
 
 
