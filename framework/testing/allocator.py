@@ -34,7 +34,7 @@ from framework.testing.driver import Driver, Traits, Violation
 from framework.testing.hash import spreads
 from framework.testing.histories import PROMISING, WINDOWED, Step, fail_shortest, play, random_history
 from framework.testing.oracles.eviction import SlowFifo, SlowLru
-from framework.testing.rules import checks_of, require_plain_facts
+from framework.testing.rules import checks_of, large_checks_of, require_plain_facts
 from framework.types import Namespace, RequestId, RequestInfo, TokenArray, as_tokens
 
 Make = Callable[..., Allocator]
@@ -367,4 +367,4 @@ def check_the_same_history_gives_the_same_events(make: Make) -> None:
         fail_shortest(run, random_history(Random(seed), num_steps=30, longest=8))
 
 
-allocator_checks = checks_of(globals())
+allocator_checks, allocator_large_checks = checks_of(globals()), large_checks_of(globals())

@@ -46,7 +46,7 @@ from framework.testing.attention_runs import (
     wrong_lse,
 )
 from framework.testing.oracles.attention import gather_tokens
-from framework.testing.rules import checks_of, elsewhere
+from framework.testing.rules import checks_of, elsewhere, large_checks_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -668,5 +668,5 @@ def _gap(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double()).abs().max())
 
 
-backend_checks = checks_of(globals())
+backend_checks, backend_large_checks = checks_of(globals()), large_checks_of(globals())
 """All checks, cheap first; each is called as check(make, device="cpu", cases="full" | "small")."""

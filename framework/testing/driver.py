@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -126,6 +126,25 @@ class Violation(AssertionError):
     """A component broke a rule. The text holds the rule, what was seen, and the calls that led there."""
 
 
+def shortened(seen: object, most: int = 400) -> str:
+    """As text; of a long one the beginning and the end."""
+    text = str(seen)
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
+
+
+def last_calls(history: Sequence[str], most: int = 1200) -> str:
+    """The last calls that fit into so many characters, numbered, one a line; the very last one in any case."""
+    lines: list[str] = []
+    for number in range(len(history), 0, -1):
+        line = f"  {number}. {shortened(history[number - 1], 160)}"
+        if lines and sum(map(len, lines)) + len(line) > most:
+            lines.append(f"  ({number} calls before)")
+            break
+        lines.append(line)
+    return "\n".join(["calls so far:", *reversed(lines)])
+
+
 @dataclass(frozen=True)
 class Traits:
     """What an allocator was seen to do, so that rules about sharing bind only those that share.
@@ -196,9 +215,9 @@ class Judge:
 
     def fail(self, rule: str, seen: object = "") -> Violation:
         """The error to raise: the rule, what was seen, every call so far."""
-        calls = "\n".join(f"  {number}. {call}" for number, call in enumerate(self.history, 1))
-        text = f"{rule}: {seen}" if seen != "" else rule
-        return Violation(f"{text}\n{self.about or type(self.allocator).__name__}\ncalls so far:\n{calls}")
+        text = f"{rule}: {shortened(seen)}" if seen != "" else rule
+        about = self.about or type(self.allocator).__name__
+        return Violation(f"{text}\n{about}\n{last_calls(self.history)}")
 
     def need(self, holds: bool, rule: str, seen: object = "") -> None:
         """Raise unless the rule holds."""
@@ -232,7 +251,12 @@ class Judge:
         except allowed as error:
             self.history[-1] += f" raised {type(error).__name__}"
             after = self.snapshot()
-            self.need(after == before, f"a failed call changed something ({error})", f"\n{before}\n{after}")
+            changed = next(((was, now) for was, now in zip(before, after, strict=True) if was != now), ())
+            self.need(
+                not changed,
+                f"a failed call changed something ({error})",
+                "\nwas {}\nis {}".format(*changed or ("", "")),
+            )
             return error
         except Violation:
             raise

@@ -14,7 +14,7 @@ import numpy as np
 
 from framework.interfaces.hash import HashScheme
 from framework.testing.driver import Violation
-from framework.testing.rules import checks_of, elsewhere, need
+from framework.testing.rules import checks_of, elsewhere, large_checks_of, need
 from framework.types import BlockHash, Namespace, as_tokens
 
 Make = Callable[[], HashScheme]
@@ -171,4 +171,4 @@ def probe(make: Make) -> str:
     return " ".join(bytes(name).hex() for name in [root, *scheme.blocks(root, as_tokens(range(12)), 4)])
 
 
-hash_checks = checks_of(globals())
+hash_checks, hash_large_checks = checks_of(globals()), large_checks_of(globals())
