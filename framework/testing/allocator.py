@@ -243,7 +243,7 @@ def check_discarded_content_is_not_found(make: Make) -> None:
         driver.do_free(0)
 
 
-class _Told(SlowLru):
+class _Reads(SlowLru):
     """LRU that keeps the time of each call, and reads all that a policy may."""
 
     needs_future = True
@@ -257,7 +257,7 @@ class _Told(SlowLru):
         self.times.append(now)
 
 
-def check_the_policy_is_told_what_there_is_to_know(make: Make) -> None:
+def check_the_policy_reads_all_that_is_known(make: Make) -> None:
     """The policy reads each request's priority, tenant, session and the rest, the time, and, if promised, the future.
 
     A view without `last_request` says that nobody keeps it; one with it has what the request came with. Binds an
@@ -265,7 +265,7 @@ def check_the_policy_is_told_what_there_is_to_know(make: Make) -> None:
     """
     if not traits_of(make).shares:
         return
-    policy = _Told()
+    policy = _Reads()
     allocator = fresh(make, 16, 2, policy=policy)
     if not hasattr(policy, "blocks"):
         return  # it has an order of its own
@@ -288,17 +288,17 @@ def check_the_policy_is_told_what_there_is_to_know(make: Make) -> None:
         tenants.append(view.tenant[blocks[0]])
         allocator.free(request.id, (50.0 + number, 60.0 + number))
         need(policy.times[-1:] == [10.0 * number], f"advance({10.0 * number}) does not reach the policy",
-             f"its last release was told now={policy.times[-1:]}")  # fmt: skip
+             f"its last release was called with now={policy.times[-1:]}")  # fmt: skip
         if allocator.takes_future:
-            told = [view.next_use[block] for block in blocks]
-            need(told == [50.0 + number, 60.0 + number], "it says takes_future, and blocks have another next_use than "
-                 f"free was given, {[50.0 + number, 60.0 + number]}", told)  # fmt: skip
+            read = [view.next_use[block] for block in blocks]
+            need(read == [50.0 + number, 60.0 + number], "it says takes_future, and blocks have another next_use than "
+                 f"free was given, {[50.0 + number, 60.0 + number]}", read)  # fmt: skip
         if view.last_request is not BlockView.__dataclass_fields__["last_request"].default:
             facts = view.last_request[blocks[0]]
             for name in ("tenant", "session", "category", "hint", "turn", "arrival", "prompt_tokens"):
                 found, wanted = getattr(facts, name), getattr(given, name)
                 need(found == wanted, f"the last request's {name} is not the request's", f"{found!r}, not {wanted!r}")
-    need(tenants[0] == tenants[2] != tenants[1], "tenants 'a', 'b' and 'a' are told as", tenants)
+    need(tenants[0] == tenants[2] != tenants[1], "the policy reads tenants 'a', 'b' and 'a' as", tenants)
 
 
 _KNOWN = (

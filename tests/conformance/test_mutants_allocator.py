@@ -337,7 +337,7 @@ class CountsItsQuestions(Sound):
         return {"questions": self.questions}
 
 
-TOLD, APART = kit.check_the_policy_is_told_what_there_is_to_know, kit.check_namespaces_are_kept_apart
+READS, APART = kit.check_the_policy_reads_all_that_is_known, kit.check_namespaces_are_kept_apart
 
 
 def replaced(**fields):
@@ -474,9 +474,9 @@ MUTANTS |= dict([
     wrong("CountsNoCollision", kit.check_collisions_are_counted,
           stats=lambda self: replace(Sound.stats(self), collisions=0)),
     wrong("CountsCollisionsThatAreNone", stats=lambda self: replace(Sound.stats(self), collisions=1)),
-    wrong("DropsTheFuture", TOLD, free=lambda self, request, next_use=(): Sound.free(self, request)),
-    wrong("StopsTheClock", TOLD, advance=lambda self, now: None),
-    *(wrong(f"DropsThe{name.title()}", TOLD, **replaced(**{name: nothing})) for name, nothing in (
+    wrong("DropsTheFuture", READS, free=lambda self, request, next_use=(): Sound.free(self, request)),
+    wrong("StopsTheClock", READS, advance=lambda self, now: None),
+    *(wrong(f"DropsThe{name.title()}", READS, **replaced(**{name: nothing})) for name, nothing in (
       ("priority", 0), ("tenant", ""), ("session", None), ("category", None), ("hint", None), ("arrival", None))),
     *(wrong(f"IgnoresThe{name.title()}", check, **replaced(**{name: ""}))
       for name in ("model", "adapter", "salt") for check in (APART, RANDOM)),

@@ -152,7 +152,7 @@ class SoundInBulk(SlowLru):
 
 
 class BatchForgetsGhosts(registry.load("eviction", "arc")):
-    """What `victims` evicts is no ghost; what `evicted` is told of is one."""
+    """What `victims` evicts is no ghost; what `evicted` names is one."""
 
     def victims(self, count, now):
         chosen = []
