@@ -311,6 +311,30 @@ _KNOWN = (
 )  # fmt: skip
 
 
+def check_a_prompt_gets_its_room_in_parts(make: Make) -> None:
+    """`allocate` with `num_tokens` gives room for so many at least, and `extend` the rest; all of it is found later."""
+    traits = traits_of(make)
+    for total, first in ((9, 3), (9, 9), (9, 1), (8, 4), (8, 7)):
+        allocator = fresh(make, 12, 2, max_model_len=24)
+        name, prompt = type(allocator).__name__, as_tokens([3, 1, 4, 1, 5, 9, 2, 6, 5][:total])
+        allocator.allocate(info(1, total), prompt, allocator.lookup(prompt, PLAIN), first)
+        for end in range(first, total + 1):
+            allocator.extend(RequestId(1), end)
+            blocks = len(allocator.table(RequestId(1)))
+            if 2 * blocks < end:
+                raise Violation(
+                    f"{name}: a prompt of {total} tokens, {first} at first: {end} tokens have {blocks} blocks of 2"
+                )
+            allocator.commit(RequestId(1), prompt[:end])
+        if allocator.stats().prompt_tokens != total:
+            raise Violation(f"{name}: a prompt of {total} tokens, {first} at first, counts as {allocator.stats()}")
+        allocator.free(RequestId(1))
+        found = allocator.lookup(as_tokens([*prompt, 0]), PLAIN).num_tokens
+        if traits.strict and found < total // 2 * 2:
+            raise Violation(f"{name}: of a prompt of {total} tokens, computed in parts, {found} are found")
+        _all_have_ended(allocator, "the only one, which got its room in parts")
+
+
 def check_namespaces_are_kept_apart(make: Make) -> None:
     """What one model, adapter or salt computed is found under the same three alone."""
     named = [Namespace(), *(Namespace(**{name: "x"}) for name in ("model", "adapter", "salt"))]

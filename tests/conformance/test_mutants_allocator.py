@@ -480,6 +480,14 @@ MUTANTS |= dict([
       ("priority", 0), ("tenant", ""), ("session", None), ("category", None), ("hint", None), ("arrival", None))),
     *(wrong(f"IgnoresThe{name.title()}", check, **replaced(**{name: ""}))
       for name in ("model", "adapter", "salt") for check in (APART, RANDOM)),
+    wrong("GivesOneBlockAtFirst", kit.check_a_prompt_gets_its_room_in_parts,
+          allocate=lambda self, request, tokens, hit, num_tokens=None: Sound.allocate(
+              self, request, tokens, hit, None if num_tokens is None else 1),
+          extend=lambda self, request, num_tokens: TableChange(len(self._table(request).blocks))),
+    wrong("ForgetsThePartsAfterTheFirst", kit.check_a_prompt_gets_its_room_in_parts,
+          allocate=lambda self, request, tokens, hit, num_tokens=None: (
+              Sound.allocate(self, request, tokens, hit, num_tokens),
+              setattr(self._table(request.id), "closed", num_tokens is not None and num_tokens < len(tokens)))[0]),
     wrong("RoomIsAlwaysOneBlockMore", kit.check_max_request_tokens_is_true, extend=lambda self, request, num_tokens:
           Sound.extend(self, request, num_tokens + self.block_size)),
     wrong("ReportsAnArray", kit.check_facts_are_plain, facts=lambda self: {"counts": np.arange(3)}),
