@@ -373,7 +373,8 @@ class Judge:
             if name == "evictions" and (self.tolerates is not None or not self.events):
                 continue  # what a failing policy would not take back may count; and who sends no events shows none
             if getattr(stats, name) != self.totals[name]:
-                raise self.fail(f"{name} is not what was seen", f"{stats}, seen {self.totals[name]}")
+                found = f"{getattr(stats, name)}, seen {self.totals[name]}; {stats}"
+                raise self.fail(f"{name} is not what was seen", found)
         if self.traits.strict and stats.collisions:
             raise self.fail("collisions are counted where no two names are equal", stats)
 
