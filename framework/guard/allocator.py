@@ -49,6 +49,7 @@ class GuardedAllocator(Allocator):
             self.max_request_tokens = self._size("max_request_tokens")
         self.num_groups, self.ends_steps = allocator.num_groups, allocator.ends_steps
         self._max_blocks = 2**31 if max_table_blocks is None else max_table_blocks
+        self._usual_blocks = min(self._max_blocks, self.num_blocks)
         self._contain = self._boundary.contain
         self._num_null: dict[RequestId, int] = {}  # of requests that `unref_leading` took blocks from
 
@@ -185,8 +186,12 @@ class GuardedAllocator(Allocator):
         if type(table) is not np.ndarray or (table.dtype is not _INT32 and table.dtype != _INT32) or table.ndim != 1:
             self._boundary.wrong("table", "must return (m,) int32 block ids", table)
         count = len(table)
-        if count > self._max_blocks:
-            table, count = table[: self._max_blocks], self._max_blocks
+        if count > self._usual_blocks:
+            if count - self._num_null.get(request, 0) > self.num_blocks:
+                rule = f"must give sequence {request} at most the pool's {self.num_blocks} blocks"
+                raise self._boundary.fault("table", f"{rule}, gave {count}")
+            table = table[: self._max_blocks]
+            count = len(table)
         if count < start or count * self.block_size < num_tokens:
             least = max(start, -(-num_tokens // self.block_size))
             rule = f"must give sequence {request} at least {least} blocks of {self.block_size} tokens"

@@ -51,7 +51,7 @@ WRONG: list[tuple[str, Any]] = [
     ("lookup", hit(4)), ("lookup", hit(6)), ("lookup", Hit(-2)),
     *((hook, copies(*pair)) for hook in ("extend", "commit", "fork") for pair in ((1, 0), (0, 1), (1, 9), (9, 1))),
     ("table", blocks(0, 1)), ("table", blocks(1, 9)), ("table", blocks(-1, 1)),
-    ("table", blocks(1)), ("table", blocks(1, 2).astype(np.int64)),
+    ("table", blocks(1)), ("table", blocks(1, 2).astype(np.int64)), ("table", blocks(*range(1, 9), 1)),
     ("unref_leading", 3), ("unref_leading", -1), ("unref_leading", True),
     ("withdraw", None), ("withdraw", [-1]), ("withdraw", ["1"]),
 ]  # fmt: skip
