@@ -187,7 +187,12 @@ def _synth(options: argparse.Namespace) -> int:
 def _record(options: argparse.Namespace) -> int:
     require_in_bounds(options, "seconds", "batches", "idle", "block_tokens")
     require_new(options.out)
-    print(_record_events(options) if "://" in options.source else _record_log(options))  # noqa: T201
+    try:
+        found = _record_events(options) if "://" in options.source else _record_log(options)
+    except OSError as error:
+        error.filename = error.filename or options.out
+        raise
+    print(found)  # noqa: T201
     return 0
 
 
