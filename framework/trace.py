@@ -165,15 +165,16 @@ def _record(options: argparse.Namespace) -> int:
         )
     require_in_bounds(options, "block_tokens")
     require_new(options.out)
-    print(_record_log(options))  # noqa: T201
-    return 0
-
-
-def _record_log(options: argparse.Namespace) -> str:
     from framework.workload.request_log import convert
 
-    found = convert(Path(options.source), Path(options.out), block_tokens=options.block_tokens)
-    return f"{options.out}: {found.num_requests} requests; {found.num_without_tokens} had text alone and were left out"
+    try:
+        found = convert(Path(options.source), Path(options.out), block_tokens=options.block_tokens)
+    except OSError as error:
+        error.filename = error.filename or options.out
+        raise
+    left_out = f"{found.num_without_tokens} had text alone and were left out"
+    print(f"{options.out}: {found.num_requests} requests; {left_out}")  # noqa: T201
+    return 0
 
 
 def _option(word: str) -> tuple[str, Any]:

@@ -33,14 +33,18 @@ class RecordEvents(Command):
 
         require_in_bounds(options, "seconds", "batches", "idle")
         require_new(options.out)
-        with Subscriber(options.source, options.replay, topic=options.topic) as subscriber:
-            found = record(
-                subscriber,
-                Path(options.out),
-                report_hits=options.report_hits,
-                seconds=options.seconds,
-                batches=options.batches,
-                idle_s=options.idle,
-            )
+        try:
+            with Subscriber(options.source, options.replay, topic=options.topic) as subscriber:
+                found = record(
+                    subscriber,
+                    Path(options.out),
+                    report_hits=options.report_hits,
+                    seconds=options.seconds,
+                    batches=options.batches,
+                    idle_s=options.idle,
+                )
+        except OSError as error:
+            error.filename = error.filename or options.out
+            raise
         print(f"{options.out}: {found}")  # noqa: T201
         return 0

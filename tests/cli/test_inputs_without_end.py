@@ -124,6 +124,19 @@ def test_a_full_disk_is_the_status_of_a_failure_and_leaves_no_file(
     assert [path.name for path in elsewhere.iterdir()] == ["t.jsonl"]
 
 
+def test_a_full_disk_behind_a_recording_is_named_by_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from framework import trace
+
+    def full(options: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(trace, "_record_log", full)
+    assert trace.main(["record", "log", "--out", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err == f"{tmp_path / 'out'}: No space left on device\n"
+
+
 @pytest.mark.parametrize("module", ["explain", "trace", "curve", "report.__main__", "search", "run", "plugins"])
 def test_a_working_directory_that_is_gone_is_said(
     module: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
