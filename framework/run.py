@@ -100,6 +100,8 @@ def job(config: DictConfig) -> Outcome:
         result = run(settings, on_begin=on_begin)
         if skipped := result.get("num_skipped_lines"):
             complain(f"{_job_name(hydra)}{skipped:,} lines of the trace were left out (workload.on_error=skip)")
+        if unit := result.get("guessed_time_unit"):
+            complain(f"{_job_name(hydra)}times of the trace are read in {unit}; workload.time_unit overrules it")
         if reason := what_went_wrong(result):
             status, state = FAILED, "failed"
             complain(f"{_job_name(hydra)}{reason}; see {directory}")

@@ -10,9 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from framework.cli.exit import command, exit_with
+from framework.cli.exit import command, complain, exit_with
 from framework.errors import ConfigError, WorkloadError
 from framework.files.atomic import require_new
+from framework.interfaces.trace import PER_SECOND
 from framework.workload.traces import Trace, formats, open_trace, write_trace
 from framework.workload.traces.own_format import as_trace
 
@@ -90,6 +91,9 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="auto", metavar="NAME", help=f"auto, {', '.join(formats())}")
     parser.add_argument("--block-tokens", type=int, metavar="N", help="tokens a block")
     parser.add_argument("--on-error", default="raise", choices=["raise", "skip"], help="what a bad line does")
+    parser.add_argument(
+        "--time-unit", default="auto", choices=["auto", *PER_SECOND], help="of its times, if files differ"
+    )
 
 
 def _require_positive(options: argparse.Namespace, *names: str) -> None:
@@ -100,7 +104,13 @@ def _require_positive(options: argparse.Namespace, *names: str) -> None:
 
 
 def _open(options: argparse.Namespace) -> Trace:
-    return open_trace(options.file, format=options.format, block_tokens=options.block_tokens, on_error=options.on_error)
+    trace = open_trace(
+        options.file, format=options.format, block_tokens=options.block_tokens, on_error=options.on_error,
+        time_unit=options.time_unit,
+    )  # fmt: skip
+    if trace.guessed_time_unit:
+        complain(f"{trace.path}: times are read in {trace.time_unit}; --time-unit overrules it")
+    return trace
 
 
 def _describe(options: argparse.Namespace) -> int:

@@ -284,6 +284,9 @@ DECLARED: tuple[Metric, ...] = (
              "Requests that ended with an error; any makes the run a failure.", hide_zero=True),
     requests("num_skipped_lines", "requests", "lower", "lines skipped",
              "Lines of the trace left out by `on_error=skip`.", hide_zero=True),
+    text("requests", "guessed_time_unit", "times read in",
+             "Unit of the trace's times, where it is another than its format's and nobody asked for it: "
+             "`workload.time_unit` overrules it."),
     requests("dense_mismatches", "requests", "lower", "differ from dense",
              "Checked requests whose tokens differ from the plain dense model's; any makes the run a failure. Null "
              "where tokens may differ: for a backend that declares a loss, and where K and V are of another dtype than "

@@ -83,7 +83,7 @@ HUGE = 10**400
         ('{"prompt": "x", "hint": {"when": 2}}', "hint: a hint has continues and returns_s"),
         ('{"tokens": []}', "at least one token"),
         ('{"tokens": [1.5]}', "tokens: expected a flat list of whole numbers"),
-        ('{"tokens": [-1]}', "tokens: expected numbers 0 to"),
+        ('{"tokens": [-1]}', "tokens: expected a flat list of whole numbers, 0 to"),
         ('{"tokens": [true]}', "tokens: expected a flat list"),
         (f'{{"tokens": [{HUGE}]}}', "tokens: expected a flat list"),
         ('{"tokens": [[1], [2, 3]]}', "tokens: expected a flat list"),
