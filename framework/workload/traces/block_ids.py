@@ -55,8 +55,8 @@ class Mooncake(JsonLinesReader):
     def time_unit_of(self, lines: Sequence[Line]) -> str:
         """Seconds or milliseconds; see the class."""
         times = [first_object([line]).get("timestamp") for line in lines]
-        written = [time for time in times if type(time) in (int, float)]
-        if len(written) < 2 or int in set(map(type, written)):
+        written = [time for time in times if isinstance(time, float)]
+        if len(written) < 2 or any(isinstance(time, int) for time in times):
             return "ms"
         return "s" if 0 < max(written) - min(written) < 10 * (len(written) - 1) else "ms"
 
