@@ -86,11 +86,11 @@ def job(config: DictConfig) -> Outcome:
 
     from framework.api import run
     from framework.results.reading import what_went_wrong
-    from framework.sweep.job import JobDone, Outcome, fail, folder_name
+    from framework.sweep.job import JobDone, Outcome, fail
 
     hydra = HydraConfig.get()
     sweep = str(Path(hydra.sweep.dir).absolute()) if _is_sweep(hydra) else None
-    folder = Path(sweep, folder_name(list(hydra.overrides.task))) if sweep else Path(hydra.runtime.output_dir)
+    folder = Path(sweep, hydra.sweep.subdir) if sweep else Path(hydra.runtime.output_dir)
     directory = str(folder.absolute())
     state: State = "ok"
     status, reason, disk = DONE, "", False

@@ -91,8 +91,8 @@ def listing(choices: Iterable[str]) -> str:
 
 
 def convert(value: Any, annotation: Any, where: str) -> Any:
-    """`value` as the annotation wants it: for a float 1 becomes 1.0, for an int 1e3 1000, a list a tuple, and the text of
-    a number or of a truth value, as an environment variable holds it, what it says; all else must fit already.
+    """`value` as the annotation wants it: 1 becomes 1.0 for a float, 1e3 1000 for an int, a list a tuple, and text that
+    says a number or a truth value, as an environment variable's does, what it says; all else must fit already.
 
     Raises:
         ConfigError: it does not fit; names `where`, the type wanted and the value found.

@@ -165,6 +165,7 @@ DECLARED: tuple[Metric, ...] = (
     text("run", "executor", "executor", "What stood behind the scheduler in a replay: see docs/traces.md."),
     text("run", "clock", "clock", "What times are counted on: `wall`, `virtual`, or the length of a step."),
     text("run", "model", "model", "Name of the model."),
+    section("run")("num_threads", "threads", "", "threads", "Threads of torch."),
     text("run", "workload", "workload", "Name of the workload."),
     text("run", "allocator", "allocator", "Name of the allocator."),
     text("run", "eviction", "eviction", "Name of the eviction policy."),
@@ -426,7 +427,6 @@ DECLARED: tuple[Metric, ...] = (
     kernel("screen", "table", "", "compiled ahead of time", "Registers, spills and instructions of each compiled "
            "kernel."),
     text("kernel", "device_model", "device model", "The accelerator or processor."),
-    kernel("num_threads", "threads", "", "threads", "Threads of torch."),
     text("kernel", "torch", "torch", "Version of torch."),
     text("kernel", "triton", "triton", "Version of triton."),
     text("kernel", "date", "date", "When the run began, UTC."),

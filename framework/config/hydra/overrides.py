@@ -51,12 +51,26 @@ def _normalise(override: str) -> list[str]:
         words = split_choices(value)
         if all(_is_file(group, unquote(word)) for word in words):
             return [f"{group}={FILES[group]}", f"++{group}.path={','.join(map(quote, words))}"]
+    if group in GROUPS and value.startswith("{"):
+        if len(split_choices(value)) > 1:
+            return [f"{group}={value}"]  # a sweep, of which each job is written so again
+        if words := _from_mapping(group, value):
+            return words
     if group in GROUPS and _NO_NAME.fullmatch(value):
         raise ConfigError(
             f"{override[:120]}: the {group} is chosen by its name, set {group}=NAME, and its options as "
             f"{group}.OPTION=VALUE; --help lists them"
         )
     return [f"{group}={value}"]
+
+
+def _from_mapping(group: str, value: str) -> list[str]:
+    """`eviction={name: lru_k, k: 3}` as its choice and its options; nothing where there is no name."""
+    pairs = [pair.partition(":") for pair in split_choices(value.strip()[1:-1])]
+    given = {unquote(key.strip()): entry.strip() for key, colon, entry in pairs if colon}
+    if not value.rstrip().endswith("}") or len(given) < len(pairs) or not (name := given.pop("name", "")):
+        return []
+    return [f"{group}={name}", *(f"++{group}.{key}={entry}" for key, entry in given.items())]
 
 
 def _quoted_where_hydra_cannot_read_it(override: str) -> str:
