@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     describe.set_defaults(run=_describe)
     convert = commands.add_parser("convert", help="write a trace in our own format")
     _add_input(convert)
-    convert.add_argument("output", metavar="OUT", help="a name in .gz or .zst is compressed")
+    convert.add_argument("--out", required=True, metavar="OUT", help="a name in .gz or .zst is compressed")
     convert.add_argument("--limit", type=int, metavar="N", help="only the first N requests")
     _add_force(convert)
     convert.set_defaults(run=_convert)
@@ -174,16 +174,18 @@ def _rows(found: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]
 def _shown(value: str | float | None) -> str:
     if value is None or isinstance(value, str):
         return value or "unknown"
-    return f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _convert(options: argparse.Namespace) -> int:
     _require_positive(options, "limit")
-    require_new(options.output, force=options.force)
+    require_new(options.out, force=options.force)
     trace = _open(options)
     requests = islice(trace, options.limit)
-    count = write_trace(options.output, requests, source=trace.path.name, source_format=trace.format)
-    print(f"{options.output}: {count} requests, {trace.num_skipped} lines skipped")  # noqa: T201
+    count = write_trace(options.out, requests, source=trace.path.name, source_format=trace.format)
+    print(f"{options.out}: {count} requests, {trace.num_skipped} lines skipped")  # noqa: T201
     return 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from framework.cli.progress import reference_progress
 from framework.config.config import Config
 from framework.errors import ConfigError
 from framework.groups.optimum import bound_tokens
@@ -86,12 +87,14 @@ def cache_only(session: Session) -> dict[str, Any]:
         losses = LossLog() if session.settings.explain else None
         if rule is not None:
             tiers = ReplayTiers(paths, below, rule)
-        if tiers is None and losses is None:
-            native, counts = count(core, paths, policy, num_blocks, leaf_first=leaf_first)
-        else:  # tiers and losses are known to Python alone
-            counts = replay(
-                paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass, below=tiers, losses=losses
-            )
+        with reference_progress(paths.num_references, enabled=session.settings.progress) as tick:
+            if tiers is None and losses is None:
+                native, counts = count(core, paths, policy, num_blocks, leaf_first=leaf_first, progress=tick)
+            else:  # tiers and losses are known to Python alone
+                counts = replay(
+                    paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass, below=tiers,
+                    losses=losses, progress=tick,
+                )  # fmt: skip
         if tiers is not None:
             measured.update(tiers.results(block_bytes(options, config.cache)))
         measured.update(reported({"eviction": GuardedPolicy(policy)}))

@@ -246,7 +246,7 @@ def _completion(completion: Completion) -> dict[str, Any]:
         "text": completion.text,
         "tokens": completion.tokens,
         "finish_reason": completion.finish_reason,
-        "logprob": completion.cumulative_logprob,
+        "cumulative_logprob": completion.cumulative_logprob,
     }
     if completion.logprobs is not None:
         row["token_logprobs"] = [position.chosen for position in completion.logprobs]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from framework.config.check import parse
 from framework.config.hydra.compose import compose
 from framework.errors import ConfigError
 
@@ -61,3 +62,23 @@ def test_the_advice_on_quotes_works(text: str, elsewhere: Path) -> None:
         compose([f"run.name='{text}' )"])
     advised = shlex.split(str(refused.value).split(" type ", 1)[1])[0]
     assert compose([advised, "run.dir=out"]).run.name == f"'{text}' )"
+
+
+@pytest.mark.parametrize(
+    ("words", "workload"),
+    [
+        (("mode=replay",), "conversations"),
+        (("++mode=replay", "cache.num_blocks=64"), "conversations"),
+        (("mode=replay", "workload=agents"), "agents"),
+        ((), "chat"),
+    ],
+)
+def test_a_replay_alone_has_a_workload_that_can_be_replayed(
+    words: tuple[str, ...], workload: str, elsewhere: Path, runs: Any, command: Any
+) -> None:
+    """The default one is text: `mode=replay` alone was refused."""
+    status, _, err = command(*words, "run.dir=out")
+    assert (status, [run["workload"]["name"] for run in runs]) == (0, [workload]), err
+    mode = {"mode": "replay"} if words else {}
+    asked = {"workload": "agents"} if workload == "agents" else {}
+    assert parse({**mode, **asked, "run": {"dir": "out"}}).workload.name == workload

@@ -259,3 +259,13 @@ def test_an_llm_that_nobody_holds_ends_its_thread() -> None:
     gc.collect()
     own.join(60)
     assert not own.is_alive()
+
+
+def test_a_closed_llm_serves_nothing_more(checkpoint: Path) -> None:
+    llm, (request, *_) = serve(checkpoint, PROMPTS, Sampling(max_tokens=2))
+    assert repr(request) == f"<Request {request.number}: finished, 12 prompt tokens, 0 of them cached, 2 generated>"
+    llm.close()
+    for ask in (llm.generate, llm.submit, llm.stream):
+        with pytest.raises(InvalidArgument, match="this LLM is closed"):
+            ask(PROMPTS[0])
+    assert llm.stats()["num_finished"] == len(PROMPTS)

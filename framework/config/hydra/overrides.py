@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from framework import registry
-from framework.config.config import GROUPS, default_choices, options_of
+from framework.config.config import GROUPS, REPLAYED, default_choices, options_of
 from framework.errors import ConfigError
 
 _OVERRIDE = re.compile(r"^(?P<sign>\+\+|\+|)(?P<key>[A-Za-z_][\w]*)(?P<path>(?:\.[^=@~]+)?)=(?P<value>.*)$", re.DOTALL)
@@ -28,13 +28,17 @@ def normalise(overrides: Sequence[str]) -> list[str]:
     """The same overrides, each in the one spelling that plain Hydra takes.
 
     `+g=x`, `++g=x` and `g=x` become `g=x`; `+g.key=v` becomes `++g.key=v` where the components of `g` check their own
-    options, else `g.key=v`; `model=PATH` becomes `model=checkpoint` and `model.path='PATH'`, unless PATH is an option.
-    Idempotent, but for the last.
+    options, else `g.key=v`; `model=PATH` becomes `model=checkpoint` and `model.path='PATH'`, unless PATH is an option;
+    `mode=replay` alone chooses a workload that can be replayed. Idempotent, but for the last.
 
     Raises:
         ConfigError: a component that is set to what is no name.
     """
-    return [normal for override in overrides for normal in _normalise(override)]
+    words = [normal for override in overrides for normal in _normalise(override)]
+    keys = {word.lstrip("+~").partition("=")[0] for word in words}
+    if not keys & {"workload", "experiment", "sweep"} and any(re.fullmatch(r"\+*mode=replay", word) for word in words):
+        words.append(f"workload={REPLAYED}")
+    return words
 
 
 def _normalise(override: str) -> list[str]:

@@ -242,8 +242,12 @@ def test_the_array_of_sharegpt_is_a_request_a_question(indent: int | None, tmp_p
         {"role": "user", "content": "one"}, {"role": "assistant", "content": "1"}, {"role": "user", "content": "two"},
     )  # fmt: skip
     assert len({one.key for one in found}) == 3
-    for damaged, says in (('[{"prompt": "x"}, 3]', "entry 2 of its array is no JSON object"), ('[{"prompt": "x"}', "cut short"),
-                          ('[{"prompt": "x"} 3]', "cut short"), ("[{", "entry 1 of its array is no JSON")):  # fmt: skip
+    for damaged, says in (
+        ('[{"prompt": "x"}, 3]', "entry 2 of its array is no JSON object"),
+        ('[{"prompt": "x"}', "cut short"),
+        ('[{"prompt": "x"} 3]', "cut short"),
+        ("[{", "entry 1 of its array is no JSON"),
+    ):
         path.write_text(damaged)
         with pytest.raises(WorkloadError, match=says):
             build("prompts", {"path": str(path)})
