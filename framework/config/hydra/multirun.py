@@ -116,10 +116,15 @@ class _Job:
     def directory(self) -> Path:
         return self.sweep.folder / self.name
 
+    @property
+    def launched(self) -> list[str]:
+        """The words as Hydra composes them, its folder among them."""
+        return [*self.words, f"hydra.sweep.subdir={quote(self.name)}"]
+
     @cached_property
     def plain(self) -> dict[str, Any]:
         """The configuration checked. Raises FrameworkError: it cannot be run."""
-        return checked(without_hydra(self.sweep.composed(self.number, self.words))).plain()
+        return checked(without_hydra(self.sweep.composed(self.number, self.launched))).plain()
 
     def done(self) -> Outcome | None:
         """The outcome of a job whose good result is there already."""
@@ -205,7 +210,7 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
 def _job(sweep: _Sweep, number: int, words: Sequence[str], varied: Collection[str]) -> _Job:
     """A job in the folder that its overrides had in an earlier call, where the sweep may have varied other keys."""
     name = sweep.existing.get(digest_of(words)) or folder_name(words, varied)
-    return _Job(sweep, number, [*words, f"hydra.sweep.subdir={quote(name)}"], name)
+    return _Job(sweep, number, words, name)
 
 
 def varied_keys(jobs: Sequence[Sequence[str]]) -> set[str]:
@@ -348,7 +353,7 @@ def _run(job: _Job) -> Outcome:
         returned = run_job(
             hydra_context=job.sweep.context,
             task_function=job.sweep.task,
-            config=job.sweep.composed(job.number, job.words),
+            config=job.sweep.composed(job.number, job.launched),
             job_dir_key="hydra.sweep.dir",
             job_subdir_key="hydra.sweep.subdir",
         )
@@ -363,7 +368,7 @@ def _launched(
     """What is missing goes to the launcher, in batches where the user set `hydra.sweeper.max_batch_size`."""
     assert sweeper.launcher is not None
     yield from done.values()
-    missing = [list(job.words) for job in jobs if job.number not in done]
+    missing = [job.launched for job in jobs if job.number not in done]
     folders = [job.directory for job in jobs if job.number not in done]
     state = Singleton.get_state()
     size = sweeper.max_batch_size or max(1, len(missing))
