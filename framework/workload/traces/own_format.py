@@ -31,6 +31,7 @@ from framework.errors import ConfigError, InvalidArgument, WorkloadError
 from framework.files.atomic import beside
 from framework.interfaces.trace import (
     BlockIdArray,
+    BlockNames,
     FieldError,
     Line,
     Namespace,
@@ -65,6 +66,9 @@ class OwnFormat(HeadedReader):
         '{"arrival_s": 0.5, "input_tokens": 9, "output_tokens": 0}\n'
     }
 
+    def __init__(self) -> None:
+        self._names = BlockNames()
+
     def block_size(self, head: Sequence[Line], asked: int | None) -> int:
         """The header's, or what is asked where prompts are tokens."""
         super().block_size(head, asked)
@@ -85,7 +89,7 @@ class OwnFormat(HeadedReader):
             raise FieldError("tokens", "a prompt has at least one token")
         ids = name_blocks(tokens, self.block_tokens) if tokens is not None else None
         if "block_ids" in record:
-            ids = integers(record, "block_ids")
+            ids = self._names.ids(record, "block_ids")
             check_block_count("block_ids", len(ids), input_tokens, self.block_tokens)
         return WorkloadRequest(
             prompt=tokens,
