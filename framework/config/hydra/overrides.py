@@ -28,7 +28,8 @@ def normalise(overrides: Sequence[str]) -> list[str]:
     """The same overrides, each in the one spelling that plain Hydra takes.
 
     `+g=x`, `++g=x` and `g=x` become `g=x`; `+g.key=v` becomes `++g.key=v` where the components of `g` check their own
-    options, else `g.key=v`; `model=PATH` becomes `model=checkpoint` and `model.path='PATH'`, unless PATH is an option.
+    options, else `g.key=v`; `g={name: x, key: v}` becomes `g=x` and those of its keys; `model=PATH` becomes
+    `model=checkpoint` and `model.path='PATH'`, unless PATH is an option.
     Idempotent, but for the last.
 
     Raises:
@@ -51,12 +52,27 @@ def _normalise(override: str) -> list[str]:
         words = split_choices(value)
         if all(_is_file(group, unquote(word)) for word in words):
             return [f"{group}={FILES[group]}", f"++{group}.path={','.join(map(quote, words))}"]
+    if group in GROUPS and (choice := _named(value)) is not None:
+        name, options = choice
+        return normalise([f"{group}={name}", *(f"+{group}.{option}={given}" for option, given in options.items())])
     if group in GROUPS and _NO_NAME.fullmatch(value):
         raise ConfigError(
             f"{override[:120]}: the {group} is chosen by its name, set {group}=NAME, and its options as "
             f"{group}.OPTION=VALUE; --help lists them"
         )
     return [f"{group}={value}"]
+
+
+def _named(value: str) -> tuple[str, dict[str, str]] | None:
+    """Name and options of `{name: X, option: v, ...}`; None where it is no such mapping."""
+    if value[:1] + value[-1:] != "{}" or len(split_choices(value)) > 1:
+        return None
+    pairs = [word.partition(":") for word in split_choices(value[1:-1])]
+    options = {unquote(key.strip()): given.strip() for key, colon, given in pairs if colon}
+    name = options.pop("name", "")
+    if len(options) + 1 != len(pairs) or _NO_NAME.fullmatch(unquote(name)):
+        return None
+    return name, options
 
 
 def _quoted_where_hydra_cannot_read_it(override: str) -> str:
