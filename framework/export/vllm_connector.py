@@ -194,6 +194,7 @@ def _connector_classes() -> dict[str, type]:
 
         def build_connector_meta(self, scheduler_output: Any) -> Any:
             """Nothing for the workers."""
+            self.scheduled(scheduler_output)
             return Nothing()
 
     class Nothing(base.KVConnectorMetadata):  # type: ignore[name-defined, misc]
@@ -268,6 +269,11 @@ class _Methods(MovesNothing):
         """A request entered the engine."""
         if self.watch is not None:
             self.watch.arrived(request)
+
+    def scheduled(self, output: Any) -> None:
+        """A step was scheduled, as vLLM's SchedulerOutput says."""
+        if self.watch is not None:
+            self.watch.scheduled(output)
 
     def _seconds(self) -> float:
         return time.monotonic() - self._start

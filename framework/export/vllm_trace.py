@@ -16,6 +16,7 @@ import numpy as np
 from framework.engine.executors.base import work_of
 from framework.errors import ConfigError
 from framework.export.vllm_connector import MovesNothing, connector_base, importable
+from framework.export.vllm_watch import tenant_of
 from framework.workload.traces.private import LiveRequest, PrivateTrace
 
 _LOGGER = logging.getLogger(__name__)
@@ -66,14 +67,17 @@ class TraceMethods(MovesNothing):
         size = int(kv_cache_manager.block_pool.hash_block_size)
         self.trace = PrivateTrace(self.path, size, source="vllm", clock="steps")
         self._live: dict[str, LiveRequest] = {}
+        self._start = time.monotonic()
 
     def on_new_request(self, request: Any) -> None:
         """A request entered the engine."""
         if self.trace is not None:
             live = self._live[request.request_id] = LiveRequest(
                 arrival_s=float(self._num_steps),
+                seconds=time.monotonic() - self._start,
                 prompt_tokens=int(request.num_prompt_tokens),
                 session=getattr(request, "session_id", None),
+                tenant=tenant_of(request),
                 priority=-int(request.priority),  # there, lower is more important
             )
             self.trace.arrived(live)

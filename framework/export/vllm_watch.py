@@ -162,7 +162,7 @@ class PoolWatch:
         hash_of: as `PolicyQueue` takes it.
 
     Attributes:
-        num_steps: that the scheduler has begun.
+        num_steps: the number, from 1, of the step that the scheduler began last; one without tokens has none.
         arrivals: of unfinished requests, on the clock of `facts`; kept only for a policy that reads them.
     """
 
@@ -172,7 +172,7 @@ class PoolWatch:
             self.pool.free_block_queue, self.pool.blocks, facts, on_declined=self._decline, hash_of=hash_of
         )
         self.pool.free_block_queue = self.queue
-        self.num_steps = 0
+        self.num_steps = self._computed = 0
         self.arrivals: dict[str, float] = {}
         self._known: dict[str, _Known] = {}
         self._request: Any = None
@@ -185,6 +185,11 @@ class PoolWatch:
         self._watch(self.pool, "reset_prefix_cache", None, self._reset)
         self._watch(manager, "free", lambda request: self._freeing(manager, request, at_once=True), self._freed)
         self._watch(manager, "pop_blocks_for_free", lambda request: self._freeing(manager, request, at_once=False))
+
+    def scheduled(self, output: Any) -> None:
+        """A step was scheduled, as vLLM's SchedulerOutput says; one without a token is none."""
+        self._computed += output.total_num_scheduled_tokens > 0
+        self.num_steps = self._computed
 
     def arrived(self, request: Any) -> None:
         """A request entered the engine."""
@@ -209,7 +214,7 @@ class PoolWatch:
         _wrap(owner, name, watched)
 
     def _begin_step(self) -> None:
-        self.num_steps += 1
+        self.num_steps = self._computed + 1
 
     def _allocating(self, request: Any, *args: Any, **kwargs: Any) -> None:
         self._request, self._hit_blocks = request, 0
@@ -291,7 +296,7 @@ class PoolWatch:
     def _known_of(self, facts: PoolFacts, request: Any) -> _Known:
         known = self._known.get(request.request_id)
         if known is None:
-            tenant = _tenant(request)
+            tenant = tenant_of(request)
             described = None if facts.requests is None else self._describe(facts, request, tenant)
             known = self._known[request.request_id] = -request.priority, facts.tenant(tenant), described
         return known
@@ -374,7 +379,7 @@ class MissWatch:
             if first:
                 ledger.leave(number)
         elif first:
-            ledger.admit(number, number, cached, tenant=_tenant(request))
+            ledger.admit(number, number, cached, tenant=tenant_of(request))
             self._hit_tokens += cached
             self._prompt_tokens += request.num_prompt_tokens
         elif name not in self._running:
@@ -441,7 +446,7 @@ class MissWatch:
         (self._folder / RESULT).write_text(json_text(result, indent=2) + "\n")
 
 
-def _tenant(request: Any) -> str:
+def tenant_of(request: Any) -> str:
     """Whose blocks no other request may find: vLLM's cache salt, or else the adapter."""
     return request.cache_salt or (request.lora_request.lora_name if request.lora_request else "")
 

@@ -26,6 +26,7 @@ class TraceFile(Workload):
         limit: only the first so many requests; null for all.
         on_error: what a line that cannot be read does: raise, or skip (and count).
         speed: arrivals come so many times as fast.
+        clock: of a recording that has both, steps of the engine (file), or seconds.
     """
 
     path: Path
@@ -34,6 +35,7 @@ class TraceFile(Workload):
     limit: int | None = None
     on_error: Literal["raise", "skip"] = "raise"
     speed: float = 1.0
+    clock: Literal["file", "seconds"] = "file"
 
     def __post_init__(self) -> None:
         self._trace: Trace | None = None
@@ -51,7 +53,9 @@ class TraceFile(Workload):
             WorkloadError, InvalidArgument: see open_trace.
         """
         size = block_tokens if self.block_tokens is None else self.block_tokens
-        self._trace = open_trace(self.path, format=self.format, block_tokens=size, on_error=self.on_error)
+        self._trace = open_trace(
+            self.path, format=self.format, block_tokens=size, on_error=self.on_error, in_seconds=self.clock == "seconds"
+        )
         return self._trace
 
     def in_steps(self) -> bool:

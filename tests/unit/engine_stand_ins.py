@@ -1,9 +1,14 @@
 """What SGLang's and vLLM's caches hand to a policy, without SGLang and vLLM."""
 
 import itertools
+import sys
 from abc import ABC, abstractmethod
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
+
+import pytest
+
+from framework.export.vllm_connector import TESTED
 
 
 class Node:
@@ -107,6 +112,8 @@ class FreeQueue:
 class Pool:
     """vLLM's BlockPool: block 0 is null, contents are found by hash, and what is taken is evicted."""
 
+    hash_block_size = 16
+
     def __init__(self, num_blocks: int) -> None:
         self.blocks = [PoolBlock(number) for number in range(num_blocks + 1)]
         self.num_gpu_blocks, self.cached, self.evicted = num_blocks + 1, {}, []
@@ -193,3 +200,12 @@ class Manager:
 
     def pop_blocks_for_free(self, request: Any) -> list[PoolBlock]:
         return self.tables.pop(request.request_id)[::-1]
+
+
+def pretend_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two modules of vLLM's that `lead` imports."""
+    version, utils = ModuleType("vllm.version"), ModuleType("vllm.v1.core.kv_cache_utils")
+    version.__version__ = TESTED[-1]  # type: ignore[attr-defined]
+    utils.get_block_hash = lambda block_hash: block_hash  # type: ignore[attr-defined]
+    for module in (version, utils):
+        monkeypatch.setitem(sys.modules, module.__name__, module)

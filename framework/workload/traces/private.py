@@ -22,17 +22,21 @@ class LiveRequest:
 
     Attributes:
         arrival_s: seconds after the first, or steps where the header says so; non-decreasing.
+        seconds: beside steps, the same in seconds; None for none.
         prompt_tokens: length of the prompt.
         total_tokens: of prompt and answer together; None: it has not ended.
         hashes: of the full blocks of prompt and answer, each with all before it: salt and adapter are in them.
-        session: its conversation, where that is known. priority: larger is more important.
+        session: its conversation, where that is known. tenant: whose it is, "" for nobody's. priority: larger is more
+            important.
     """
 
     arrival_s: float
     prompt_tokens: int
+    seconds: float | None = None
     total_tokens: int | None = None
     hashes: Sequence[Hash] = ()
     session: str | None = None
+    tenant: str = ""
     priority: int = 0
 
 
@@ -85,10 +89,15 @@ class PrivateTrace:
     def _write(self, request: LiveRequest) -> None:
         total = request.total_tokens or request.prompt_tokens
         tokens = self._tokens(request, total)
-        record: dict[str, Any] = {"arrival_s": round(request.arrival_s, 6), "tokens": tokens[: request.prompt_tokens]}
+        record: dict[str, Any] = {"arrival_s": round(request.arrival_s, 6)}
+        if request.seconds is not None:
+            record["seconds"] = round(request.seconds, 6)
+        record["tokens"] = tokens[: request.prompt_tokens]
         record["output"] = tokens[request.prompt_tokens :]
         if request.session is not None:
             record["session"] = self._veil.name(request.session)
+        if request.tenant:
+            record["tenant"] = self._veil.name(request.tenant)
         if request.priority:
             record["priority"] = request.priority
         self._put(record)

@@ -25,7 +25,7 @@ class Trace:
     Attributes:
         path, format, block_tokens, on_error: as opened; `block_tokens` is 0 for lengths only.
         reader, line_tokens: the format's reader, and tokens a block as the file has them.
-        in_steps: arrivals count an engine's steps, not seconds.
+        in_steps: arrivals count an engine's steps, not seconds. in_seconds: the file has both, and these are read.
         num_requests, num_skipped: of the iteration in progress or last done.
         first_error: text of the first line skipped, "" if none.
     """
@@ -37,6 +37,7 @@ class Trace:
     block_tokens: int
     on_error: OnError
     in_steps: bool = False
+    in_seconds: bool = False
     num_requests: int = field(default=0, init=False)
     num_skipped: int = field(default=0, init=False)
     first_error: str = field(default="", init=False)
@@ -102,6 +103,8 @@ class Trace:
                 yield line
 
         reader.block_tokens = self.line_tokens
+        if self.in_seconds:
+            reader.in_seconds = True  # type: ignore[attr-defined]
         try:
             for record in reader.read(lines(), self.path):
                 answer: Any = record
@@ -211,8 +214,9 @@ def _head(path: Path) -> list[Line]:
 
 
 def open_trace(
-    path: str | Path, *, format: str = "auto", block_tokens: int | None = None, on_error: OnError = "raise"
-) -> Trace:
+    path: str | Path, *, format: str = "auto", block_tokens: int | None = None, on_error: OnError = "raise",
+    in_seconds: bool = False,
+) -> Trace:  # fmt: skip
     """The trace in `path`, plain, .gz or .zst, or a folder where the format is one of folders.
 
     Args:
@@ -220,6 +224,7 @@ def open_trace(
         block_tokens: tokens a block. For formats of any size and for token-level files the size to read; for the
             others a multiple of the file's own size, to read coarser blocks.
         on_error: "raise" stops at the first bad line; "skip" leaves it out and counts it in `num_skipped`.
+        in_seconds: where arrivals are steps, read the seconds that stand beside them.
 
     Raises:
         InvalidArgument: an unknown format, choice or block size.
@@ -243,7 +248,11 @@ def open_trace(
             f"give cache.block_size={size} to a run, or {size} as block_tokens"
         )
     read_tokens = (block_tokens or size) if size else 0
-    return Trace(path, name, reader, size, read_tokens, on_error, in_steps=_says(reader, "in_steps", head))
+    steps = _says(reader, "in_steps", head)
+    if in_seconds and steps and not hasattr(reader, "in_seconds"):
+        raise InvalidArgument(f"{path}: its arrivals are an engine's steps, and it has no seconds beside them")
+    seconds = in_seconds and steps
+    return Trace(path, name, reader, size, read_tokens, on_error, in_steps=steps and not seconds, in_seconds=seconds)
 
 
 def _block_size(reader: type[TraceReader], path: Path, head: Sequence[Line], asked: int | None) -> int:

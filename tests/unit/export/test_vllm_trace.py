@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from framework.errors import ConfigError
+from framework.errors import ConfigError, WorkloadError
 from framework.export import vllm_trace
 from framework.export.vllm_trace import TimedSteps, TraceMethods, paths_of
 from framework.workload.traces import open_trace
@@ -20,7 +20,7 @@ class Request(SimpleNamespace):
 
     def __init__(self, name: str, prompt: int) -> None:
         super().__init__(request_id=name, num_prompt_tokens=prompt, num_tokens=prompt, session_id="talk", priority=3,
-                         block_hashes=[b"a"])  # fmt: skip
+                         block_hashes=[b"a"], cache_salt="firm", lora_request=None)  # fmt: skip
 
 
 def test_the_connector_writes_what_has_ended_and_survives_a_file_that_cannot_be_written(
@@ -39,6 +39,7 @@ def test_the_connector_writes_what_has_ended_and_survives_a_file_that_cannot_be_
     (only,) = open_trace(tmp_path / "t")
     assert (only.input_tokens, only.output_tokens, only.priority) == (5, 3, -3)
     assert only.session not in (None, "talk")
+    assert only.tenant not in ("", "firm", only.session), "veiled, too"
 
     def full(record: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -104,3 +105,28 @@ def test_a_step_lasts_until_its_end_is_seen_and_the_last_one_has_none(
 def test_a_name_that_the_module_does_not_offer_is_refused() -> None:
     with pytest.raises(AttributeError, match="it offers TraceConnector"):
         vllm_trace.Else  # type: ignore[attr-defined]
+
+
+def test_a_recording_has_arrivals_on_both_clocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(vllm_trace.time, "monotonic", lambda: now[0])
+    connector: Any = TraceMethods()
+    connector.path = tmp_path / "t"
+    connector.bind_kv_cache_manager(SimpleNamespace(block_pool=SimpleNamespace(hash_block_size=4)))
+    for number in range(3):
+        now[0] = 100.0 + 2.5 * number
+        request = Request(str(number), 5)
+        connector.on_new_request(request)
+        connector.scheduled(SimpleNamespace(total_num_scheduled_tokens=5))
+        connector.request_finished_all_groups(request, ())
+    connector.shutdown()
+    steps, seconds = open_trace(tmp_path / "t"), open_trace(tmp_path / "t", in_seconds=True)
+    assert (steps.in_steps, seconds.in_steps) == (True, False)
+    assert [one.arrival_s for one in steps] == [0.0, 1.0, 2.0]
+    assert [one.arrival_s for one in seconds] == [0.0, 2.5, 5.0]
+    from framework.workload.trace_file import TraceFile
+
+    assert [one.arrival_s for one in TraceFile(path=tmp_path / "t", clock="seconds").requests()] == [0.0, 2.5, 5.0]
+    (tmp_path / "r").write_text((tmp_path / "t").read_text().replace('"seconds"', '"hours"'))
+    with pytest.raises(WorkloadError, match="seconds"):
+        list(open_trace(tmp_path / "r", in_seconds=True))

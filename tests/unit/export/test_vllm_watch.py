@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import random
-import sys
 from collections.abc import Iterator, Sequence
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engine_stand_ins import FreeQueue, Manager
+from engine_stand_ins import FreeQueue, Manager, pretend_vllm
 from paged_helpers import NS, info, tokens
 
 from framework.errors import ConfigError, UnknownPlugin, Unsupported
-from framework.export.vllm_connector import HOOKS, TESTED, lead, options_of, require_hooks
+from framework.export.vllm_connector import HOOKS, lead, options_of, require_hooks
 from framework.export.vllm_watch import PoolWatch
 from framework.types import RequestId
 from framework_builtin.allocator.prefix import PrefixAllocator
@@ -85,12 +84,7 @@ def watching(base: type) -> Any:
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two modules of vLLM's that `lead` imports."""
-    version, utils = ModuleType("vllm.version"), ModuleType("vllm.v1.core.kv_cache_utils")
-    version.__version__ = TESTED[-1]  # type: ignore[attr-defined]
-    utils.get_block_hash = lambda block_hash: block_hash  # type: ignore[attr-defined]
-    for module in (version, utils):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    pretend_vllm(monkeypatch)
 
 
 def asked(number: int, ids: list[int], **facts: Any) -> Any:
@@ -117,6 +111,7 @@ class Engine:
         request.is_finished = lambda: request.done
         self.manager.new_step_starts()
         found: int | None = self.manager.allocate_slots(request)
+        self.watch.scheduled(SimpleNamespace(total_num_scheduled_tokens=0 if found is None else request.num_tokens))
         return found
 
     def free(self, request: Any, *, done: bool = True) -> None:
