@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from framework.cli.exit import command, exit_with
-from framework.errors import ConfigError
+from framework.errors import ConfigError, WorkloadError
+from framework.files.lines import first_lines
 from framework.misses.account import OUTCOMES, Account, versus
 from framework.report.console import new_console, print_table
 from framework.report.misses import read_account
 from framework.report.tables import Table
 from framework.workload.traces import formats, open_trace
+from framework.workload.traces.fields import first_object
 
 
 @command
@@ -95,7 +97,16 @@ def _recorded(options: argparse.Namespace) -> dict[str, Account]:
 
     stream, log = sorted(options.file, key=_is_stream, reverse=True)
     trace = open_trace(log, format=options.format, block_tokens=options.block_tokens)
-    account, ledger, unseen = explain_stream(Path(stream), [*islice(trace, options.limit)], most_contents=2**31)
+    without = (
+        "blocks are matched by their tokens: keep them on both sides (`framework.trace record --tokens`; "
+        'TraceConnector: "tokens": true)'
+    )
+    if first_object(first_lines(Path(log), 1)).get("private"):
+        raise WorkloadError(f"{log} was recorded without tokens; {without}")
+    requests = [*islice(trace, options.limit)]
+    account, ledger, unseen = explain_stream(Path(stream), requests, most_contents=2**31)
+    if unseen == len(requests):
+        raise WorkloadError(f"none of the {unseen:,} requests of {log} is in {stream}; {without}")
     if unseen:
         print(f"{unseen:,} requests of {log} are not in {stream}, and are left out", file=sys.stderr)  # noqa: T201
     if options.num_blocks is not None:

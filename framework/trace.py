@@ -74,6 +74,10 @@ def _parser() -> argparse.ArgumentParser:
     record.add_argument("--replay", metavar="ADDRESS", help="where it answers who missed something; default: nowhere")
     record.add_argument("--topic", default="", help="only messages of this topic")
     record.add_argument("--report-hits", action="store_true", help="it reports what requests found (vLLM: full mode)")
+    record.add_argument(
+        "--tokens", action="store_true",
+        help="keep tokens and names, for `framework.explain EVENTS LOG`: who has the file can read what was asked",
+    )  # fmt: skip
     for name, kind, what in (("seconds", float, "have passed"), ("batches", int, "have come")):
         record.add_argument(f"--{name}", type=kind, metavar="N", help=f"end when so many {what}; default: Ctrl-C")
     record.add_argument("--idle", type=float, metavar="S", help="end when nothing has come for S seconds")
@@ -192,6 +196,8 @@ def _synth(options: argparse.Namespace) -> int:
 def _record(options: argparse.Namespace) -> int:
     _require_positive(options, "seconds", "batches", "idle", "block_tokens")
     require_new(options.out)
+    if options.tokens and "://" not in options.source:
+        raise ConfigError(f"--tokens keeps those of KV events; {options.source} is a log, whose trace has none")
     print(_record_events(options) if "://" in options.source else _record_log(options))  # noqa: T201
     return 0
 
@@ -205,6 +211,7 @@ def _record_events(options: argparse.Namespace) -> str:
             subscriber,
             Path(options.out),
             report_hits=options.report_hits,
+            tokens=options.tokens,
             seconds=options.seconds,
             batches=options.batches,
             idle_s=options.idle,

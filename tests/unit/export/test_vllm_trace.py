@@ -11,7 +11,7 @@ import pytest
 
 from framework.errors import ConfigError, WorkloadError
 from framework.export import vllm_trace
-from framework.export.vllm_trace import TimedSteps, TraceMethods, paths_of
+from framework.export.vllm_trace import TimedSteps, TraceMethods, options_of
 from framework.workload.traces import open_trace
 
 
@@ -53,13 +53,15 @@ def test_the_connector_writes_what_has_ended_and_survives_a_file_that_cannot_be_
 
 
 def test_the_options_are_a_path_and_one_of_steps() -> None:
-    assert paths_of({"path": "a.jsonl"}) == (Path("a.jsonl"), None)
-    assert paths_of({"path": "a", "steps": "b"}) == (Path("a"), Path("b"))
+    assert options_of({"path": "a.jsonl"}) == (Path("a.jsonl"), None, False)
+    assert options_of({"path": "a", "steps": "b"}) == (Path("a"), Path("b"), False)
     for extra in ({}, {"path": 3}, {"path": ""}, {"path": "a", "steps": None}):
         with pytest.raises(ConfigError, match="name a new file"):
-            paths_of(extra)
-    with pytest.raises(ConfigError, match="has path and steps, found salt"):
-        paths_of({"path": "a", "salt": "b"})
+            options_of(extra)
+    with pytest.raises(ConfigError, match="true or false, found 1"):
+        options_of({"path": "a", "tokens": 1})
+    with pytest.raises(ConfigError, match=r"'tokens'.*found salt"):
+        options_of({"path": "a", "salt": "b"})
 
 
 def scheduled(new: dict[str, tuple[int, int]], running: dict[str, tuple[int, int]]) -> Any:
@@ -109,7 +111,7 @@ def test_a_name_that_the_module_does_not_offer_is_refused() -> None:
 
 def test_a_recording_has_arrivals_on_both_clocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(vllm_trace.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("framework.export.vllm_trace.time.monotonic", lambda: now[0])
     connector: Any = TraceMethods()
     connector.path = tmp_path / "t"
     connector.bind_kv_cache_manager(SimpleNamespace(block_pool=SimpleNamespace(hash_block_size=4)))
