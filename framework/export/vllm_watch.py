@@ -15,6 +15,7 @@ from framework.errors import ConfigError
 from framework.export.pool_facts import PoolFacts
 from framework.files.jsonl import dump_line, json_text
 from framework.guard.boundary import OUTSIDE
+from framework.misses.account import Account
 from framework.misses.ledger import Ledger
 from framework.replay.misses import against_models
 from framework.results.layout import REGRET, REQUESTS, RESULT
@@ -328,8 +329,9 @@ class MissWatch:
         manager: vLLM's KVCacheManager, with nothing cached yet.
         hash_of: vLLM's get_block_hash.
         policy: whose decisions evictions are.
-        folder: for `requests.jsonl`, and at the end `result.json` and `regret.jsonl`, which `python -m
-            framework.explain` reads.
+        folder: for `requests.jsonl`, `regret.jsonl` and `result.json`, which `python -m framework.explain` reads. They
+            are whole after each request, since vLLM may kill its engine without a word; the comparison with LRU and the
+            optimum comes at the end.
 
     Raises:
         ConfigError: a folder that holds a result, or cannot be made.
@@ -343,7 +345,7 @@ class MissWatch:
         self._numbers: dict[str, tuple[int, int]] = {}  # of requests that have not ended: (number, tokens computed)
         self._running: set[str] = set()
         self._count = self._hit_tokens = self._prompt_tokens = 0
-        self._rows = _open(folder)
+        self._rows, self._regret, self._num_written = _open(folder / REQUESTS), _open(folder / REGRET), 0
         _wrap(manager, "allocate_slots", self._allocate)
         _wrap(manager, "free", self._free)
         _wrap(manager, "pop_blocks_for_free", self._free)
@@ -410,7 +412,7 @@ class MissWatch:
             missed = self.ledger.row(number)
             cached = request.num_prompt_tokens - sum(missed.values())
             if not self._rows.closed:
-                self._rows.write(dump_line({**row, "cached_tokens": cached, **missed}))
+                self._write({**row, "cached_tokens": cached, **missed})
         return call(request, *args, **kwargs)
 
     def _publish(
@@ -435,15 +437,44 @@ class MissWatch:
             self.ledger.reset()
         return done
 
-    def close(self) -> None:
-        """Write the result."""
-        self._rows.close()
-        account = against_models(self.ledger.account(), self.ledger.paths, self.ledger.block_size, self.num_blocks)
+    def _write(self, row: dict[str, Any]) -> None:
+        """A request's row, what was lost since the last, and the result so far."""
+        account = self.ledger.account(since=self._num_written)
+        self._num_written += len(account.evictions)
+        try:
+            self._rows.write(dump_line(row))
+            self._regret.write(_lines_of(account))
+            self._write_result(account, "interrupted")
+        except OSError as error:
+            self._rows.close()
+            logger.error("%s cannot be written (%s): the explanation ends here, vLLM goes on", self._folder, error)
+
+    def _write_result(self, account: Account, status: str) -> None:
         counts = {"hit_tokens": self._hit_tokens, "prompt_tokens": self._prompt_tokens}
         counts |= {"hit_blocks": account.totals("blocks")["hit"]}
-        result = {"status": "ok", "mode": "vllm", "eviction": account.policy, **counts, **account.results()}
-        (self._folder / REGRET).write_bytes(b"".join(map(dump_line, account.evictions.rows(account.policy))))
-        (self._folder / RESULT).write_text(json_text(result, indent=2) + "\n")
+        result = {"status": status, "mode": "vllm", "eviction": account.policy, **counts, **account.results()}
+        _replace(self._folder / RESULT, (json_text(result, indent=2) + "\n").encode())
+
+    def close(self) -> None:
+        """Write the result of all, compared with LRU and the optimum. Idempotent."""
+        if self._rows.closed:
+            return
+        self._rows.close()
+        self._regret.close()
+        account = against_models(self.ledger.account(), self.ledger.paths, self.ledger.block_size, self.num_blocks)
+        _replace(self._folder / REGRET, _lines_of(account))
+        self._write_result(account, "ok")
+
+
+def _lines_of(account: Account) -> bytes:
+    return b"".join(map(dump_line, account.evictions.rows(account.policy)))
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Whole or not at all; without waiting for the disk, in the scheduler's thread."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(data)
+    temporary.replace(path)
 
 
 def tenant_of(request: Any) -> str:
@@ -451,11 +482,11 @@ def tenant_of(request: Any) -> str:
     return request.cache_salt or (request.lora_request.lora_name if request.lora_request else "")
 
 
-def _open(folder: Path) -> Any:
+def _open(path: Path) -> Any:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return (folder / REQUESTS).open("xb")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("xb", buffering=0)
     except OSError as error:
         raise ConfigError(
-            f"explain={folder}: {error.strerror or error}; name a new folder, for requests.jsonl and the result"
+            f"explain={path.parent}: {error.strerror or error}; name a new folder, for requests.jsonl and the result"
         ) from error

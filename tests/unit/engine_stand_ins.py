@@ -127,11 +127,13 @@ class Pool:
             block.ref_cnt += 1
         return taken
 
-    def _maybe_evict_cached_block(self, block: PoolBlock) -> None:
-        if block.block_hash is not None:
-            self.evicted.append(block.block_hash)
-            self.cached[block.block_hash].remove(block)
-            block.block_hash = block.block_hash_num_tokens = None
+    def _maybe_evict_cached_block(self, block: PoolBlock) -> bool:
+        if block.block_hash is None:
+            return False
+        self.evicted.append(block.block_hash)
+        self.cached[block.block_hash].remove(block)
+        block.block_hash = block.block_hash_num_tokens = None
+        return True
 
     def touch(self, blocks: list[PoolBlock]) -> None:
         for block in blocks:

@@ -87,7 +87,7 @@ def talks(seed: int, apart: bool) -> list[Talk]:
 
 
 def in_vllm(stream: list[Talk], path: Path, policy: Any) -> tuple[Any, list[int]]:
-    """The policy that led, and the blocks that each request hit; the scheduler makes an empty step when one has ended."""
+    """The policy that led, and the blocks that each request hit; when a request has ended, an empty step is made."""
     manager: Any = Manager(BLOCKS)
     led: Any = _Methods()
     led.options, led.explain, led.watch, led.misses, led._start = (policy, 0, "steps"), None, None, None, 0.0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +15,9 @@ from engine_stand_ins import FreeQueue, Manager, pretend_vllm
 from paged_helpers import NS, info, tokens
 
 from framework.errors import ConfigError, UnknownPlugin, Unsupported
+from framework.explain import main
 from framework.export.vllm_connector import HOOKS, lead, options_of, require_hooks
-from framework.export.vllm_watch import PoolWatch
+from framework.export.vllm_watch import MissWatch, PoolWatch
 from framework.types import RequestId
 from framework_builtin.allocator.prefix import PrefixAllocator
 from framework_builtin.eviction.lru import Lru
@@ -310,3 +313,54 @@ def test_what_cannot_be_led_is_refused(vllm: None) -> None:
     manager.block_pool.touch = lambda others: None  # type: ignore[method-assign]
     with pytest.raises(Unsupported, match="touch"):
         lead(manager)
+
+
+class Counting(Manager):
+    """A Manager that is asked as vLLM's is."""
+
+    def allocate_slots(self, request: Any, num_new_tokens: int, num_new_computed_tokens: int = 0) -> Any:
+        return super().allocate_slots(request)
+
+
+def test_an_explanation_is_whole_after_each_request_whatever_ends_vllm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manager = Counting(12)
+    misses = MissWatch(manager, lambda name: name, policy="lru", folder=tmp_path / "why")
+    read: list[Any] = []
+    for number in range(60):
+        ids = chain(number % 4, 1 + number % 5)
+        request = asked(number, ids, prompt_token_ids=ids, num_computed_tokens=len(ids))
+        request.update_block_hashes = request.block_hashes.clear
+        request.is_finished = lambda: True
+        manager.new_step_starts()
+        hit = 16 * len(manager.hit(request))
+        assert manager.allocate_slots(request, len(ids) - hit, hit) is not None
+        manager.free(request)
+        if number in (0, 1, 40, 59):
+            assert main([str(tmp_path / "why"), "--json"]) == 0
+            read.append(json.loads(capsys.readouterr().out))
+            assert len((tmp_path / "why" / "requests.jsonl").read_text().splitlines()) == number + 1
+    assert read[-1]["blocks"]["evicted"] > 10
+    assert sum(row["tokens"] for row in read[-1]["regret"]["age"].values()) == read[-1]["tokens"]["evicted"]
+    misses.close()
+    misses.close()
+    assert main([str(tmp_path / "why"), "--json"]) == 0
+    last = json.loads(capsys.readouterr().out)
+    assert (last["blocks"], last["tokens"]) == (read[-1]["blocks"], read[-1]["tokens"])
+    assert json.loads((tmp_path / "why" / "result.json").read_text())["status"] == "ok"
+
+
+def test_an_explanation_that_cannot_be_written_ends_with_one_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = Counting(12)
+    misses = MissWatch(manager, lambda name: name, policy="lru", folder=tmp_path)
+    monkeypatch.setattr(misses, "_write_result", lambda *_: (tmp_path / "no" / "such").write_bytes(b""))
+    for number in range(3):
+        request = asked(number, chain(number, 1), prompt_token_ids=chain(number, 1), num_computed_tokens=17)
+        request.is_finished = lambda: True
+        manager.allocate_slots(request, 17)
+        manager.free(request)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "vLLM goes on" in caplog.text
