@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError, Unsupported
+from framework.export import vllm_metrics
 from framework.export.host_blocks import build_policy
 from framework.export.pool_facts import GroupFacts, PoolFacts
+from framework.export.vllm_metrics import name_of
 from framework.export.vllm_watch import MissWatch, PoolWatch
 from framework.groups.kinds import Kind, KVGroup
 
@@ -171,6 +173,7 @@ def options_of(extra: Mapping[str, Any]) -> tuple[Any, int, str]:
 @cache
 def _connector_classes() -> dict[str, type]:
     base = connector_base()
+    Stats, Metrics = vllm_metrics.classes("PolicyConnector", __name__)
 
     class PolicyConnector(_Methods, base.KVConnectorBase_V1, base.SupportsHMA):  # type: ignore[name-defined, misc]
         """An eviction policy of this package's in vLLM's GPU tier; it moves no KV."""
@@ -179,7 +182,7 @@ def _connector_classes() -> dict[str, type]:
             super().__init__(vllm_config, role, kv_cache_config)
             self.options = options_of(vllm_config.kv_transfer_config.kv_connector_extra_config)
             self.explain = vllm_config.kv_transfer_config.kv_connector_extra_config.get("explain")
-            self.watch, self.misses, self._start = None, None, time.monotonic()
+            self.watch, self.misses, self._start, self._told = None, None, time.monotonic(), {}
 
         @classmethod
         def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -196,6 +199,21 @@ def _connector_classes() -> dict[str, type]:
             """Nothing for the workers."""
             self.scheduled(scheduler_output)
             return Nothing()
+
+        def get_kv_connector_stats(self) -> Any:
+            """For vLLM's log and /metrics, asked after each step."""
+            counted = self.counted()
+            return Stats(data=counted) if counted else None
+
+        @classmethod
+        def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
+            """The same again in the process of the log."""
+            return Stats(data=data or {})
+
+        @classmethod
+        def build_prom_metrics(cls, *given: Any, **more: Any) -> Any:
+            """The counters of /metrics."""
+            return Metrics(*given, **more)
 
     class Nothing(base.KVConnectorMetadata):  # type: ignore[name-defined, misc]
         """What the scheduler's side has to say to the workers' side."""
@@ -241,6 +259,7 @@ class _Methods(MovesNothing):
     misses: MissWatch | None
     explain: str | None
     _start: float
+    _told: dict[str, float]
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """vLLM's scheduler is about to start with this manager."""
@@ -256,9 +275,8 @@ class _Methods(MovesNothing):
                     f"{kv_cache_manager.num_kv_cache_groups} KV cache groups; leave it out"
                 )
             hash_of = importlib.import_module("vllm.v1.core.kv_cache_utils").get_block_hash
-            name = eviction.get("name") if isinstance(eviction, Mapping) else eviction
-            policy = "vllm" if eviction is None else str(name)
-            self.misses = MissWatch(kv_cache_manager, hash_of, policy=policy, folder=Path(self.explain))
+            folder = Path(self.explain)
+            self.misses = MissWatch(kv_cache_manager, hash_of, policy=name_of(eviction), folder=folder)
 
     def shutdown(self) -> None:
         """vLLM ends: what was missed, and why, is written."""
@@ -274,6 +292,15 @@ class _Methods(MovesNothing):
         """A step was scheduled, as vLLM's SchedulerOutput says."""
         if self.watch is not None:
             self.watch.scheduled(output)
+
+    def counted(self) -> dict[str, float]:
+        """What the policy did since this was last asked; empty where it did nothing, and in a worker."""
+        if self.watch is None:
+            return {}
+        queue, told = self.watch.queue, self._told
+        now = {"seconds": queue.seconds, "victims": queue.num_victims, "failures": int(queue.failure is not None)}
+        self._told = now
+        return {key: count - told.get(key, 0) for key, count in now.items() if count != told.get(key, 0)}
 
     def _seconds(self) -> float:
         return time.monotonic() - self._start

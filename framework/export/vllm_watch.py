@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from copy import copy
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ class PolicyQueue:
     Attributes:
         facts: None once the policy failed.
         counted: a call of vLLM's is under way that was counted: what it takes or frees shares its access count.
+        seconds, num_victims: that the policy and its facts took, and the blocks that it gave up.
     """
 
     def __init__(
@@ -55,11 +57,12 @@ class PolicyQueue:
         self.failure: Exception | None = None
         self._candidate = facts.candidate
         self.counted = False
+        self.seconds, self.num_victims = 0.0, 0
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks without references, those that eviction would free included."""
-        return int(self.order.num_free_blocks)
+        return self.order.num_free_blocks  # type: ignore[no-any-return]
 
     def popleft(self) -> Any:
         """The next block to reuse.
@@ -108,6 +111,7 @@ class PolicyQueue:
         """What `act` returns; None without a policy, or when it fails, which is the end of it."""
         if self.facts is None:
             return None
+        begun = perf_counter()
         try:
             return act(self.facts)
         except OUTSIDE:
@@ -120,12 +124,17 @@ class PolicyQueue:
                 f"without a PolicyConnector. {type(error).__name__}: {error}", exc_info=error,
             )  # fmt: skip
             return None
+        finally:
+            self.seconds += perf_counter() - begun
 
     def _victims(self, most: int) -> list[Any]:
         """The policy's next victims; none where it has none to name."""
         count = min(most, self.facts.num_candidates) if self.facts is not None else 0
         named = self.attempt(lambda facts: facts.victims(count)) if count else None
-        return [] if named is None else [self.blocks[block] for block in named]
+        if named is None:
+            return []
+        self.num_victims += count
+        return [self.blocks[block] for block in named]
 
     def _release(self, facts: PoolFacts, blocks: list[Any]) -> None:
         self._tick(facts)
@@ -149,7 +158,7 @@ def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     """From here on `around(method, *args)` is called for the method of that name, where there is one."""
     call = getattr(owner, name, None)
     if call is not None:
-        setattr(owner, name, wraps(call)(lambda *args, **kwargs: around(call, *args, **kwargs)))
+        setattr(owner, name, wraps(call)(partial(around, call)))
 
 
 class PoolWatch:
@@ -178,8 +187,8 @@ class PoolWatch:
         self._known: dict[str, _Known] = {}
         self._request: Any = None
         self._hit_blocks = 0
-        self._watch(manager, "new_step_starts", self._begin_step)
-        self._watch(manager, "allocate_slots", self._allocating, self._allocated)
+        _wrap(manager, "new_step_starts", self._begin_step)
+        _wrap(manager, "allocate_slots", self._allocate)
         self._watch(self.pool, "touch", self._touching)
         self._watch(self.pool, "cache_full_blocks", None, self._cached)
         self._watch(self.pool, "evict_blocks", None, self._unhashed)
@@ -214,15 +223,19 @@ class PoolWatch:
 
         _wrap(owner, name, watched)
 
-    def _begin_step(self) -> None:
+    def _begin_step(self, call: Any) -> Any:
         self.num_steps = self._computed + 1
+        return call()
 
-    def _allocating(self, request: Any, *args: Any, **kwargs: Any) -> None:
+    def _allocate(self, call: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Called for each running request in each step: whatever can be left out is."""
         self._request, self._hit_blocks = request, 0
-
-    def _allocated(self, facts: PoolFacts, result: Any, request: Any, *args: Any, **kwargs: Any) -> None:
-        if result is not None and facts.requests is not None:
-            self._known_of(facts, request)  # a prompt counts for later ones from its admission on
+        result = call(request, *args, **kwargs)
+        facts = self.queue.facts
+        if result is None or facts is None or facts.requests is None or request.request_id in self._known:
+            return result
+        self.queue.attempt(lambda facts: self._known_of(facts, request))  # from here on it counts for later prompts
+        return result
 
     def _touching(self, blocks: Sequence[Any]) -> None:
         facts, request = self.queue.facts, self._request

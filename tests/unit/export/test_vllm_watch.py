@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from engine_stand_ins import FreeQueue, Manager, pretend_vllm
@@ -16,7 +17,8 @@ from paged_helpers import NS, info, tokens
 
 from framework.errors import ConfigError, UnknownPlugin, Unsupported
 from framework.explain import main
-from framework.export.vllm_connector import HOOKS, lead, options_of, require_hooks
+from framework.export.vllm_connector import HOOKS, _Methods, lead, options_of, require_hooks
+from framework.export.vllm_metrics import classes
 from framework.export.vllm_watch import MissWatch, PoolWatch
 from framework.types import RequestId
 from framework_builtin.allocator.prefix import PrefixAllocator
@@ -364,3 +366,106 @@ def test_an_explanation_that_cannot_be_written_ends_with_one_error(
         manager.free(request)
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "vLLM goes on" in caplog.text
+
+
+def test_what_a_policy_costs_and_does_is_counted_once_and_shown_in_vllms_metrics(
+    monkeypatch: pytest.MonkeyPatch, vllm: None
+) -> None:
+    class Slow(Lru):
+        def victim(self, now: float) -> Any:
+            clock[0] += 5.0
+            if len(engine.pool.evicted) > 3:
+                raise RuntimeError("out of ideas")
+            return super().victim(now)
+
+    clock = [0.0]
+    monkeypatch.setattr("framework.export.vllm_watch.perf_counter", lambda: clock[0])
+    engine = Engine(Slow(), 4)
+    connector: Any = _Methods()
+    connector.watch, connector._told = None, {}
+    assert connector.counted() == {}, "in a worker"
+    connector.watch = engine.watch
+    for number in (1, 2):
+        engine.free(served(engine, number, [number] * 32))
+    assert connector.counted() == {}
+    told = []
+    for _ in range(2):
+        engine.free(served(engine, 3 + len(told), [5 + len(told)] * 32))
+        told.append(connector.counted())
+    assert told == [{"seconds": 10.0, "victims": 2}, {"seconds": 10.0, "victims": 2}]
+    engine.free(served(engine, 9, [9] * 32))
+    assert connector.counted() == {"seconds": 5.0, "failures": 1}
+    engine.free(served(engine, 10, [10] * 32))
+    assert connector.counted() == {}
+
+
+def test_intervals_add_up_in_vllms_log_and_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[str] = []
+
+    class Stats:
+        def __init__(self, data: dict[str, Any]) -> None:
+            self.data = data
+
+    class Metrics:
+        def __init__(self, config: Any, types: Any, names: Any, values: Any) -> None:
+            self._counter_cls = Counter
+
+    class Counter:
+        made: ClassVar[dict[str, Any]] = {}
+
+        def __init__(self, name: str, documentation: str, labelnames: list[str]) -> None:
+            self.found, self.labelnames = dict[tuple[Any, ...], float](), labelnames
+            Counter.made[name] = self
+
+        def labels(self, *values: Any) -> Any:
+            assert len(values) == len(self.labelnames)
+            self.found[values] = 0
+            return SimpleNamespace(inc=lambda count: self.found.update({values: self.found[values] + count}))
+
+    factory = SimpleNamespace(_registry={}, register_connector=lambda name, *_: registered.append(name))
+    place = "vllm.distributed.kv_transfer.kv_connector"
+    base = SimpleNamespace(KVConnectorStats=Stats, KVConnectorPromMetrics=Metrics)
+    for name, module in ((f"{place}.v1.metrics", base), (f"{place}.factory", SimpleNamespace(KVConnectorFactory=factory))):
+        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
+    stats, metrics = classes("PolicyConnector", "framework.export.vllm_connector")
+    assert registered == ["PolicyConnector"], "vLLM's MultiConnector looks for it by name"
+    both = stats({"seconds": 0.5, "victims": 2}).aggregate(stats({"seconds": 0.25, "failures": 1}))
+    assert both.reduce() == {
+        "eviction_policy_seconds": 0.75, "eviction_policy_victims": 2, "eviction_policy_failures": 1
+    }  # fmt: skip
+    assert not both.is_empty()
+    both.reset()
+    assert both.is_empty()
+    extra = {"eviction": {"name": "lru_k", "k": 3}}
+    config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra))
+    shown = metrics(config, {}, ["model", "engine"], {0: ["small", "0"], 1: ["small", "1"]})
+    shown.observe({"seconds": 0.5, "victims": 2}, 1)
+    shown.observe({"seconds": 0.5}, 1)
+    found = {name: counter.found["small", "1", "lru_k"] for name, counter in Counter.made.items()}
+    assert found == {
+        "vllm:eviction_policy_seconds": 1.0, "vllm:eviction_policy_victims": 2, "vllm:eviction_policy_failures": 0
+    }  # fmt: skip
+    assert Counter.made["vllm:eviction_policy_failures"].found["small", "0", "lru_k"] == 0, "shown before any failure"
+
+
+@pytest.mark.parametrize("needs_requests", [False, True])
+def test_a_step_of_running_requests_costs_one_call_a_request(vllm: None, needs_requests: bool) -> None:
+    engine = Engine(watching(Lru) if needs_requests else Lru())
+    running = [served(engine, number, chain(number, 2)) for number in range(1, 5)]
+    calls: list[str] = []
+
+    def count(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and "/framework/" in frame.f_code.co_filename:
+            calls.append(frame.f_code.co_name)
+
+    pool: Any = engine.pool
+    pool.touch = pool.cache_full_blocks = lambda *_: None  # they need no further block
+    pool.get_new_blocks = lambda count: []
+    sys.setprofile(count)
+    try:
+        engine.manager.new_step_starts()
+        for request in running:
+            engine.manager.allocate_slots(request)
+    finally:
+        sys.setprofile(None)
+    assert [name for name in calls if name != "num_free_blocks"] == ["_begin_step", *["_allocate"] * 4]
