@@ -58,7 +58,9 @@ class PolicyMetrics:
         policy = name_of(vllm_config.kv_transfer_config.kv_connector_extra_config.get("eviction", "lru"))
         self._counters: dict[str, dict[int, Any]] = {}
         for key, meaning in COUNTERS.items():
-            made = counter(name=f"vllm:eviction_policy_{key}", documentation=meaning, labelnames=[*labelnames, "policy"])
+            made = counter(
+                name=f"vllm:eviction_policy_{key}", documentation=meaning, labelnames=[*labelnames, "policy"]
+            )
             self._counters[key] = {
                 engine: made.labels(*values, policy) for engine, values in per_engine_labelvalues.items()
             }
