@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import logging
@@ -36,6 +37,8 @@ HOOKS: dict[str, dict[str, list[str]]] = {
     "KVConnectorBase_V1": {"bind_kv_cache_manager": ["kv_cache_manager"], "on_new_request": ["request"]},
 }  # fmt: skip
 """Methods of vLLM's classes that are wrapped, replaced or waited for, and their leading parameters."""
+BEFORE: Mapping[str, tuple[str, list[str]]] = {"bind_kv_cache_manager": ("bind_gpu_block_pool", ["gpu_block_pool"])}
+"""What earlier versions have in place of a hook."""
 
 KINDS: Mapping[str, Kind | None] = {
     "FullAttentionSpec": "full", "SlidingWindowSpec": "window", "ChunkedLocalAttentionSpec": "chunk",
@@ -125,15 +128,33 @@ def require_hooks(**objects: Any) -> None:
     missing = []
     for owner, found in objects.items():
         for method, expected in HOOKS[owner].items():
-            call = getattr(found, method, None)
-            parameters = [name for name in inspect.signature(call).parameters if name != "self"] if call else None
-            if parameters is None or parameters[: len(expected)] != expected:
-                missing.append(f"{owner}.{method}({', '.join(expected)})")
+            ways = [(method, expected), *([BEFORE[method]] if method in BEFORE else [])]
+            if not any(_has(found, *way) for way in ways):
+                missing.append(" or ".join(f"{owner}.{name}({', '.join(names)})" for name, names in ways))
     if missing:
         raise Unsupported(
             f"this vLLM lacks what our connectors stand on: {', '.join(missing)}; "
             f"they were tested with vLLM {' and '.join(TESTED)}"
         )
+
+
+def _has(owner: Any, method: str, expected: list[str]) -> bool:
+    call = getattr(owner, method, None)
+    parameters = [name for name in inspect.signature(call).parameters if name != "self"] if call else []
+    return call is not None and parameters[: len(expected)] == expected
+
+
+def manager_of(pool: Any) -> Any:
+    """The KVCacheManager whose pool this is, which vLLM has made a moment ago and does not hand over.
+
+    Raises:
+        Unsupported: there is none, or several.
+    """
+    managers = (one for one in gc.get_objects() if type(one).__name__ == "KVCacheManager")
+    found = [one for one in managers if getattr(one, "block_pool", None) is pool]
+    if len(found) != 1:
+        raise Unsupported(f"this vLLM hands over a BlockPool with {len(found)} KVCacheManagers; one is needed")
+    return found[0]
 
 
 def connector_base() -> Any:
@@ -197,12 +218,12 @@ def _connector_classes() -> dict[str, type]:
 
         def build_connector_meta(self, scheduler_output: Any) -> Any:
             """Nothing for the workers."""
-            self.scheduled(scheduler_output)
+            self._scheduled(scheduler_output)
             return Nothing()
 
         def get_kv_connector_stats(self) -> Any:
             """For vLLM's log and /metrics, asked after each step."""
-            counted = self.counted()
+            counted = self._counted()
             return Stats(data=counted) if counted else None
 
         @classmethod
@@ -232,6 +253,11 @@ class MovesNothing:
     """Every answer that vLLM asks of a KV connector, of one without bytes to move. Needs no base class of vLLM's."""
 
     requires_kv_delivery = False  # nothing is handed off that a preemption could spoil
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """As `bind_kv_cache_manager`, which vLLM 0.28 has not: its connectors get the pool alone."""
+        if not hasattr(super(), "bind_kv_cache_manager"):
+            self.bind_kv_cache_manager(manager_of(gpu_block_pool))  # type: ignore[attr-defined]
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """Nothing is found outside the pool."""
@@ -288,12 +314,12 @@ class _Methods(MovesNothing):
         if self.watch is not None:
             self.watch.arrived(request)
 
-    def scheduled(self, output: Any) -> None:
+    def _scheduled(self, output: Any) -> None:
         """A step was scheduled, as vLLM's SchedulerOutput says."""
         if self.watch is not None:
             self.watch.scheduled(output)
 
-    def counted(self) -> dict[str, float]:
+    def _counted(self) -> dict[str, float]:
         """What the policy did since this was last asked; empty where it did nothing, and in a worker."""
         if self.watch is None:
             return {}

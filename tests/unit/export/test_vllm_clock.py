@@ -117,8 +117,8 @@ def in_vllm(stream: list[Talk], path: Path, policy: Any) -> tuple[Any, list[int]
             hits[waiting[0].number] = found
             computed += len(waiting[0].ids) - 16 * found
             running.append(waiting.pop(0))
-        for connector in connectors:
-            connector.scheduled(SimpleNamespace(total_num_scheduled_tokens=computed))
+        for scheduled in (led._scheduled, recorder.scheduled):
+            scheduled(SimpleNamespace(total_num_scheduled_tokens=computed))
         for talk in running:
             talk.request.num_tokens += 1
         ended = [talk for talk in running if talk.request.is_finished()]

@@ -17,7 +17,7 @@ from paged_helpers import NS, info, tokens
 
 from framework.errors import ConfigError, UnknownPlugin, Unsupported
 from framework.explain import main
-from framework.export.vllm_connector import HOOKS, _Methods, lead, options_of, require_hooks
+from framework.export.vllm_connector import HOOKS, _Methods, lead, manager_of, options_of, require_hooks
 from framework.export.vllm_metrics import classes
 from framework.export.vllm_watch import MissWatch, PoolWatch
 from framework.types import RequestId
@@ -383,20 +383,20 @@ def test_what_a_policy_costs_and_does_is_counted_once_and_shown_in_vllms_metrics
     engine = Engine(Slow(), 4)
     connector: Any = _Methods()
     connector.watch, connector._told = None, {}
-    assert connector.counted() == {}, "in a worker"
+    assert connector._counted() == {}, "in a worker"
     connector.watch = engine.watch
     for number in (1, 2):
         engine.free(served(engine, number, [number] * 32))
-    assert connector.counted() == {}
+    assert connector._counted() == {}
     told = []
     for _ in range(2):
         engine.free(served(engine, 3 + len(told), [5 + len(told)] * 32))
-        told.append(connector.counted())
+        told.append(connector._counted())
     assert told == [{"seconds": 10.0, "victims": 2}, {"seconds": 10.0, "victims": 2}]
     engine.free(served(engine, 9, [9] * 32))
-    assert connector.counted() == {"seconds": 5.0, "failures": 1}
+    assert connector._counted() == {"seconds": 5.0, "failures": 1}
     engine.free(served(engine, 10, [10] * 32))
-    assert connector.counted() == {}
+    assert connector._counted() == {}
 
 
 def test_intervals_add_up_in_vllms_log_and_counters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,7 +425,10 @@ def test_intervals_add_up_in_vllms_log_and_counters(monkeypatch: pytest.MonkeyPa
     factory = SimpleNamespace(_registry={}, register_connector=lambda name, *_: registered.append(name))
     place = "vllm.distributed.kv_transfer.kv_connector"
     base = SimpleNamespace(KVConnectorStats=Stats, KVConnectorPromMetrics=Metrics)
-    for name, module in ((f"{place}.v1.metrics", base), (f"{place}.factory", SimpleNamespace(KVConnectorFactory=factory))):
+    for name, module in (
+        (f"{place}.v1.metrics", base),
+        (f"{place}.factory", SimpleNamespace(KVConnectorFactory=factory)),
+    ):
         monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
     stats, metrics = classes("PolicyConnector", "framework.export.vllm_connector")
     assert registered == ["PolicyConnector"], "vLLM's MultiConnector looks for it by name"
@@ -469,3 +472,26 @@ def test_a_step_of_running_requests_costs_one_call_a_request(vllm: None, needs_r
     finally:
         sys.setprofile(None)
     assert [name for name in calls if name != "num_free_blocks"] == ["_begin_step", *["_allocate"] * 4]
+
+
+def test_a_vllm_that_hands_over_its_pool_alone_is_led_as_one_that_hands_over_its_manager(vllm: None) -> None:
+    class Old:
+        def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None: ...
+
+        def on_new_request(self, request: Any) -> None: ...
+
+    class New(Old):
+        def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None: ...
+
+    for base, kv_cache_manager in ((Old, type("KVCacheManager", (Manager,), {})), (New, Manager)):
+        require_hooks(KVConnectorBase_V1=base)
+        connector: Any = type("Connector", (_Methods, base), {})()
+        connector.options, connector.explain, connector.watch = ("lru", 0, "steps"), None, None
+        manager, other = kv_cache_manager(4), kv_cache_manager(4)
+        connector.bind_gpu_block_pool(manager.block_pool)
+        assert (connector.watch is not None) == (base is Old), "else it would be led twice"
+        assert type(other.block_pool.free_block_queue) is FreeQueue
+    with pytest.raises(Unsupported, match="with 0 KVCacheManagers"):
+        manager_of(object())
+    with pytest.raises(Unsupported, match=r"bind_kv_cache_manager\(kv_cache_manager\) or .*bind_gpu_block_pool"):
+        require_hooks(KVConnectorBase_V1=object())

@@ -1,0 +1,158 @@
+"""`vllm serve` and its client for experiments/live where there is no vLLM: our engine without a model, asked alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from fake_engines import make_engine
+
+from experiments.live.server import BLOCK, LONGEST, ROWS, STEP_TOKENS, Answer, Ask
+from framework.engine.executors.replay import ReplayExecutor, constant_step
+from framework.export.vllm_trace import TimedSteps, TraceMethods
+from framework.registry.components import build_allocator, build_component
+from framework.sampling import Sampling
+from framework.types import Namespace
+from framework_builtin.hash.sha256 import Sha256
+
+
+@dataclass
+class StandIn:
+    """One server: an engine of the settings that experiments/live gives vLLM, and a recorder where one is asked for."""
+
+    log: Path
+    engine: Any
+    recorder: Any
+    evictions: int = 0
+    hits: int = 0
+    scheduled: list[Any] = field(default_factory=list)
+
+    def metrics(self) -> dict[str, float]:
+        return {"vllm:prefix_cache_hits_total": self.hits, "vllm:num_preemptions_total": 1}
+
+    def forget(self) -> None:
+        self.engine.reset()
+
+
+class Client:
+    """Answers in the order of asking; tokens follow from how many requests there were before."""
+
+    def __init__(self, server: StandIn) -> None:
+        self.server = server
+
+    def ask(self, ask: Ask, **extra: Any) -> Answer:
+        server, engine, recorder = self.server, self.server.engine, self.server.recorder
+        name, size, n = str(time.perf_counter_ns()), len(ask.prompt), extra.get("n", 1)
+        served = SimpleNamespace(
+            request_id=name, num_prompt_tokens=size, session_id=None, priority=0, cache_salt=None, lora_request=None
+        )
+        if recorder is not None:
+            recorder.on_new_request(served)
+        prompt = np.array(ask.prompt, dtype=np.int32)
+        request = engine.submit(prompt, Sampling(max_tokens=ask.max_tokens, n=n, ignore_eos=True))
+        while engine.num_unfinished:
+            engine.step()
+            for output in server.scheduled:
+                if recorder is not None:
+                    recorder.scheduled(output)
+            server.scheduled.clear()
+        assert not request.reason, request.reason
+        tokens = [int(token) for one in request.completions for token in one.tokens]
+        whole = np.append(prompt, tokens).astype(np.int32)
+        if recorder is not None:
+            served.num_tokens = len(whole)
+            served.block_hashes = Sha256().blocks(
+                Sha256().root(Namespace(), BLOCK), whole[: len(whole) // BLOCK * BLOCK], BLOCK
+            )
+            recorder.request_finished_all_groups(served, ())
+        server.hits += request.num_cached_tokens
+        return Answer(tokens, request.num_cached_tokens, size)
+
+    def stream(self, ask: Ask, stop_after: int | None = None) -> Answer:
+        return self.ask(ask)
+
+    def one_by_one(self, asks: Sequence[Ask]) -> list[Answer]:
+        return [self.ask(ask) for ask in asks]
+
+    def at_once(self, asks: Sequence[Ask], clients: int, **extra: Any) -> list[Answer]:
+        return self.one_by_one(asks)
+
+    def on_time(self, asks: Sequence[Ask], arrivals_s: Sequence[float]) -> tuple[float, list[Answer]]:
+        start, answers = time.perf_counter(), []
+        for ask, arrival_s in zip(asks, arrivals_s, strict=True):
+            begun = time.perf_counter()
+            answers.append(self.ask(ask))
+            took = time.perf_counter() - begun
+            answers[-1].first_s, answers[-1].end_s = start + arrival_s + took / 2, start + arrival_s + took
+        return start, answers
+
+
+servers: list[StandIn] = []
+
+
+@contextmanager
+def serving(
+    model: Path, log: Path, arguments: Sequence[str], transfer: Mapping[str, Any] | None = None
+) -> Iterator[StandIn]:
+    """As the real one: `arguments` of vLLM's, `transfer` of our connectors."""
+    configs = {}
+    if transfer is not None:
+        several = transfer["kv_connector_extra_config"].get("connectors", [transfer])
+        configs = {config["kv_connector"]: config["kv_connector_extra_config"] for config in several}
+    eviction = configs.get("PolicyConnector", {}).get("eviction", "lru")
+    log.write_text("The eviction policy failed" if ":" in eviction else "")
+    blocks = int(arguments[arguments.index("--num-gpu-blocks-override") + 1]) - 1
+    policy = build_component("eviction", "lru" if ":" in eviction else eviction, {"num_blocks": blocks, "seed": 0})
+    allocator = build_allocator(
+        {"name": "prefix", "watermark": 0.0, "duplicates": "keep"}, policy, "sha256",
+        num_blocks=blocks, block_size=BLOCK, max_model_len=LONGEST, seed=0,
+    )  # fmt: skip
+    executor = ReplayExecutor(constant_step(0.0), step_clock=True)
+    engine = make_engine(
+        allocator, executor, max_model_len=LONGEST, max_batch_tokens=STEP_TOKENS, max_batch_requests=ROWS,
+        scheduling="running_first", virtual_clock=True,
+    )  # fmt: skip
+    recorder: Any = None
+    if "TraceConnector" in configs:
+        recorder, extra = TraceMethods(), configs["TraceConnector"]
+        recorder.path, recorder.steps = Path(extra["path"]), TimedSteps(Path(extra["steps"]))
+        recorder.bind_kv_cache_manager(SimpleNamespace(block_pool=SimpleNamespace(hash_block_size=BLOCK)))
+    server = StandIn(log, engine, recorder)
+
+    def heard(event: Any) -> None:
+        server.evictions += len(event.hashes) if event.kind == "evict" else 0
+
+    allocator.listen(heard)
+    forward = executor.forward
+
+    def noted(step: Any, rows: Any) -> None:
+        pairs = {
+            str(row): (int(new), int(rows.computed[row])) for row, new in zip(step.rows, step.num_new, strict=True)
+        }
+        server.scheduled.append(SimpleNamespace(
+            total_num_scheduled_tokens=int(step.num_new.sum()), scheduled_new_reqs=[],
+            scheduled_cached_reqs=SimpleNamespace(
+                req_ids=list(pairs), num_computed_tokens=[computed for _, computed in pairs.values()]
+            ),
+            num_scheduled_tokens={name: new for name, (new, _) in pairs.items()},
+        ))  # fmt: skip
+        forward(step, rows)
+
+    executor.forward = noted  # type: ignore[method-assign]
+    servers.append(server)
+    yield server
+    if recorder is not None:
+        recorder.shutdown()
+
+
+@contextmanager
+def counting_evictions(endpoint: str) -> Iterator[Callable[[], int]]:
+    """Those of the server that was started last."""
+    server = servers[-1]
+    yield lambda: server.evictions
