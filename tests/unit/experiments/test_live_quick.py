@@ -24,7 +24,7 @@ def live(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         for part in ("serving", "Client", "counting_evictions"):
             if hasattr(module, part):
                 monkeypatch.setattr(module, part, getattr(stand_in, part))
-        monkeypatch.setattr(module, "version", lambda name: "stand-in")
+        monkeypatch.setattr(module, "version", lambda name: "stand-in", raising=False)
         return module
 
     return imported
@@ -41,6 +41,15 @@ def test_live_replays_what_was_recorded_and_finds_it_equal(
     assert [row.split(",")[0] for row in rows] == ["policy", "lru", "fifo"]
     hits = (tmp_path / "out" / "hits.csv").read_text()
     assert "conversations,lru,15" in hits
+
+
+def test_a_version_is_asked_and_has_its_row(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live("__main__"), "make", lambda folder: folder)
+    live("server")
+    module = live("versions")
+    found = module.asked(20)
+    assert found == {"requests": 20, "tokens": 20, "lru": 20, "replay": 20, "failed": False}
+    assert "| 0.31.0 | 20 | 20 of 20 | 20 of 20 | 20 of 20 | no |" in module.row_of("0.31.0", found)
 
 
 @pytest.mark.slow
