@@ -29,6 +29,7 @@ class StandIn:
     log: Path
     engine: Any
     recorder: Any
+    allocator: Callable[[], Any]
     evictions: int = 0
     hits: int = 0
     scheduled: list[Any] = field(default_factory=list)
@@ -37,7 +38,7 @@ class StandIn:
         return {"vllm:prefix_cache_hits_total": self.hits, "vllm:num_preemptions_total": 1}
 
     def forget(self) -> None:
-        self.engine.reset()
+        self.engine.reset(self.allocator())
 
 
 class Client:
@@ -108,14 +109,22 @@ def serving(
     eviction = configs.get("PolicyConnector", {}).get("eviction", "lru")
     log.write_text("The eviction policy failed" if ":" in eviction else "")
     blocks = int(arguments[arguments.index("--num-gpu-blocks-override") + 1]) - 1
-    policy = build_component("eviction", "lru" if ":" in eviction else eviction, {"num_blocks": blocks, "seed": 0})
-    allocator = build_allocator(
-        {"name": "prefix", "watermark": 0.0, "duplicates": "keep"}, policy, "sha256",
-        num_blocks=blocks, block_size=BLOCK, max_model_len=LONGEST, seed=0,
-    )  # fmt: skip
+
+    def allocator() -> Any:
+        policy = build_component("eviction", "lru" if ":" in eviction else eviction, {"num_blocks": blocks, "seed": 0})
+        made = build_allocator(
+            {"name": "prefix", "watermark": 0.0, "duplicates": "keep"}, policy, "sha256",
+            num_blocks=blocks, block_size=BLOCK, max_model_len=LONGEST, seed=0,
+        )  # fmt: skip
+        made.listen(heard)
+        return made
+
+    def heard(event: Any) -> None:
+        server.evictions += len(event.hashes) if event.kind == "evict" else 0
+
     executor = ReplayExecutor(constant_step(0.0), step_clock=True)
     engine = make_engine(
-        allocator, executor, max_model_len=LONGEST, max_batch_tokens=STEP_TOKENS, max_batch_requests=ROWS,
+        allocator(), executor, max_model_len=LONGEST, max_batch_tokens=STEP_TOKENS, max_batch_requests=ROWS,
         scheduling="running_first", virtual_clock=True,
     )  # fmt: skip
     recorder: Any = None
@@ -123,12 +132,7 @@ def serving(
         recorder, extra = TraceMethods(), configs["TraceConnector"]
         recorder.path, recorder.steps = Path(extra["path"]), TimedSteps(Path(extra["steps"]))
         recorder.bind_kv_cache_manager(SimpleNamespace(block_pool=SimpleNamespace(hash_block_size=BLOCK)))
-    server = StandIn(log, engine, recorder)
-
-    def heard(event: Any) -> None:
-        server.evictions += len(event.hashes) if event.kind == "evict" else 0
-
-    allocator.listen(heard)
+    server = StandIn(log, engine, recorder, allocator)
     forward = executor.forward
 
     def noted(step: Any, rows: Any) -> None:
