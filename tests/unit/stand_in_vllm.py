@@ -48,32 +48,40 @@ class Client:
         self.server = server
 
     def ask(self, ask: Ask, **extra: Any) -> Answer:
+        return self.served([ask], **extra)[0]
+
+    def served(self, asks: Sequence[Ask], n: int = 1, **extra: Any) -> list[Answer]:
+        """All of them at once."""
         server, engine, recorder = self.server, self.server.engine, self.server.recorder
-        name, size, n = str(time.perf_counter_ns()), len(ask.prompt), extra.get("n", 1)
-        served = SimpleNamespace(
-            request_id=name, num_prompt_tokens=size, session_id=None, priority=0, cache_salt=None, lora_request=None
-        )
-        if recorder is not None:
-            recorder.on_new_request(served)
-        prompt = np.array(ask.prompt, dtype=np.int32)
-        request = engine.submit(prompt, Sampling(max_tokens=ask.max_tokens, n=n, ignore_eos=True))
+        running = []
+        for ask in asks:
+            facts = SimpleNamespace(
+                request_id=str(len(running)), num_prompt_tokens=len(ask.prompt), session_id=None, priority=0,
+                cache_salt=None, lora_request=None,
+            )  # fmt: skip
+            if recorder is not None:
+                recorder.on_new_request(facts)
+            sampling = Sampling(max_tokens=ask.max_tokens, n=n, ignore_eos=True)
+            running.append((facts, engine.submit(np.array(ask.prompt, dtype=np.int32), sampling)))
         while engine.num_unfinished:
             engine.step()
             for output in server.scheduled:
                 if recorder is not None:
                     recorder.scheduled(output)
             server.scheduled.clear()
-        assert not request.reason, request.reason
-        tokens = [int(token) for one in request.completions for token in one.tokens]
-        whole = np.append(prompt, tokens).astype(np.int32)
-        if recorder is not None:
-            served.num_tokens = len(whole)
-            served.block_hashes = Sha256().blocks(
-                Sha256().root(Namespace(), BLOCK), whole[: len(whole) // BLOCK * BLOCK], BLOCK
-            )
-            recorder.request_finished_all_groups(served, ())
-        server.hits += request.num_cached_tokens
-        return Answer(tokens, request.num_cached_tokens, size)
+        answers = []
+        for facts, request in running:
+            assert not request.reason, request.reason
+            tokens = [int(token) for one in request.completions for token in one.tokens]
+            whole = np.append(request.prompt, tokens).astype(np.int32)
+            full = whole[: len(whole) // BLOCK * BLOCK]
+            facts.num_tokens = len(whole)
+            facts.block_hashes = Sha256().blocks(Sha256().root(Namespace(), BLOCK), full, BLOCK)
+            if recorder is not None:
+                recorder.request_finished_all_groups(facts, ())
+            server.hits += request.num_cached_tokens
+            answers.append(Answer(tokens, request.num_cached_tokens, len(request.prompt)))
+        return answers
 
     def stream(self, ask: Ask, stop_after: int | None = None) -> Answer:
         return self.ask(ask)
@@ -85,12 +93,11 @@ class Client:
         return self.one_by_one(asks)
 
     def on_time(self, asks: Sequence[Ask], arrivals_s: Sequence[float]) -> tuple[float, list[Answer]]:
-        start, answers = time.perf_counter(), []
-        for ask, arrival_s in zip(asks, arrivals_s, strict=True):
-            begun = time.perf_counter()
-            answers.append(self.ask(ask))
-            took = time.perf_counter() - begun
-            answers[-1].first_s, answers[-1].end_s = start + arrival_s + took / 2, start + arrival_s + took
+        start = time.perf_counter()
+        answers = self.served(asks)
+        took = time.perf_counter() - start
+        for answer, arrival_s in zip(answers, arrivals_s, strict=True):
+            answer.first_s, answer.end_s = start + arrival_s + took / 2, start + arrival_s + took
         return start, answers
 
 
