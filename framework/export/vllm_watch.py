@@ -460,6 +460,7 @@ class MissWatch:
             self._write_result(account, "interrupted")
         except OSError as error:
             self._rows.close()
+            self._regret.close()
             logger.error("%s cannot be written (%s): the explanation ends here, vLLM goes on", self._folder, error)
 
     def _write_result(self, account: Account, status: str) -> None:

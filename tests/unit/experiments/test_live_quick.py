@@ -53,10 +53,12 @@ def test_a_version_is_asked_and_has_its_row(live: Any, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # our engine serves in real time, each run a process
 def test_the_clock_is_fitted_and_tells_both_engines(live: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = live("clock")
     small = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     monkeypatch.setattr(module, "SHAPE", small)
+    monkeypatch.setattr(module, "POLICIES", ("lru", "lfu"))
     assert module.main(["--quick", "--out", str(tmp_path / "out")]) == 0
     costs = (tmp_path / "out" / "costs.csv").read_text()
     assert "vLLM" in costs
