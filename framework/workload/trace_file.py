@@ -27,6 +27,7 @@ class TraceFile(Workload):
         on_error: what a line that cannot be read does: raise, or skip (and count).
         speed: arrivals come so many times as fast.
         time_unit: of the file's times, s, ms or us, where files of its format differ; auto takes what fits.
+        clock: of a recording that has both, steps of the engine (file), or seconds.
     """
 
     path: Path
@@ -36,6 +37,7 @@ class TraceFile(Workload):
     on_error: Literal["raise", "skip"] = "raise"
     speed: float = 1.0
     time_unit: Literal["auto", "s", "ms", "us"] = "auto"
+    clock: Literal["file", "seconds"] = "file"
 
     def __post_init__(self) -> None:
         self._trace: Trace | None = None
@@ -54,7 +56,12 @@ class TraceFile(Workload):
         """
         size = block_tokens if self.block_tokens is None else self.block_tokens
         self._trace = open_trace(
-            self.path, format=self.format, block_tokens=size, on_error=self.on_error, time_unit=self.time_unit
+            self.path,
+            format=self.format,
+            block_tokens=size,
+            on_error=self.on_error,
+            time_unit=self.time_unit,
+            in_seconds=self.clock == "seconds",
         )
         return self._trace
 

@@ -1,8 +1,8 @@
 """Our own trace file: one JSON header line, then one JSON object a request. Version 1.
 
 Header: `{"format": "kvlab-trace", "version": 1, "block_tokens": 16, ...}`; `"clock": "steps"` says that
-arrivals count the scheduler's steps before them; further keys are free notes.
-Request: `arrival_s` (seconds or steps, non-decreasing) and `output_tokens`, and one of
+arrivals count the scheduler's steps before them, and a request may have `seconds` beside them; further keys are free
+notes. Request: `arrival_s` (seconds or steps, non-decreasing) and `output_tokens`, and one of
 
 * `tokens`, the prompt's token ids; `output`, the generated ids, may stand for `output_tokens`, and a full replay
   generates them again;
@@ -58,6 +58,8 @@ class OwnFormat(HeadedReader):
 
     header = FORMAT, VERSION
     block_tokens = DEFAULT_BLOCK_TOKENS
+    in_seconds = False
+    """Of a file in steps: arrivals are the seconds beside them."""
 
     example: ClassVar[Mapping[str, str]] = {
         "own.jsonl": '{"format": "kvlab-trace", "version": 1, "block_tokens": 4}\n'
@@ -99,7 +101,7 @@ class OwnFormat(HeadedReader):
             output=output,
             output_tokens=output_tokens,
             sampling=_sampling(record, output_tokens),
-            arrival_s=number(record, "arrival_s"),
+            arrival_s=number(record, "seconds" if self.in_seconds else "arrival_s"),
             namespace=Namespace(salt=text(record, "scope") or ""),
             **facts_of(record),
         )

@@ -25,7 +25,7 @@ class Trace:
     Attributes:
         path, format, block_tokens, on_error: as opened; `block_tokens` is 0 for lengths only.
         reader, line_tokens: the format's reader, and tokens a block as the file has them.
-        in_steps: arrivals count an engine's steps, not seconds.
+        in_steps: arrivals count an engine's steps, not seconds. in_seconds: the file has both, and these are read.
         time_unit, guessed_time_unit: of the file's times, where files of its format differ; whether it is another than
             the format's own and nobody asked for it.
         num_requests, num_skipped: of the iteration in progress or last done.
@@ -41,6 +41,7 @@ class Trace:
     in_steps: bool = False
     time_unit: str = ""
     guessed_time_unit: bool = False
+    in_seconds: bool = False
     num_requests: int = field(default=0, init=False)
     num_skipped: int = field(default=0, init=False)
     first_error: str = field(default="", init=False)
@@ -107,6 +108,8 @@ class Trace:
 
         reader.block_tokens = self.line_tokens
         reader.time_unit = self.time_unit or reader.time_unit
+        if self.in_seconds:
+            reader.in_seconds = True  # type: ignore[attr-defined]
         try:
             for answer in boundary.iterate("read", reader.read, lines(), self.path, passing=(FieldError,)):
                 if type(answer) is not tuple or len(answer) != 2 or not isinstance(answer[1], _READ):
@@ -213,6 +216,7 @@ def _head(path: Path) -> list[Line]:
 def open_trace(
     path: str | Path, *, format: str = "auto", block_tokens: int | None = None, on_error: OnError = "raise",
     time_unit: str = "auto",
+    in_seconds: bool = False,
 ) -> Trace:  # fmt: skip
     """The trace in `path`, plain, .gz or .zst, or a folder where the format is one of folders.
 
@@ -222,6 +226,7 @@ def open_trace(
             others a multiple of the file's own size, to read coarser blocks.
         on_error: "raise" stops at the first bad line; "skip" leaves it out and counts it in `num_skipped`.
         time_unit: s, ms or us, of a format whose files differ in it; "auto" takes what fits the first times.
+        in_seconds: where arrivals are steps, read the seconds that stand beside them.
 
     Raises:
         InvalidArgument: an unknown format, choice or block size.
@@ -245,10 +250,13 @@ def open_trace(
             f"give cache.block_size={size} to a run, or {size} as block_tokens"
         )
     read_tokens = (block_tokens or size) if size else 0
-    unit = _time_unit(reader, name, path, time_unit)
+    unit, steps = _time_unit(reader, name, path, time_unit), _says(reader, "in_steps", head)
+    if in_seconds and steps and not hasattr(reader, "in_seconds"):
+        raise InvalidArgument(f"{path}: its arrivals are an engine's steps, and it has no seconds beside them")
+    seconds = in_seconds and steps
     return Trace(
-        path, name, reader, size, read_tokens, on_error, in_steps=_says(reader, "in_steps", head), time_unit=unit,
-        guessed_time_unit=time_unit == "auto" and unit != reader.time_unit,
+        path, name, reader, size, read_tokens, on_error, in_steps=steps and not seconds, in_seconds=seconds,
+        time_unit=unit, guessed_time_unit=time_unit == "auto" and unit != reader.time_unit,
     )  # fmt: skip
 
 
