@@ -113,7 +113,7 @@ class Observers:
         self._failure: FrameworkError | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.listeners or self._observers or self._failure)
+        return bool(self.listeners or self._observers)
 
     @property
     def hears_calls(self) -> bool:
