@@ -325,7 +325,7 @@ class MissWatch:
         hash_of: vLLM's get_block_hash.
         policy: whose decisions evictions are.
         folder: for `requests.jsonl`, and at the end `result.json` and `regret.jsonl`, which `python -m
-            framework.explain` reads.
+            framework_explain` reads.
 
     Raises:
         ConfigError: a folder that holds a result, or cannot be made.

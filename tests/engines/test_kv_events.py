@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from framework.kv_events import schema, zeromq
 from vllm.distributed import kv_events as vllm_events
 from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
 
@@ -25,6 +24,7 @@ from experiments.fidelity.streams import Outcome, Talk, grown
 from framework.workload.request_log import convert
 from framework.workload.trace_file import TraceFile
 from framework.workload.traces import open_trace
+from framework_kv_events import schema, zeromq
 from framework_kv_events.index import BlockIndex, Follower
 from framework_kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from framework_kv_events.workload import KVEventStream
@@ -83,11 +83,11 @@ def addresses(tmp_path: Path) -> tuple[str, str]:
 
 
 class Recorder:
-    """`framework.trace record` in a process of its own."""
+    """`python -m framework_kv_events` in a process of its own."""
 
     def __init__(self, addresses: tuple[str, str], out: Path, *options: str) -> None:
         self.out = out
-        command = [sys.executable, "-m", "framework.trace", "record", addresses[0], "--replay", addresses[1],
+        command = [sys.executable, "-m", "framework_kv_events", addresses[0], "--replay", addresses[1],
                    "--out", str(out), *options]  # fmt: skip
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
                                         env={**os.environ, "PYTHONUNBUFFERED": "1"})  # fmt: skip

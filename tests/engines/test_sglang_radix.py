@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 from engine_stand_ins import Node
-from framework.kv_events import zeromq
 from installed_engines import SGLANG, executed
 
 from experiments.fidelity import our_side, sglang_side
 from experiments.fidelity.streams import Outcome, Talk, grown
 from framework.errors import Unsupported
 from framework.export import as_sglang, one_page_nodes
+from framework_kv_events import zeromq
 from framework_kv_events.index import BlockIndex
 from framework_kv_events.requests import RequestFinder
 
