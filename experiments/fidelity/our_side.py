@@ -17,9 +17,9 @@ from framework.groups.kinds import KVGroup
 from framework.groups.memory import OnePool
 from framework.interfaces.allocator import Allocator, CacheEvent
 from framework.interfaces.hash import HashScheme
+from framework.interfaces.observer import Call, Observer
 from framework.registry.components import build_allocator, build_component
 from framework.types import BlockHash, Namespace, TokenArray
-from framework_explain.ledger import Ledger
 
 _ROOT = BlockHash(b"root")
 
@@ -65,7 +65,7 @@ class Settings:
 
 
 def engine_of(
-    settings: Settings, outputs: MutableMapping[tuple[int, int], TokenArray], ledger: Ledger | None = None
+    settings: Settings, outputs: MutableMapping[tuple[int, int], TokenArray], observers: Sequence[Observer] = ()
 ) -> Engine:
     """The engine that mode=replay executor=none builds of such settings; a step takes one second.
 
@@ -99,8 +99,20 @@ def engine_of(
             scheduling=settings.scheduling,
         ),
         virtual_clock=True,
-        trial=Trial(ledger=ledger),
+        trial=Trial(observers=tuple(observers)),
     )
+
+
+class _Evicted(Observer):
+    """Notes what is evicted, in order."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
+    def heard(self, call: Call, events: Sequence[CacheEvent]) -> None:
+        for event in events:
+            if event.kind == "evict":
+                self._outcome.evicted.extend(map(bytes, event.hashes))
 
 
 def run(
@@ -109,7 +121,7 @@ def run(
     *,
     waiting: int = 64,
     seen: Callable[[Engine], Any] | None = None,
-    ledger: Ledger | None = None,
+    observers: Sequence[Observer] = (),
 ) -> Outcome:
     """All requests, in order, no more than `waiting` queued at a time.
 
@@ -117,17 +129,8 @@ def run(
         seen: called after every step.
     """
     outputs: dict[tuple[int, int], TokenArray] = {}
-    engine = engine_of(settings, outputs, ledger)
     outcome, pending = Outcome(), 0
-    heard = engine.state.ledger
-
-    def note(event: CacheEvent) -> None:
-        if event.kind == "evict":
-            outcome.evicted.extend(map(bytes, event.hashes))
-        if heard is not None:
-            heard.heard(event)
-
-    engine.allocator.listen(note)
+    engine = engine_of(settings, outputs, [_Evicted(outcome), *observers])
     if isinstance(engine.allocator, SharedGroups):
         names = engine.allocator.names
         engine.allocator.memory.on_evict = lambda group, node: outcome.evicted.append(bytes(names[node]))

@@ -383,7 +383,7 @@ class Engine:
             EngineInterrupted: an earlier step was interrupted, or another thread is in one.
         """
         self._change(self._step)
-        if self._observers:
+        if self.state.observers is not None:
             self._change(self._tell_observers)
 
     def _tell_observers(self) -> None:

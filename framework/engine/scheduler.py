@@ -97,7 +97,8 @@ class Scheduler:
                 if not state.guarded.fits(seq.info, seq.tokens, hit):
                     tiers.prefetch(seq, hit)
                     return
-                state.note("ask", seq, hit=hit)
+                if state.observers is not None:
+                    state.note("ask", seq, hit=hit)
                 count = len(seq.tokens) - hit.num_tokens
                 room = None
                 if num_new is not None:

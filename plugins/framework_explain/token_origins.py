@@ -21,7 +21,7 @@ SOURCE = REQUESTS
 TITLE = "Where prompt tokens came from"
 NOTE = (
     "Shares of the prompt tokens of neighbouring requests (of blocks in a cache-only replay with tiers); in the legend "
-    "those of all requests. Causes of misses need run.explain=true."
+    "those of all requests. Causes of misses need observers=[explain]."
 )
 _BINS = 60
 

@@ -22,7 +22,7 @@ class BlockIndex:
     as many were removed as were stored. Where an engine also reports hits, such a report stores nothing.
 
     Args:
-        report_hits: the stream says what requests found (kv_events.report_hits; kv_cache_report_mode "full" in vLLM): a
+        report_hits: the stream says what requests found (option report_hits; kv_cache_report_mode "full" in vLLM): a
             BlockStored without a parent all of whose blocks are there is such a report. Where an engine computes one
             content twice from the root, as vLLM may within a step, that store looks alike and is taken for a report.
 

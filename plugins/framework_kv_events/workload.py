@@ -77,7 +77,7 @@ class KVEventStream(Workload):
     Its requests are replayed as any trace's. For mode=replay; `framework_kv_events.requests` says what can be found.
 
     Args:
-        path: kv_events.jsonl of a run, or what `framework.trace record` wrote.
+        path: kv_events.jsonl of a run, or what `python -m framework_kv_events` wrote.
         medium: of the blocks that count.
         report_hits: whether the stream says what requests found; null: as its header says, else no.
     """
@@ -93,7 +93,8 @@ class KVEventStream(Workload):
         path = Path(self.path)
         if not path.is_file():
             raise WorkloadError(
-                f"{path}: no such file; a run with kv_events.file=true writes one, and framework.trace record does"
+                f"{path}: no such file; a run with observers=[kv_events] writes one, and so does "
+                "`python -m framework_kv_events`"
             )
         if not is_stream(path):
             raise WorkloadError(f"{path}: no stream of KV events: neither a header nor a batch at its beginning")

@@ -98,8 +98,7 @@ def test_fetch_checks_a_file_put_there_by_hand(
 @pytest.mark.parametrize(
     "words",
     [("convert", "{trace}", "--out", "{mine}"), ("synth", "rag", "--out", "{mine}"),
-     ("describe", "{trace}", "--json", "{mine}"), ("describe", "{trace}", "--plot", "{mine}"),
-     ("record", "tcp://127.0.0.1:1", "--out", "{mine}")],
+     ("describe", "{trace}", "--json", "{mine}"), ("record", "{trace}", "--out", "{mine}")],
 )  # fmt: skip
 def test_what_exists_is_written_over_only_by_force(
     mooncake: Path, tmp_path: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_line import command
@@ -55,9 +54,9 @@ def free_addresses() -> tuple[str, str]:
         return tuple(f"tcp://127.0.0.1:{each.getsockname()[1]}" for each in (one, two))  # type: ignore[return-value]
 
 
-def published(addresses: tuple[str, str], **options: Any) -> str:
-    asked = {"name": "kv_events", "file": True, "publish": addresses[0], "replay_endpoint": addresses[1], **options}
-    return f"observers=[{json.dumps(asked)}]"
+def published(addresses: tuple[str, str], more: str = "") -> str:
+    endpoint, replay = addresses
+    return f"observers=[{{name: kv_events, file: true, publish: '{endpoint}', replay_endpoint: '{replay}'{more}}}]"
 
 
 def test_another_process_follows_a_serve_run(command: Command, elsewhere: Path) -> None:
@@ -89,7 +88,7 @@ def recorded(command: Command, elsewhere: Path) -> Path:
     recorder = start(elsewhere, *words, module="framework_kv_events")
     try:
         wait_until((elsewhere / "trace.jsonl").exists, recorder)
-        command.ok(*SERVED, published(addresses, report_hits=True), "run.dir=served")
+        command.ok(*SERVED, published(addresses, ", report_hits: true"), "run.dir=served")
         recorder.send_signal(signal.SIGINT)
         out, _ = recorder.communicate(timeout=30)
     finally:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from kv_event_lines import AGAIN, HEADER, REMOVED, STORED, line, written
+from synthetic_workloads import example
 
 from framework.errors import WorkloadError
 from framework.workload.traces import open_trace
@@ -58,3 +59,10 @@ def test_a_request_of_more_tokens_than_can_be_is_refused_before_it_is_made(tmp_p
         [*KVEventStream(path=path).requests()]
     with pytest.raises(WorkloadError, match="a request of 209715200 tokens"):
         [*open_trace(path)]
+
+
+def test_kv_events_whose_time_goes_back_are_refused(tmp_path: Path) -> None:
+    path = example("kv_events", tmp_path)
+    path.write_text(path.read_text().replace('"ts": 99', '"ts": 0'))
+    with pytest.raises(WorkloadError, match=r"events\.jsonl:3: ts: 0\.0 s after 1\.0 s"):
+        list(open_trace(path))

@@ -16,6 +16,7 @@ from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.errors import PluginError
 from framework.interfaces.allocator import CacheEvent
+from framework.interfaces.observer import Call
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
 from framework.types import BlockHash, BlockId
@@ -182,7 +183,7 @@ def test_a_block_evicted_while_another_holds_its_content_takes_nothing_away() ->
     serve(engine, prompt(0))
     placement = below(engine).placement
     key, block = next(iter(placement.pool.items()))
-    placement.heard(CacheEvent("evict", (BlockId(block + 1),), (key,)))
+    placement.heard(Call("allocate"), [CacheEvent("evict", (BlockId(block + 1),), (key,))])
     placement.flush()
     assert placement.pool[key] == block
     assert key not in placement.lower.tiers[0]
@@ -229,9 +230,11 @@ def test_what_an_earlier_process_left_is_found_by_its_key_alone() -> None:
 
 def test_equal_replays_move_the_same_blocks_at_the_same_times() -> None:
     def moved() -> list[Any]:
-        engine = replayed(OnEviction(), link=Link(bytes_per_s=3.0, operation_s=0.5))
         lines: list[Any] = []
-        engine.state.log = lambda event, **facts: lines.append((event, sorted(facts.items())))
+        engine = replayed(
+            OnEviction(), link=Link(bytes_per_s=3.0, operation_s=0.5),
+            log=lambda event, **facts: lines.append((event, sorted(facts.items()))),
+        )  # fmt: skip
         draw = np.random.default_rng(0)
         for number in range(60):
             engine.submit(prompt(100 * int(draw.integers(6))), ONE, arrival_s=float(number))

@@ -17,7 +17,6 @@ from framework.config.check import parse, without_effect
 from framework.config.config import GROUPS, Config, default_choices, default_settings
 from framework.config.sections import SECTIONS, EngineOptions, RunOptions
 from framework.errors import ConfigError, FrameworkError
-from framework.interfaces.observer import Observer
 
 HERE = {"run": {"dir": "somewhere"}}
 
@@ -152,14 +151,8 @@ def test_every_setting_that_only_a_model_reads_has_no_effect_in_a_replay() -> No
     assert all(f"engine.{name}=" in said for name in settings), said
 
 
-class OfOneGroup(Observer):
-    """One that is not of a cache-only replay either."""
-
-    several_groups = False
-
-
 def test_observers_are_a_list_each_once_and_of_runs_that_they_can_hear() -> None:
-    name = f"{__file__}:OfOneGroup"
+    name = "observing:OfOneGroup"
     config = parse({**HERE, "observers": [name]})
     assert config.observers == ({"name": name},)
     assert parse(config.plain()) == config
@@ -185,7 +178,7 @@ def test_groups_of_kv_are_of_a_replay_without_what_one_group_has() -> None:
         "mode=serve": {"mode": "serve", "executor": None},
         "allocator=radix": {"allocator": "radix"},
         "cache.kv_dtype": {"cache": {"kv_dtype": "int8"}},
-        "observers=": {"executor": "none", "observers": [f"{__file__}:OfOneGroup"]},
+        "observers=": {"executor": "none", "observers": ["observing:OfOneGroup"]},
     }  # fmt: skip
     for found, changed in refused.items():
         with pytest.raises(ConfigError, match=found):

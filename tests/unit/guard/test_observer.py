@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,7 @@ from framework.errors import FrameworkError, OutOfBlocks, PluginError
 from framework.guard.allocator import GuardedAllocator
 from framework.guard.observer import GuardedObserver, Observers
 from framework.interfaces.allocator import CacheEvent
-from framework.interfaces.observer import Call, Counted, Losses, Observer, RunView
-from framework.results import Metric
+from framework.interfaces.observer import Call, Observer
 from framework.sampling import Sampling
 from framework.types import Namespace, RequestId, RequestInfo, as_tokens
 
@@ -67,8 +66,8 @@ def test_what_only_the_engine_knows_is_told_in_order_and_before_anything_changes
     engine.submit([1, 2, 3, 4, 5], SAMPLING)
     engine.step()
     assert order == [
-        ("note", "arrive"), ("note", "ask"), ("call", "allocate"), ("note", "admit"), ("note", "step"),
-        ("call", "commit"), ("note", "computed"),
+        ("note", "arrive"), ("note", "ask"), ("call", "allocate"), ("note", "admit"), ("call", "extend"),
+        ("note", "step"), ("call", "commit"), ("note", "computed"),
     ]  # fmt: skip
     engine.run()
     assert order[-3:] == [("call", "free"), ("note", "finished"), ("note", "computed")]
@@ -112,15 +111,15 @@ def test_an_observer_that_fails_ends_the_run_by_its_name_and_fails_no_request() 
         engine.run()
     assert not request.status.ended, "its allocator did what it should"
     assert engine.interrupted
-    assert [call.name for call, _ in fails.calls] == ["allocate", "commit"], "it hears no more"
-    assert len(other.calls) == 2
+    assert [call.name for call, _ in fails.calls] == ["allocate", "extend", "commit"], "it hears no more"
+    assert len(other.calls) == 3
 
 
 @pytest.mark.parametrize(
     ("hook", "answer", "says"),
     [
         ("results", [1], r"results: must return a mapping of texts, returned \[1\]"),
-        ("row", {1: 2}, "row: must return"),
+        ("row", {1: 2}, "row: must return a mapping of texts"),
         ("losses", 5, "losses: must return Losses or None, returned 5"),
     ],
 )  # fmt: skip
@@ -132,56 +131,8 @@ def test_a_wrong_answer_is_named(hook: str, answer: Any, says: str) -> None:
         getattr(GuardedObserver(Wrong()), hook)(*([0] if hook == "row" else []))
 
 
-class Counts(Observer):
-    """Of each request its calls, in both ways of replaying; `fail` names a method that raises."""
-
-    counts = True
-    files = ("calls.jsonl",)
-    metrics = (
-        Metric(key="calls", unit="calls", better="", section="mine", title="calls", definition="Calls heard."),
-    )  # fmt: skip
-
-    def __init__(self, *, fail: str = "") -> None:
-        self.fail, self.calls, self.rows, self.closed = fail, 0, 0, 0
-        self.write: Any = None
-
-    def start(self, run: RunView) -> None:
-        self.write = run.write
-        self._may_fail("start")
-
-    def heard(self, call: Call, events: Sequence[CacheEvent]) -> None:
-        self.calls += 1
-        self._may_fail("heard")
-
-    def losses(self) -> Losses:
-        outer = self
-
-        class Gone(Losses):
-            def evicted(self, request: int, nodes: Sequence[int]) -> None:
-                outer.calls += len(nodes)
-                outer._may_fail("evicted")
-
-        return Gone()
-
-    def counted(self, replay: Counted) -> None:
-        assert len(replay.hits) == replay.paths.num_requests
-
-    def row(self, request: int) -> Mapping[str, Any]:
-        self.rows += 1
-        return {"mine": request}
-
-    def results(self) -> Mapping[str, Any]:
-        self._may_fail("results")
-        self.write("calls.jsonl", {"calls": self.calls})
-        return {"calls": self.calls}
-
-    def _may_fail(self, method: str) -> None:
-        if method == self.fail:
-            raise ValueError("by design")
-
-
 def replayed(folder: Path, executor: str, **options: Any) -> dict[str, Any]:
-    observers = [{"name": f"{__file__}:Counts", **options}]
+    observers = [{"name": "observing:Counts", **options}]
     return run({
         "mode": "replay", "executor": executor, "observers": observers, "allocator": "prefix",
         "workload": {"name": "conversations"}, "cache": {"num_blocks": 40, "block_size": 16},

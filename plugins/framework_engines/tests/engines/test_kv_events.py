@@ -83,11 +83,11 @@ def addresses(tmp_path: Path) -> tuple[str, str]:
 
 
 class Recorder:
-    """`framework.trace record` in a process of its own."""
+    """`python -m framework_kv_events` in a process of its own."""
 
     def __init__(self, addresses: tuple[str, str], out: Path, *options: str) -> None:
         self.out = out
-        command = [sys.executable, "-m", "framework", "trace", "record", addresses[0], "--replay", addresses[1],
+        command = [sys.executable, "-m", "framework", "record_events", addresses[0], "--replay", addresses[1],
                    "--out", str(out), *options]  # fmt: skip
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
                                         env={**os.environ, "PYTHONUNBUFFERED": "1"})  # fmt: skip

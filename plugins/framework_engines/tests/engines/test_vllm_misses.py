@@ -20,6 +20,7 @@ from framework.interfaces.workload import WorkloadRequest
 from framework.types import Namespace
 from framework_explain.account import ELSEWHERE, EVICTED, Account
 from framework_explain.ledger import Ledger
+from framework_explain.observer import Explain
 from framework_explain.recorded_misses import explain_stream
 from framework_explain.table_of_misses import read_account
 
@@ -62,9 +63,9 @@ def in_replay(talks: list[Talk], eviction: str = "lru", **limits: Any) -> tuple[
         eviction=eviction,
         **limits,
     )
-    ledger = Ledger(settings.block_size, policy=eviction, most_contents=2**24)
-    our_side.run(talks, settings, ledger=ledger)
-    return ledger.account(), ledger
+    explain = Explain(most_contents=2**24)
+    our_side.run(talks, settings, observers=[explain])
+    return explain.ledger.account(), explain.ledger
 
 
 def conversation(count: int) -> list[Talk]:

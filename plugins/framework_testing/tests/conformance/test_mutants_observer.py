@@ -24,10 +24,10 @@ class Counts(Observer):
         self.calls += 1
 
 
-class EndsRequests(Counts):
-    def noted(self, note: Any) -> None:
-        if note.event == "admit":
-            note.subject.request.sampling = note.subject.request.sampling.__class__(max_tokens=1, ignore_eos=True)
+class WritesTokens(Counts):
+    def heard(self, call: Call, events: Sequence[CacheEvent]) -> None:
+        if call.name == "commit" and call.tokens is not None:
+            call.tokens[:1] += 1
 
 
 class Raises(Counts):
@@ -69,7 +69,7 @@ class ClosesOnce(Counts):
 
 
 MUTANTS = (
-    (EndsRequests, kit.check_it_changes_nothing_of_what_it_hears),
+    (WritesTokens, kit.check_it_changes_nothing_of_what_it_hears),
     (Raises, kit.check_it_changes_nothing_of_what_it_hears),
     (BeginsOnce, kit.check_it_hears_on_after_a_reset),
     (NeedsAnEngine, kit.check_a_run_that_never_began_has_an_end),

@@ -166,13 +166,6 @@ def test_kv_cache_tester_documents_are_known_over_many_lines_and_their_ids_are_t
         list(open_trace(path))
 
 
-def test_kv_events_whose_time_goes_back_are_refused(tmp_path: Path) -> None:
-    path = example("kv_events", tmp_path)
-    path.write_text(path.read_text().replace('"ts": 99', '"ts": 0'))
-    with pytest.raises(WorkloadError, match=r"events\.jsonl:3: ts: 0\.0 s after 1\.0 s"):
-        list(open_trace(path))
-
-
 def test_bailian_chats_are_followed_to_their_root(tmp_path: Path) -> None:
     path = tmp_path / "b.jsonl"
     line = {"timestamp": 1.0, "input_length": 3, "output_length": 1, "type": "text", "hash_ids": [1]}
