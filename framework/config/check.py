@@ -9,7 +9,7 @@ from typing import Any
 
 from framework import registry
 from framework.config.config import GROUPS, Choice, Config, default_choices
-from framework.config.sections import SECTIONS, GroupOptions
+from framework.config.sections import SECTIONS
 from framework.errors import ConfigError, shown
 from framework.interfaces.below import Below
 from framework.interfaces.mode import Mode
@@ -57,7 +57,6 @@ def parse(config: Mapping[str, Any]) -> Config:
     below: Below = build_component("below", checked.below.plain(), {})
     below.check(checked)
     _check_kv_events(checked)
-    _check_groups(checked)
     if checked.run.sweep:  # empty where nothing is swept
         check_below("run.sweep", checked.run.sweep, "hydra.sweep.dir=FOLDER")
     return checked
@@ -92,28 +91,6 @@ def _check_kv_events(config: Config) -> None:
         raise ConfigError("kv_events are not of executor=cache_only, which keeps no blocks; take executor=none")
 
 
-def _check_groups(config: Config) -> None:
-    if config.replay.groups is None:
-        return
-    GroupOptions.parse(config.replay.groups)
-    if config.mode.name != "replay":
-        raise ConfigError(
-            f"replay.groups is of mode=replay, found mode={config.mode.name}; a served model has the groups of its own "
-            "layers"
-        )
-    allocator = config.allocator.name
-    of_one_group = {
-        "replay.leaf_first": config.replay.leaf_first, "run.explain": config.run.explain,
-        "allocator": allocator if allocator != default_choices()["allocator"] else None,
-        "replay.core": config.replay.core if config.replay.core != "python" else None,
-        "cache.kv_dtype": config.cache.kv_dtype, "kv_events": config.kv_events.file or config.kv_events.publish,
-        "replay.optimum": config.executor != "cache_only" and config.replay.optimum is True,
-    }  # fmt: skip
-    for key, value in of_one_group.items():
-        if value:
-            raise ConfigError(f"{key}={value} is of caches with one group of KV; leave it out, or replay.groups")
-
-
 def component(group: str, node: Any) -> Choice:
     """The component of a node, its options checked against its constructor where the group is a kind of plugin.
 
@@ -135,13 +112,14 @@ def component(group: str, node: Any) -> Choice:
 
 def without_effect(config: Config) -> list[str]:
     """One sentence on the settings of `engine` and `faults`, other than their defaults, that the mode never reads."""
-    if config.mode.name == "serve":
-        return []
-    place = f"mode={config.mode.name}" + (" executor=cache_only" if config.executor == "cache_only" else "")
+    mode: type[Mode] = registry.load("mode", config.mode.name)
+    unread = mode.unread(config.plain())
     found = [
         f"{section.section}.{one.name}={getattr(section, one.name)}"
         for section in (config.engine, config.faults)
         for one in fields(section)
-        if (place != "mode=replay" or one.metadata["of_a_model"]) and getattr(section, one.name) != one.default
+        if (section.section in unread or ("model" in unread and one.metadata["of_a_model"]))
+        and getattr(section, one.name) != one.default
     ]
+    place = f"mode={config.mode.name}" + (" executor=cache_only" if config.executor == "cache_only" else "")
     return [f"no effect in {place}: {', '.join(found)}"] if found else []

@@ -144,26 +144,3 @@ def test_every_setting_that_only_a_model_reads_has_no_effect_in_a_replay() -> No
     settings = {"compile": True, "prepack": False, "cuda_graphs": False}
     (said,) = without_effect(parse({**HERE, "mode": "replay", "engine": settings}))
     assert all(f"engine.{name}=" in said for name in settings), said
-
-
-GROUPS_OF_KV = {**HERE, "mode": "replay", "executor": "cache_only", "replay": {"groups": {"model": "gemma-3-27b"}}}
-
-
-def test_groups_of_kv_are_of_a_replay_without_what_one_group_has() -> None:
-    for executor in ("cache_only", "none", "roofline"):
-        assert parse({**GROUPS_OF_KV, "executor": executor}).replay.groups == {"model": "gemma-3-27b"}
-    refused: dict[str, dict[str, Any]] = {
-        "mode=serve": {"mode": "serve", "executor": None},
-        "kv_events": {"executor": "none", "kv_events": {"file": True}},
-        "allocator=radix": {"allocator": "radix"},
-        "cache.kv_dtype": {"cache": {"kv_dtype": "int8"}},
-        "run.explain": {"run": {"dir": "somewhere", "explain": True}},
-    }  # fmt: skip
-    for found, changed in refused.items():
-        with pytest.raises(ConfigError, match=found):
-            parse({**GROUPS_OF_KV, **changed})
-    with pytest.raises(ConfigError, match=r"replay\.optimum=True"):
-        parse({**GROUPS_OF_KV, "executor": "none", "replay": {"groups": {"model": "gemma-3-27b"}, "optimum": True}})
-    for wrong, said in (({}, "model has no value"), ({"model": "x", "order": "mru"}, "coupled"), ([], "Mapping")):
-        with pytest.raises(ConfigError, match=said):
-            parse({**GROUPS_OF_KV, "replay": {"groups": wrong}})
