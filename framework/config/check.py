@@ -40,7 +40,10 @@ def parse(config: Mapping[str, Any]) -> Config:
         if key in COMPOSITIONS:
             continue
         if key not in keys:
-            raise ConfigError(f"unknown key {shown(key)}; keys: {listing(keys)}{did_you_mean(str(key), keys)}")
+            near = did_you_mean(str(key), keys)
+            if key in registry.kinds():
+                near = f"; {key}s are chosen by {registry.kind_of(key).chosen.format(kind=key, name='NAME')}"
+            raise ConfigError(f"unknown key {shown(key)}; keys: {listing(keys)}{near}")
         if key in SECTIONS:
             values[key] = SECTIONS[key].parse(value)
         elif key in GROUPS:
