@@ -162,8 +162,7 @@ class LLM:
             "several ranks": self.model.ranks is not None,
             "CUDA graphs (engine.cuda_graphs)": bool(sizes) and not (states and options.cuda_graphs == "auto"),
             "compilation (engine.compile)": options.compile and states,
-            "cache events": self._trial.kv_events is not None,
-            "an explanation of misses": self._trial.ledger is not None,
+            **{f"the observer {type(one).__name__}": not one.several_groups for one in self._trial.observers},
             "a recording": self._trial.record,
             "an allocator, policy or hash that is an object": objects,
         }

@@ -1,4 +1,4 @@
-"""`python -m framework trace`: look at a trace, convert it, draw one, get a public one, or record an engine's."""
+"""`python -m framework trace`: look at a trace, convert it, draw one, get a public one, or record a log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TraceCommand(Command):
-    """Look at a trace, convert it, draw one, get a public one, or record an engine's."""
+    """Look at a trace, convert it, draw one, get a public one, or record a log."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -49,26 +49,11 @@ class TraceCommand(Command):
         fetch.add_argument("--to", default="traces", metavar="FOLDER", help="default: traces")
         fetch.set_defaults(do=_fetch)
         record = commands.add_parser(
-            "record",
-            help="write a trace of a running engine, or of SGLang's request log, without text, tokens or names",
+            "record", help="write a trace of SGLang's request log, without text, tokens or names"
         )
-        record.add_argument(
-            "source",
-            metavar="SOURCE",
-            help="where KV events are published, such as tcp://127.0.0.1:5557; or a log, a folder",
-        )
-        record.add_argument("--block-tokens", type=int, default=16, metavar="N", help="of a log's trace; default: 16")
+        record.add_argument("source", metavar="SOURCE", help="a log, or a folder of them")
+        record.add_argument("--block-tokens", type=int, default=16, metavar="N", help="of the trace; default: 16")
         record.add_argument("--out", required=True, metavar="OUT", help="a new file of JSON lines")
-        record.add_argument(
-            "--replay", metavar="ADDRESS", help="where it answers who missed something; default: nowhere"
-        )
-        record.add_argument("--topic", default="", help="only messages of this topic")
-        record.add_argument(
-            "--report-hits", action="store_true", help="it reports what requests found (vLLM: full mode)"
-        )
-        for name, kind, what in (("seconds", float, "have passed"), ("batches", int, "have come")):
-            record.add_argument(f"--{name}", type=kind, metavar="N", help=f"end when so many {what}; default: Ctrl-C")
-        record.add_argument("--idle", type=float, metavar="S", help="end when nothing has come for S seconds")
         record.set_defaults(do=_record)
 
     def parse(self, parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
@@ -179,26 +164,15 @@ def _synth(options: argparse.Namespace) -> int:
 
 
 def _record(options: argparse.Namespace) -> int:
-    _require_positive(options, "seconds", "batches", "idle", "block_tokens")
-    require_new(options.out)
-    print(_record_events(options) if "://" in options.source else _record_log(options))  # noqa: T201
-    return 0
-
-
-def _record_events(options: argparse.Namespace) -> str:
-    from framework.kv_events.recording import record
-    from framework.kv_events.zeromq import Subscriber
-
-    with Subscriber(options.source, options.replay, topic=options.topic) as subscriber:
-        found = record(
-            subscriber,
-            Path(options.out),
-            report_hits=options.report_hits,
-            seconds=options.seconds,
-            batches=options.batches,
-            idle_s=options.idle,
+    if "://" in options.source:
+        raise ConfigError(
+            f"{options.source} publishes KV events: record them with `python -m framework record_events "
+            f"{options.source} --out {options.out}`"
         )
-    return f"{options.out}: {found}"
+    _require_positive(options, "block_tokens")
+    require_new(options.out)
+    print(_record_log(options))  # noqa: T201
+    return 0
 
 
 def _record_log(options: argparse.Namespace) -> str:

@@ -15,9 +15,9 @@ from framework.groups.checkpoints import CheckpointRule
 from framework.groups.kinds import KVGroup
 from framework.interfaces.allocator import Allocator, CacheEvent
 from framework.interfaces.hash import HashScheme
-from framework.misses.ledger import Ledger
 from framework.registry.components import build_allocator, build_component
 from framework.types import BlockHash, Namespace, TokenArray
+from framework_explain.ledger import Ledger
 from framework_hybrid.allocator import SharedGroups
 from framework_hybrid.memory import OnePool
 from framework_hybrid.rules import Dense

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.live.checkpoint import VOCABULARY
-from framework.kv_events.schema import BlockRemoved
-from framework.kv_events.zeromq import Subscriber
 from framework.registry.components import build_component
+from framework_kv_events.schema import BlockRemoved
+from framework_kv_events.zeromq import Subscriber
 
 START_S = 600.0
 BLOCK, LONGEST, ROWS, STEP_TOKENS = 32, 1024, 8, 512

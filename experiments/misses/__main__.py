@@ -8,12 +8,12 @@ from itertools import islice
 from typing import Any
 
 from experiments.shared import AGENTIC, CONVERSATION, finish, parse, trace_path
-from framework.misses.account import AGES, Account, age_of
 from framework.registry.components import build_component
-from framework.replay.misses import LossLog, explain
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.reference import replay
 from framework.workload.traces import open_trace
+from framework_explain.account import AGES, Account, age_of
+from framework_explain.replayed_misses import LossLog, explain
 
 SIZES = {CONVERSATION: (3_000, 10_000, 30_000), AGENTIC: (1_000, 3_000, 10_000)}
 POLICIES = ("lru", "hazard", "optimum")

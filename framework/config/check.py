@@ -13,6 +13,7 @@ from framework.config.sections import SECTIONS
 from framework.errors import ConfigError, shown
 from framework.interfaces.below import Below
 from framework.interfaces.mode import Mode
+from framework.interfaces.observer import Observer
 from framework.model.options import model_options
 from framework.registry.components import build_component
 from framework.registry.signatures import did_you_mean, listing
@@ -48,6 +49,8 @@ def parse(config: Mapping[str, Any]) -> Config:
             values[key] = SECTIONS[key].parse(value)
         elif key in GROUPS:
             values[key] = component(key, value)
+        elif key == "observers":
+            values[key] = parse_observers(value)
         else:
             values[key] = value
     for group in GROUPS:
@@ -59,7 +62,7 @@ def parse(config: Mapping[str, Any]) -> Config:
     _check_mode(checked)
     below: Below = build_component("below", checked.below.plain(), {})
     below.check(checked)
-    _check_kv_events(checked)
+    _check_observers(checked)
     if checked.run.sweep:  # empty where nothing is swept
         check_below("run.sweep", checked.run.sweep, "hydra.sweep.dir=FOLDER")
     return checked
@@ -86,12 +89,37 @@ def _check_mode(config: Config) -> None:
     mode.check(config)
 
 
-def _check_kv_events(config: Config) -> None:
-    asked = config.kv_events
-    if not asked.file and not asked.publish:
-        return
-    if config.executor == "cache_only":
-        raise ConfigError("kv_events are not of executor=cache_only, which keeps no blocks; take executor=none")
+def parse_observers(value: Any) -> tuple[dict[str, Any], ...]:
+    """Each observer as `{"name": ..., **options}`, checked.
+
+    Args:
+        value: a list of names, or of mappings with a name and options.
+
+    Raises:
+        ConfigError: no list, one that is there twice, or an option that it does not have or allow.
+        UnknownPlugin and the like: one that cannot be had.
+    """
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(f"observers must be a list, found {shown(value)}; as in observers=[explain]")
+    found = tuple(component("observer", entry).plain() for entry in value)
+    names = [entry["name"] for entry in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"observers names {twice[0]} twice; one is enough")
+    return found
+
+
+def _observers(config: Config) -> list[tuple[str, type[Observer]]]:
+    """Name and class of each."""
+    return [(entry["name"], registry.load("observer", entry["name"])) for entry in config.observers]
+
+
+def _check_observers(config: Config) -> None:
+    for name, cls in _observers(config):
+        if config.executor == "cache_only" and not cls.counts:
+            raise ConfigError(
+                f"the observer {name} is not of executor=cache_only, which keeps no blocks; leave it out, or take "
+                "executor=none"
+            )
 
 
 def component(group: str, node: Any) -> Choice:

@@ -14,7 +14,6 @@ from framework.config.sections import (
     CacheOptions,
     EngineOptions,
     FaultOptions,
-    KVEventsOptions,
     ReplayOptions,
     RunOptions,
 )
@@ -47,10 +46,12 @@ class Config(Section):
     executor: Executor | None = setting(None, "null: what the mode needs; replay: none | roofline | cache_only")
     seed: int = setting(0, "of workload, random weights, sampling and policies", at_least=0)
     device: str | None = setting(None, "null: cuda where there is one, else cpu")
+    observers: tuple[Mapping[str, Any], ...] = setting(
+        (), "who listens, as [explain, {name: kv_events, report_hits: true}]: the installed observers"
+    )
     cache: CacheOptions = field(default_factory=CacheOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     replay: ReplayOptions = field(default_factory=ReplayOptions)
-    kv_events: KVEventsOptions = field(default_factory=KVEventsOptions)
     run: RunOptions
     faults: FaultOptions = field(default_factory=FaultOptions)
     mode: Choice

@@ -130,9 +130,6 @@ class RunOptions(Section):
     progress: bool = setting(True, "progress on standard error")
     events: bool = setting(False, "write the eviction and scheduling log")
     requests: bool = setting(True, "write requests.jsonl, one object a request")
-    explain: bool = setting(
-        False, "one cause for each missed prompt token: in requests.jsonl, result.json, regret.jsonl"
-    )
     record: bool = setting(False, "serve: write recording.jsonl, for workload=recording")
     report: str | None = setting(
         "report --publish", "a sweep: the command that is given its folder at its end; null: none"
@@ -147,22 +144,6 @@ class RunOptions(Section):
     check_requests: int = setting(8, "serve: compare so many requests' tokens with the dense model's", at_least=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KVEventsOptions(Section):
-    """What the pool publishes and removes, in vLLM's schema: as a file of the run, or to whoever follows it."""
-
-    section: ClassVar[str] = "kv_events"
-
-    file: bool = setting(False, "write kv_events.jsonl in the run directory")
-    publish: str | None = setting(
-        None, "address that batches are sent from over ZeroMQ, as vLLM sends them, such as tcp://127.0.0.1:5557"
-    )
-    replay_endpoint: str | None = setting(
-        "tcp://127.0.0.1:5558", "publish: where subscribers ask for missed batches; null: nowhere"
-    )
-    report_hits: bool = setting(False, "also which blocks a request found: vLLM's kv_cache_report_mode full")
-
-
 SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
     {
         cls.section: cls
@@ -170,7 +151,6 @@ SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
             CacheOptions,
             EngineOptions,
             ReplayOptions,
-            KVEventsOptions,
             RunOptions,
             FaultOptions,
         )

@@ -28,7 +28,7 @@ from framework.engine.request import (
 )
 from framework.engine.rows import Rows
 from framework.engine.scheduler import Scheduler
-from framework.engine.state import LOG_VERSION, EngineState, Log, listen
+from framework.engine.state import EngineState, EventLog, Log
 from framework.errors import (
     EngineInterrupted,
     FrameworkError,
@@ -39,16 +39,15 @@ from framework.errors import (
     shown,
 )
 from framework.guard.allocator import GuardedAllocator
+from framework.guard.observer import Observers
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.below import EngineBelow
-from framework.kv_events.allocator import EventAllocator
-from framework.kv_events.stream import EventStream
-from framework.misses.ledger import Ledger
+from framework.interfaces.observer import Note, Observed, Observer
 from framework.registry.signatures import convert, signature
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, as_tokens
 
-MakeBelow = Callable[[EngineState, Lifecycle, EventStream | None], EngineBelow]
+MakeBelow = Callable[[EngineState, Lifecycle], EngineBelow]
 """Makes what lies below the pool of a new state."""
 
 
@@ -61,9 +60,7 @@ class Trial(Section):
         faults: blocks of NaN (which an executor writes), preemptions.
         record: keep what a replay cannot compute again, in `Engine.candidates`.
         log: receives scheduling and cache events as (event, **facts), the log's version first.
-        kv_events: receives what the cache publishes and removes in vLLM's schema, a batch a step; see
-            framework.kv_events. The caller closes it.
-        ledger: finds a cause for each prompt token that is no hit; see framework.misses.
+        observers: hear what the engine does; see framework.interfaces.observer. The caller starts and closes them.
     """
 
     section: ClassVar[str] = "trial"
@@ -72,8 +69,7 @@ class Trial(Section):
     faults: FaultOptions = field(default_factory=FaultOptions)
     record: bool = False
     log: Log | None = None
-    kv_events: EventStream | None = None
-    ledger: Ledger | None = None
+    observers: tuple[Observer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,13 +140,12 @@ class Engine:
         self.executor, self._virtual_clock = executor, virtual_clock
         self.limits, self.max_model_len, self._options = limits, limits.max_model_len, options
         self.seed, self.preempt_every = trial.seed, trial.faults.preempt_every
-        self._log, self._kv_events, self._ledger = trial.log, trial.kv_events, trial.ledger
         self._stop_watch, self._make_tiers = stop_watch, tiers
         self.candidates: dict[int, list[Candidates]] | None = {} if trial.record else None
         self._num_submitted = 0
         self._torn = self._changing = False
-        if trial.log is not None:
-            trial.log("log", version=LOG_VERSION)
+        logs = () if trial.log is None else (EventLog(trial.log, lambda: self.state.step_number),)
+        self._observers = Observers((*logs, *trial.observers))
         self._begin_anew(allocator)
 
     def _begin_anew(self, allocator: Allocator) -> None:
@@ -158,21 +153,24 @@ class Engine:
         options, eos = self._options, np.array(sorted(set(self.limits.eos_token_ids)), dtype=np.int64)
         chunk_size = options.chunk_size or options.max_batch_tokens
         longest = -(-self.max_model_len // allocator.block_size)
-        stream = self._kv_events
-        guarded = GuardedAllocator(allocator, longest) if stream is None else EventAllocator(allocator, longest, stream)
+        guarded, observers = GuardedAllocator(allocator, longest), self._observers
         rows = Rows(options.max_batch_requests, self.max_model_len)
         metrics = Metrics(guarded, rows)
-        promises = Promises(guarded, rows, self._ledger, chunk_size if options.share_within_step else 0)
+        promises = Promises(guarded, rows, chunk_size if options.share_within_step else 0)
         state = EngineState(
-            guarded=guarded, executor=self.executor, rows=rows, metrics=metrics, promises=promises, log=self._log,
-            ledger=self._ledger,
+            guarded=guarded, executor=self.executor, rows=rows, metrics=metrics, promises=promises,
+            observers=observers if observers.hears_calls else None,
         )  # fmt: skip
         life = Lifecycle(state, eos, self._stop_watch)
-        if self._ledger is not None:
-            self._ledger.reset()
+        observers.begin(Observed(
+            num_blocks=guarded.num_blocks, block_size=guarded.block_size, lookup=guarded.lookup,
+            lies_below=None if self._make_tiers is None else lambda key: state.tiers.lies_below(key),
+        ))  # fmt: skip
         if self._make_tiers is not None:
-            state.tiers = self._make_tiers(state, life, stream)
-        listen(state)
+            state.tiers = self._make_tiers(state, life)
+        observers.listeners = state.listeners
+        if observers:
+            guarded.observe(observers)
         self.allocator, self.state, self.life, self.metrics = allocator, state, life, state.metrics
         self.scheduler = Scheduler(
             state, life, max_batch_tokens=options.max_batch_tokens, chunk_size=chunk_size, order=options.scheduling
@@ -218,8 +216,6 @@ class Engine:
         old, numbered = list(self.state.requests.values()), (self.state.last_id, self.state.step_number)
         self.state.tiers.close(drain=False)
         self.executor.reset()
-        if self._kv_events is not None:
-            self._kv_events.cleared()
         self._begin_anew(allocator)
         self.state.last_id, self.state.step_number = numbered
         for request in old:
@@ -357,8 +353,14 @@ class Engine:
             EngineInterrupted: an earlier step was interrupted, or another thread is in one.
         """
         self._change(self._step)
-        if self._kv_events is not None and not self.state.promises.made:  # else what it promised is to be computed yet
-            self._change(self._kv_events.flush, float(self.state.step_number))
+        if self._observers:
+            self._change(self._tell_observers)
+
+    def _tell_observers(self) -> None:
+        """A step is over. Raises what an observer raised in it."""
+        if not self.state.promises.made:  # else what it promised is to be computed yet
+            self._observers.noted(Note("computed", self.state.step_number))
+        self._observers.require()
 
     def _step(self) -> None:
         state, executor = self.state, self.executor
@@ -380,9 +382,10 @@ class Engine:
             if before == (len(state.requests), state.metrics.num_preemptions):
                 self._idle(state)
             return
-        if self._log is not None:
+        if state.observers is not None:
             ids = [state.rows.sequence(int(row)).id for row in step.rows]
-            self._log("step", step=step.number, sequences=ids, new=step.num_new.tolist())
+            facts = {"sequences": ids, "new": step.num_new.tolist()}
+            state.observers.noted(Note("step", step.number, facts=facts))
         scheduled = executor.now()
         state.tiers.flush()
         try:

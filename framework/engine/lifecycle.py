@@ -10,8 +10,6 @@ from framework.engine.request import Completion, MakeStopWatch, Request, Sequenc
 from framework.engine.rows import IntArray
 from framework.engine.state import EngineState
 from framework.errors import FrameworkError, OutOfBlocks
-from framework.interfaces.allocator import Hit
-from framework.misses.ledger import Ledger
 from framework.types import TableChange
 
 
@@ -30,41 +28,20 @@ class Lifecycle:
 
     def admitted(self, seq: Sequence, num_cached: int) -> None:
         """`seq` has just got its row, with the KV of its first `num_cached` tokens."""
-        request, ledger = seq.request, self.state.ledger
+        request = seq.request
         if not seq.was_admitted:
             request.num_cached_tokens += num_cached
             request.first_scheduled_s = self.state.executor.now()
-            if ledger is not None:
-                facts = {"turn": request.turn, "tenant": request.tenant, "category": request.category}
-                ledger.admit(seq.id, request.number, num_cached, **facts)
         else:
             again = seq.computed_before - num_cached
             request.num_recomputed_tokens += max(0, again)
             request.num_spared_tokens += max(0, -again)
-            if ledger is not None and seq.hit is not None:
-                ledger.preempted_tokens += max(0, again)
-                names = seq.hit.hashes or ledger.names(seq.tokens, request.namespace)
-                ledger.compute(seq.id, names, num_cached // self._size)
+        self.state.note("admit", seq, cached=num_cached)
         seq.was_admitted = True
         seq.hit = None
         seq.committed = num_cached
         request.status = Status.RUNNING
         self.state.reserved_rows += seq.forks_due
-        self.state.note("admit", seq, cached=num_cached)
-
-    def ask_why(self, ledger: Ledger, seq: Sequence, hit: Hit) -> None:
-        """`seq`, of which the pool has `hit`, is about to be given its blocks: what it misses is explained now."""
-        request, guarded = seq.request, self.state.guarded
-        if seq.was_admitted:
-            ledger.serve(request.number)
-            return
-        others = ledger.others(request.prompt, request.namespace)
-
-        def elsewhere() -> int:
-            return max((guarded.lookup(request.prompt, other).num_tokens for other in others), default=0)
-
-        names = hit.hashes or ledger.names(request.prompt, request.namespace)
-        ledger.ask(seq.id, request.number, names, len(request.prompt), hit.num_tokens, elsewhere)
 
     def place(self, seq: Sequence, computed: int, passed: int = 0, room: int | None = None) -> None:
         """Give `seq`, which has a table, a row; `computed` of its tokens have their KV.
@@ -113,17 +90,10 @@ class Lifecycle:
 
     def free_table(self, seq: Sequence, next_use: list[float] | None = None) -> None:
         """Free the table of `seq`. A plugin that fails here fails the request in the end, not whoever asked for it."""
-        ledger = self.state.ledger
-        if ledger is not None:
-            ledger.serve(seq.request.number)
-            ledger.decline(True)
         try:
             self.state.guarded.free(seq.id, next_use or ())
         except FrameworkError as error:
             seq.request.plugin_error = seq.request.plugin_error or error
-        if ledger is not None:
-            ledger.decline(False)
-            ledger.leave(seq.id)
 
     def preempt(self, seq: Sequence) -> None:
         """Free the blocks of `seq`, and of its whole beam group; they wait to be recomputed."""
@@ -147,8 +117,6 @@ class Lifecycle:
         if self.state.rows.num_free == 0:
             self.state.waiting.push(child)
             return False
-        if self.state.ledger is not None:
-            self.state.ledger.serve(parent.request.number)
         try:
             change = self.state.guarded.fork(parent.id, child.info, num_tokens)
             try:
@@ -181,8 +149,6 @@ class Lifecycle:
         if num_tokens <= seq.committed:
             return
         row, before = seq.row, seq.committed
-        if self.state.ledger is not None:
-            self.state.ledger.serve(seq.request.number)
         change = self.state.guarded.commit(seq.id, self.state.rows.known[row, :num_tokens])
         seq.committed = num_tokens
         self.state.tiers.committed(seq, before, num_tokens)
@@ -215,7 +181,7 @@ class Lifecycle:
         NOTE 2. The last full block of a row is kept even where the window is shorter: the next one is published below
         it.
         """
-        rows, size, guarded, ledger = self.state.rows, self._size, self.state.guarded, self.state.ledger
+        rows, size, guarded = self.state.rows, self._size, self.state.guarded
         computed = rows.computed[step.rows]
         passed = np.minimum((computed + 1 - window) // size, computed // size - 1)
         due = (passed > rows.passed[step.rows]).nonzero()[0]
@@ -224,9 +190,6 @@ class Lifecycle:
             if seq is None:
                 continue
             rows.passed[row] = count
-            if ledger is not None:
-                ledger.decline(True)
-                ledger.pass_by(seq.id, count)
             try:
                 if guarded.unref_leading(seq.id, count * size):
                     self.state.executor.set_table(row, 0, guarded.table(seq.id))
@@ -234,9 +197,6 @@ class Lifecycle:
                     self._set_further(seq)
             except FrameworkError as error:
                 self.fail(seq, error)
-            finally:
-                if ledger is not None:
-                    ledger.decline(False)
 
     def take_change(self, seq: Sequence, change: TableChange, table: npt.NDArray[np.int32]) -> None:
         """The table of `seq` is now `table`, changed as `change` says: bring its row and the executor up to date."""

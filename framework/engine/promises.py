@@ -6,7 +6,6 @@ from framework.engine.request import Sequence
 from framework.engine.rows import Rows
 from framework.errors import FrameworkError
 from framework.guard.allocator import GuardedAllocator
-from framework.misses.ledger import Ledger
 from framework.types import RequestId
 
 
@@ -26,8 +25,8 @@ class Promises:
         made: how many of its tokens each sequence has promised. Empty in most steps, which is all they look at.
     """
 
-    def __init__(self, guarded: GuardedAllocator, rows: Rows, ledger: Ledger | None, chunk_size: int) -> None:
-        self._guarded, self._rows, self._ledger, self.chunk_size = guarded, rows, ledger, chunk_size
+    def __init__(self, guarded: GuardedAllocator, rows: Rows, chunk_size: int) -> None:
+        self._guarded, self._rows, self.chunk_size = guarded, rows, chunk_size
         self.planned: list[Sequence] = []
         self.made: dict[Sequence, int] = {}
 
@@ -45,20 +44,12 @@ class Promises:
         size = self._guarded.block_size
         if end // size == int(self._rows.computed[seq.row]) // size:  # no block is filled
             return
-        if self._ledger is not None:
-            self._ledger.promise(True)
-        try:
-            self._guarded.promise(seq.id, self._rows.known[seq.row, :end])
-        finally:
-            if self._ledger is not None:
-                self._ledger.promise(False)
+        self._guarded.promise(seq.id, self._rows.known[seq.row, :end])
         self.made[seq] = end
 
     def keep(self) -> None:
         """The step's tokens were computed and committed."""
         self.made.clear()
-        if self._ledger is not None:
-            self._ledger.kept_promises()
 
     def withdraw(self, seq: Sequence) -> set[RequestId] | None:
         """What `seq` promised is not computed: those that rely on it. None: nobody knows, each of them may."""

@@ -97,8 +97,7 @@ class Scheduler:
                 if not state.guarded.fits(seq.info, seq.tokens, hit):
                     tiers.prefetch(seq, hit)
                     return
-                if state.ledger is not None:
-                    self.life.ask_why(state.ledger, seq, hit)
+                state.note("ask", seq, hit=hit)
                 count = len(seq.tokens) - hit.num_tokens
                 room = None
                 if num_new is not None:
@@ -318,8 +317,6 @@ class Scheduler:
     def _extend(self, seq: Sequence, num_tokens: int) -> None:
         guarded = self.state.guarded
         while seq.row >= 0:
-            if self.state.ledger is not None:
-                self.state.ledger.serve(seq.request.number)  # each time: whoever is preempted is served as it leaves
             try:
                 change = guarded.extend(seq.id, num_tokens)
                 self.state.tiers.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +14,10 @@ from framework.engine.promises import Promises
 from framework.engine.request import BeamGroup, Request, Sequence
 from framework.engine.rows import Rows
 from framework.guard.allocator import GuardedAllocator
+from framework.guard.observer import Listener, Observers
 from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.below import EngineBelow
-from framework.misses.ledger import Ledger
+from framework.interfaces.observer import Call, Note, Observer
 from framework.types import PolicyTime, RequestId
 
 Log = Callable[..., Any]
@@ -65,7 +67,7 @@ class EngineState:
 
     Attributes:
         guarded: the allocator, behind the error boundary.
-        ledger: finds a cause for each prompt token that is no hit; None where nobody asks why.
+        observers: hear what the engine does; None where nobody listens.
         foresee: when each leading block of a sequence is requested next, as a replay knows it; None without.
         on_end: called with each request as it ends, completions and status in place.
         requests: that have not ended, by number.
@@ -85,12 +87,11 @@ class EngineState:
     rows: Rows
     metrics: Metrics
     promises: Promises
-    log: Log | None = None
-    ledger: Ledger | None = None
+    observers: Observers | None = None
     foresee: Foresee | None = None
     on_end: Callable[[Request], object] | None = None
     tiers: EngineBelow = field(default_factory=EngineBelow)
-    listeners: list[Callable[[CacheEvent], object]] = field(default_factory=list)
+    listeners: list[Listener] = field(default_factory=list)
     requests: dict[int, Request] = field(default_factory=dict)
     arrivals: list[tuple[float, int, Request]] = field(default_factory=list)
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
@@ -122,28 +123,28 @@ class EngineState:
         return requests | blocks
 
     def note(self, event: str, seq: Sequence, **facts: Any) -> None:
-        """One line of the scheduling log: no wall clock, no object ids."""
-        if self.log is not None:
-            self.log(event, step=self.step_number, request=seq.request.number, sequence=seq.id, **facts)
+        """Tell the observers what became of a sequence."""
+        if self.observers is not None:
+            self.observers.noted(Note(event, self.step_number, seq.request.number, seq, facts))
 
 
-def listen(state: EngineState) -> None:
-    """Pass the allocator's events on to the log, the tiers and the ledger; where there is none, it sends none."""
-    listeners, log = list(state.listeners), state.log
-    if log is not None:
+class EventLog(Observer):
+    """The log of scheduling and cache events: no wall clock, no object ids."""
 
-        def log_event(event: CacheEvent) -> None:
+    _OTHERS = ("ask", "computed")
+
+    def __init__(self, log: Log, step: Callable[[], int]) -> None:
+        self._log, self._step = log, step
+        log("log", version=LOG_VERSION)
+
+    def heard(self, call: Call, events: SequenceOf[CacheEvent]) -> None:
+        for event in events:
             kind = "publish" if event.kind == "admit" else event.kind
-            for block, key in zip(event.blocks, event.hashes, strict=True):
-                log(kind, step=state.step_number, block=int(block), key=bytes(key).hex())
+            for block, key in zip(event.blocks, event.hashes, strict=True) if event.group == 0 else ():
+                self._log(kind, step=self._step(), block=int(block), key=bytes(key).hex())
 
-        listeners.insert(0, log_event)
-    if state.ledger is not None:
-        listeners.append(state.ledger.heard)
-
-    def everyone(event: CacheEvent) -> None:
-        for listener in listeners:
-            listener(event)
-
-    if listeners:
-        state.guarded.listen(listeners[0] if len(listeners) == 1 else everyone)
+    def noted(self, note: Note) -> None:
+        if note.subject is not None and note.event not in self._OTHERS:
+            self._log(note.event, step=note.step, request=note.request, sequence=note.subject.id, **note.facts)
+        elif note.event == "step":
+            self._log("step", step=note.step, **note.facts)

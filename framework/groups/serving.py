@@ -51,7 +51,7 @@ class GroupedAllocator(Allocator):
     Each call first asks both whether they can, then changes both: one that is refused changed neither. Where a policy
     fails in the second, an `allocate` or `fork` is taken back; other calls leave a request that can only be freed.
 
-    Not promised within a step, and no events of the window: see docs/hybrid.md.
+    Not promised within a step: see docs/hybrid.md.
 
     Args:
         groups: full attention and a window or state, of equal `block_tokens`.
@@ -85,13 +85,12 @@ class GroupedAllocator(Allocator):
         self._named: dict[BlockHash, BlockId] = {}  # published blocks of the window
         self._found_tokens = self._lost_tokens = 0
         self._places: dict[RequestId, frozenset[int]] = {}  # tokens after which a request's states are kept
-        self._thinning = False
-        self._window_listener: Callable[[CacheEvent], Any] | None = None
+        self._listener: Callable[[CacheEvent], Any] | None = None
         self.window.listen(self._note)
 
     def _note(self, event: CacheEvent) -> None:
-        if self._window_listener is not None:
-            self._window_listener(event._replace(kind="forget") if self._thinning else event)
+        if self._listener is not None:
+            self._listener(event._replace(group=1))
         if event.kind == "admit":
             self._named.update(zip(event.hashes, event.blocks, strict=True))
         else:
@@ -209,13 +208,7 @@ class GroupedAllocator(Allocator):
     def _thin(self, request: RequestId, first: int, blocks: Sequence[int]) -> None:
         """Of `blocks`, from table index `first` on, those that nobody uses and whose states are not to be kept go."""
         if self.groups[1].kind == "state":
-            self._thinning = True
-            try:
-                self.window.forget(
-                    [block for index, block in enumerate(blocks, first) if not self.keeps(request, index)]
-                )
-            finally:
-                self._thinning = False
+            self.window.forget([block for index, block in enumerate(blocks, first) if not self.keeps(request, index)])
 
     def keeps(self, request: RequestId, index: int) -> bool:
         """Whether the window's block at this index of a request's table is kept once the request has passed it."""
@@ -281,12 +274,9 @@ class GroupedAllocator(Allocator):
             part.advance(now)
 
     def listen(self, listener: Callable[[CacheEvent], Any] | None) -> None:
-        """Events of the full group."""
+        """Events of both groups: those of the window or state are of group 1."""
         self.full.listen(listener)
-
-    def listen_to_window(self, listener: Callable[[CacheEvent], Any]) -> None:
-        """Events of the window or state; a state that is not worth keeping does not "evict", but "forget"."""
-        self._window_listener = listener
+        self._listener = listener
 
 
 def _room(hit: Hit) -> int:

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from framework.errors import DuplicateRequest, InvariantViolation, OutOfBlocks, PluginError
+from framework.errors import DuplicateRequest, FrameworkError, InvariantViolation, OutOfBlocks, PluginError
 from framework.guard.boundary import Boundary, contained, is_count
 from framework.guard.facts import Facts, checked_facts
-from framework.interfaces.allocator import Allocator, AllocatorStats, Hit
+from framework.guard.observer import Observers
+from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit
+from framework.interfaces.observer import Call
 from framework.types import BlockCopy, Namespace, RequestId, RequestInfo, TableChange, TokenArray
 
 _CONTRACT = (OutOfBlocks, InvariantViolation, PluginError)
@@ -27,6 +29,9 @@ class GuardedAllocator(Allocator):
 
     An `allocate` or `fork` that failed leaves no table behind, and a `free` that failed is asked once more: what the
     request held would be lost otherwise.
+
+    Observers hear of each call that changes something when it has ended, with the cache events that it sent; without
+    any, a call pays one comparison for them, and the allocator makes no events.
 
     Args:
         max_table_blocks: longest table that executors have room for; None: `num_blocks`.
@@ -46,9 +51,33 @@ class GuardedAllocator(Allocator):
         self._max_blocks = self.num_blocks if max_table_blocks is None else max_table_blocks
         self._contain = self._boundary.contain
         self._num_null: dict[RequestId, int] = {}  # of requests that `unref_leading` took blocks from
+        self._observers: Observers | None = None
+        self._events: list[CacheEvent] = []
 
-    promise, reset, check = contained(Allocator.promise), contained(Allocator.reset), contained(Allocator.check)
-    listen = contained(Allocator.listen)
+    check, listen = contained(Allocator.check), contained(Allocator.listen)
+
+    def observe(self, observers: Observers | None) -> None:
+        """Tell these of every call from here on; None: nobody."""
+        self._observers = observers
+        self.listen(None if observers is None else self._events.append)
+
+    def _end(self, name: str, request: RequestId | None, **facts: Any) -> None:
+        """Tell the observers, if there are any, of a call that has ended."""
+        if self._observers is None or not (self._events or self._observers.hears_calls):
+            return
+        events = self._events[:]
+        self._events.clear()
+        if "table" not in facts and request is not None:
+            about = facts["info"].id if name == "fork" else request
+            facts["table"] = lambda: self.table_of(about)
+        self._observers.heard(Call(name, request, **facts), events)
+
+    def table_of(self, request: RequestId) -> npt.NDArray[np.int32]:
+        """The request's table; empty where it has none, or the allocator cannot say."""
+        try:
+            return self.table(request)
+        except FrameworkError:
+            return np.empty(0, dtype=np.int32)
 
     def _size(self, name: str) -> int:
         try:
@@ -76,13 +105,19 @@ class GuardedAllocator(Allocator):
             self.plugin.allocate(request, tokens, hit, num_tokens)
         except BaseException as error:
             self._withdraw(request.id, error)
+            self._end("allocate", request.id, info=request, tokens=tokens, hit=hit, failed=True)
             self._contain("allocate", error)
+        if self._observers is not None:
+            self._end("allocate", request.id, info=request, tokens=tokens, hit=hit)
 
     def extend(self, request: RequestId, num_tokens: int) -> TableChange:
         try:
             change: Any = self.plugin.extend(request, num_tokens)
         except BaseException as error:
+            self._end("extend", request, num_tokens=num_tokens, failed=True)
             self._contain("extend", error)
+        if self._observers is not None:
+            self._end("extend", request, num_tokens=num_tokens)
         if type(change) is TableChange and not change.copies and type(change.start) is int and change.start >= 0:
             return change
         return self._checked("extend", change)
@@ -91,7 +126,10 @@ class GuardedAllocator(Allocator):
         try:
             change: Any = self.plugin.commit(request, tokens)
         except BaseException as error:
+            self._end("commit", request, tokens=tokens, failed=True)
             self._contain("commit", error)
+        if self._observers is not None:
+            self._end("commit", request, tokens=tokens)
         if type(change) is TableChange and not change.copies and type(change.start) is int and change.start >= 0:
             return change
         return self._checked("commit", change)
@@ -102,8 +140,23 @@ class GuardedAllocator(Allocator):
             self._boundary.wrong("step_end", f"must return a count from {start} to {end}", found)
         return int(found)
 
+    def promise(self, request: RequestId, tokens: TokenArray) -> None:
+        try:
+            self.plugin.promise(request, tokens)
+        except BaseException as error:
+            self._end("promise", request, tokens=tokens, failed=True)
+            self._contain("promise", error)
+        if self._observers is not None:
+            self._end("promise", request, tokens=tokens)
+
     def withdraw(self, request: RequestId) -> Sequence[RequestId]:
-        found: Any = self._boundary.call("withdraw", self.plugin.withdraw, request)
+        try:
+            found: Any = self.plugin.withdraw(request)
+        except BaseException as error:
+            self._end("withdraw", request, failed=True)
+            self._contain("withdraw", error)
+        if self._observers is not None:
+            self._end("withdraw", request)
         if not isinstance(found, (tuple, list)) or not all(map(is_count, found)):
             self._boundary.wrong("withdraw", "must return the ids of requests", found)
         return found
@@ -113,7 +166,10 @@ class GuardedAllocator(Allocator):
             change = self._checked("fork", self.plugin.fork(parent, child, num_tokens))
         except BaseException as error:
             self._withdraw(child.id, error)
+            self._end("fork", parent, info=child, num_tokens=num_tokens, failed=True)
             self._contain("fork", error)
+        if self._observers is not None:
+            self._end("fork", parent, info=child, num_tokens=num_tokens)
         if parent in self._num_null:
             self._num_null[child.id] = self._num_null[parent]
         return change
@@ -133,7 +189,13 @@ class GuardedAllocator(Allocator):
         )
 
     def unref_leading(self, request: RequestId, num_tokens: int) -> int:
-        found: Any = self._boundary.call("unref_leading", self.plugin.unref_leading, request, num_tokens)
+        try:
+            found: Any = self.plugin.unref_leading(request, num_tokens)
+        except BaseException as error:
+            self._end("unref_leading", request, num_tokens=num_tokens, failed=True)
+            self._contain("unref_leading", error)
+        if self._observers is not None:
+            self._end("unref_leading", request, num_tokens=num_tokens)
         if not is_count(found) or found * self.block_size > num_tokens:
             rule = f"must return how many of the {num_tokens // self.block_size} leading blocks are unreferenced"
             self._boundary.wrong("unref_leading", rule, found)
@@ -143,11 +205,15 @@ class GuardedAllocator(Allocator):
 
     def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
         self._num_null.pop(request, None)
+        table = None if self._observers is None else self.table_of(request).copy()
         try:
             self.plugin.free(request, next_use)
         except BaseException as error:
             self._withdraw(request, error)
+            self._end("free", request, table=lambda: table, failed=True)
             self._contain("free", error)
+        if self._observers is not None:
+            self._end("free", request, table=lambda: table)
 
     def _withdraw(self, request: RequestId, error: BaseException) -> None:
         """Free what `request` may hold after `error`. The contract says nothing; a plugin may have failed too late."""
@@ -223,6 +289,17 @@ class GuardedAllocator(Allocator):
             self.plugin.advance(now)
         except BaseException as error:
             self._contain("advance", error)
+        if self._events:
+            self._end("advance", None)
+
+    def reset(self, request: RequestId | None = None) -> None:
+        try:
+            self.plugin.reset(request)
+        except BaseException as error:
+            self._end("reset", request, failed=True)
+            self._contain("reset", error)
+        if self._observers is not None:
+            self._end("reset", request)
 
     def facts(self) -> Facts:
         return checked_facts(self._boundary, self._boundary.call("facts", self.plugin.facts))

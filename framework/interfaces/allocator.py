@@ -60,11 +60,13 @@ class CacheEvent(NamedTuple):
 
     Attributes:
         hashes: of the blocks' content, one each. Both sequences stay as they are after the call.
+        group: of KV, where an allocator has several.
     """
 
     kind: str
     blocks: Sequence[BlockId]
     hashes: Sequence[BlockHash]
+    group: int = 0
 
 
 class Allocator(ABC):

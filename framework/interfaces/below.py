@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from framework.interfaces.allocator import Allocator, Hit
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
+from framework.types import BlockHash
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,11 +21,10 @@ if TYPE_CHECKING:
     from framework.engine.request import Request
     from framework.engine.request import Sequence as Row
     from framework.engine.state import EngineState
-    from framework.kv_events.stream import EventStream
     from framework.replay.paths import RequestPaths
     from framework.results.metric import Metric
 
-    MakeBelow = Callable[[EngineState, Lifecycle, EventStream | None], "EngineBelow"]
+    MakeBelow = Callable[[EngineState, Lifecycle], "EngineBelow"]
     """Makes what lies below the pools of a new state: for an engine that begins, and after each of its resets."""
 
 THREAD = "below the pool"
@@ -178,6 +178,10 @@ class EngineBelow:
 
     def __init__(self) -> None:
         self.ready: list[tuple[Row, int]] = []
+
+    def lies_below(self, key: BlockHash) -> bool:
+        """Whether this content lies below the pool, or is on its way from there."""
+        return False
 
     @property
     def full(self) -> bool:

@@ -11,12 +11,13 @@ import numpy.typing as npt
 
 from framework.config.config import Config
 from framework.guard.facts import reported
+from framework.guard.observer import losses_of
 from framework.guard.policy import GuardedPolicy
 from framework.guard.workload import GuardedWorkload
 from framework.interfaces.below import Below, CountedBelow
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.observer import Counted
 from framework.interfaces.replay_core import ReplayCore
-from framework.misses.account import Account
 from framework.modes.replay_input import (
     block_bytes,
     paths_of,
@@ -26,7 +27,6 @@ from framework.modes.replay_input import (
 )
 from framework.modes.session import Session, names_of
 from framework.registry.components import build_component
-from framework.replay.misses import LossLog, explain
 from framework.replay.optimum import optimum_hits
 from framework.replay.paths import CacheOnlyResult, RequestPaths
 from framework.replay.reference import PYTHON, core_of, count, replay
@@ -62,13 +62,14 @@ def cache_only(session: Session) -> dict[str, Any]:
         "infinite_hit_rate": float(paths.hit_tokens(paths.infinite_hits).sum() / max(1, paths.input_tokens.sum())),
         **({"eviction_needs_future": True} if policy.needs_future else {}),
     }
+    session.open_observers()
     session.begin("none")
     measured: dict[str, Any] = {}
 
     def work() -> None:
         began = time.perf_counter()
         leaf_first, native = options.leaf_first, False
-        losses = LossLog() if session.settings.explain else None
+        losses = losses_of(session.observers)
         if below is None and losses is None:
             native, counts = count(core, paths, policy, num_blocks, leaf_first=leaf_first)
         else:  # what lies below and losses are known to Python alone
@@ -86,15 +87,11 @@ def cache_only(session: Session) -> dict[str, Any]:
             measured.update(
                 what_fewer_bits_buy(config, num_blocks, lambda blocks: _hit_rate(config, asked, paths, blocks))
             )
-        account: Account | None = None
-        if losses is not None:
-            total = num_blocks + (0 if below is None else below.num_blocks)
-            name = config.eviction.name
-            account = explain(paths, counts.request_hits, losses, num_blocks=total, policy=name)
-            session.explained(account)
-            measured.update(account.results())
+        total = num_blocks + (0 if below is None else below.num_blocks)
+        for observer in session.observers:
+            observer.counted(Counted(paths=paths, hits=counts.request_hits, num_blocks=total))
         if session.settings.requests:
-            log_requests(session, paths, counts.request_hits, below, account)
+            log_requests(session, paths, counts.request_hits, below)
         if options.optimum:
             measured.update(_against_optima(paths, counts, num_blocks, below))
 
@@ -127,7 +124,6 @@ def log_requests(
     paths: RequestPaths,
     hits: npt.NDArray[np.integer[Any]],
     below: CountedBelow | None = None,
-    account: Account | None = None,
 ) -> None:
     """`requests.jsonl`: what each request asked for and hit, (R,) blocks."""
     assert paths.known is not None
@@ -145,10 +141,8 @@ def log_requests(
     }
     if below is not None:
         columns |= below.columns()
-    if account is not None:
-        columns |= account.columns()
-    for row in zip(*columns.values(), strict=True):
-        session.run.log(REQUESTS, dict(zip(columns, row, strict=True)))
+    for number, row in enumerate(zip(*columns.values(), strict=True)):
+        session.run.log(REQUESTS, {**dict(zip(columns, row, strict=True)), **session.observed(number)})
 
 
 def _against_optima(

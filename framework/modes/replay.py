@@ -22,7 +22,6 @@ from framework.interfaces.allocator import Allocator
 from framework.interfaces.below import Below, ReplayedPool
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.workload import Workload, WorkloadRequest
-from framework.misses.ledger import Ledger
 from framework.modes.cache_only import cache_only
 from framework.modes.replay_input import block_bytes, pool_blocks, what_fewer_bits_buy, workload_of
 from framework.modes.session import KINDS, OnBegin, Session, names_of
@@ -76,7 +75,7 @@ def full_replay(session: Session, cache: OtherCache | None = None) -> dict[str, 
     """
     options = session.config.replay
     trial = session.trial()
-    source, ledger = open_source(session.config, trial, cache), trial.ledger
+    source = open_source(session.config, trial, cache)
     engine, unit = source.engine, source.unit
     below: Below = build_component("below", session.config.below.plain(), {})
     session.facts |= names_of(session.config, (*KINDS[cache is not None : 3], "workload")) | below.names()
@@ -84,7 +83,7 @@ def full_replay(session: Session, cache: OtherCache | None = None) -> dict[str, 
     session.say_length(session.config.engine.max_model_len, None, engine.max_model_len, engine.limits.length_advice)
     if session.settings.requests:
         engine.state.on_end = lambda request: session.run.log(
-            REQUESTS, request_row(request, below, unit=unit, ledger=ledger)
+            REQUESTS, {**request_row(request, below, unit=unit), **session.observed(request.number)}
         )
     start = time.perf_counter()
 
@@ -120,7 +119,6 @@ def full_replay(session: Session, cache: OtherCache | None = None) -> dict[str, 
             **reported({"allocator": engine.state.guarded, "eviction": GuardedPolicy(source.policy)}),
             **summary,
             **measured,
-            **(session.explained_by(ledger, engine.allocator.num_blocks) if ledger is not None else {}),
             "clock": source.clock,
             "num_blocks": engine.allocator.num_blocks,
             "block_size": engine.allocator.block_size,
@@ -306,13 +304,12 @@ def _roofline(config: Config, **options: float) -> Roofline:
     )
 
 
-def request_row(request: Request, below: Below, *, unit: str = "s", ledger: Ledger | None = None) -> dict[str, Any]:
+def request_row(request: Request, below: Below, *, unit: str = "s") -> dict[str, Any]:
     """What became of one request, its generated tokens left out.
 
     Args:
         below: what lies below the pool.
         unit: of the run's clock, which ends the names of the times: "s" or "steps".
-        ledger: of the engine, where it has one: the prompt's missed tokens by cause follow.
     """
     return {
         "request": request.number,
@@ -331,5 +328,4 @@ def request_row(request: Request, below: Below, *, unit: str = "s", ledger: Ledg
         f"first_token_{unit}": request.first_token_s,
         f"finished_{unit}": request.finished_s,
         **below.request_row(request, unit),
-        **(ledger.row(request.number) if ledger is not None else {}),
     }

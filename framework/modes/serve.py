@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from framework.guard.policy import GuardedPolicy
 from framework.guard.workload import GuardedWorkload
 from framework.interfaces.below import Below
 from framework.llm import LLM, Trial
-from framework.misses.ledger import Ledger
 from framework.model.loading import LoadedModel, build_model, model_config
 from framework.model.tokenizer import encode
 from framework.modes.dense_check import Verdict, compare
@@ -62,10 +61,10 @@ def serve(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, An
                 session.say_length(
                     config.engine.max_model_len, longest, llm.max_model_len, llm.engine.limits.length_advice
                 )
-                return _answer(llm, session, items, trial.ledger)
+                return _answer(llm, session, items)
 
 
-def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest], ledger: Ledger | None) -> dict[str, Any]:
+def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest]) -> dict[str, Any]:
     """Serve `items` and write down what became of them, also of a run that does not come to its end."""
     requests: list[Request] = []
 
@@ -79,13 +78,12 @@ def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest], ledger
         llm.add_texts(requests)
         verdicts, judged = compare(llm, requests, session.settings.check_requests if complete else 0)
         for request in requests:
-            row = served_row(request, verdicts, llm.below, ledger)
+            row = served_row(request, verdicts, llm.below, session.observed(request.number))
             session.run.log(REQUESTS, row)
         if session.settings.record:
             record(llm, requests, session.run.path / RECORDING)
         bought = what_fewer_bits_buy(session.config, llm, requests) if complete else {}
-        why = session.explained_by(ledger, llm.num_blocks) if ledger is not None else {}
-        return {**summarise(llm, session.config), **judged, **bought, **why}
+        return {**summarise(llm, session.config), **judged, **bought}
 
     return session.record(work, outcome)
 
@@ -201,13 +199,16 @@ def summarise(llm: LLM, config: Config) -> dict[str, Any]:
     return reported(plugins) | result
 
 
-def served_row(request: Request, verdicts: Sequence[Verdict], below: Below, ledger: Ledger | None) -> dict[str, Any]:
-    """One request for `requests.jsonl`, with what was generated and whether the dense model agrees.
+def served_row(
+    request: Request, verdicts: Sequence[Verdict], below: Below, observed: Mapping[str, Any]
+) -> dict[str, Any]:
+    """One request for `requests.jsonl`, with what observers say of it, what was generated and whether the dense model
+    agrees.
 
     `dense` is "equal", "differs" (and `dense_differs_at` the index of the first such token) or null: not compared.
     """
     verdict = next((verdict for verdict in verdicts if verdict.request == request.number), None)
-    row = request_row(request, below, ledger=ledger)
+    row = {**request_row(request, below), **observed}
     row["dense"] = None if verdict is None else "equal" if verdict.differs_at is None else "differs"
     row["dense_differs_at"] = None if verdict is None else verdict.differs_at
     row["completions"] = [_completion(completion) for completion in request.completions]

@@ -14,15 +14,12 @@ from framework.engine.engine import Engine, Trial
 from framework.engine.sizes import shortened
 from framework.errors import FrameworkError
 from framework.files.secrets import hidden, masked, secrets_of
+from framework.guard.observer import GuardedObserver
 from framework.interfaces.mode import OnBegin as OnBegin
-from framework.kv_events.file import JsonLines
-from framework.kv_events.stream import EventStream, Sink
-from framework.kv_events.zeromq import Publisher
-from framework.misses.account import Account
-from framework.misses.ledger import Ledger
+from framework.interfaces.observer import RunView
 from framework.modes.watchdog import Watchdog
-from framework.replay.misses import against_models
-from framework.results.layout import EVENTS, JOB, KV_EVENTS, REGRET
+from framework.registry.components import build_component
+from framework.results.layout import EVENTS, JOB
 from framework.results.reading import read_json, what_went_wrong
 from framework.sweep import identity
 from framework.sweep.job import fail
@@ -30,8 +27,6 @@ from framework.tracking import RunDirectory, RunLabel, TrackedRun
 from framework.tracking.provenance import headline
 
 KINDS = ("allocator", "eviction", "hash", "backend")
-_MOST_CONTENTS = 2**22
-"""Lost contents that a run with run.explain=true remembers, of some 300 bytes each."""
 
 
 class Session:
@@ -48,6 +43,7 @@ class Session:
     Attributes:
         facts: what the result says besides what was measured; modes add to it before the end.
         run: the directory.
+        observers: those that listen to the run, once they were opened.
 
     Raises:
         ConfigError, RunDirectoryError: see RunDirectory; ConfigError: no such tracker.
@@ -66,7 +62,7 @@ class Session:
             on_abandon=self._abandon,
         )
         self._recorded = False
-        self._kv_events: EventStream | None = None
+        self.observers: list[GuardedObserver] = []
         self._stack = ExitStack()
 
     def __enter__(self) -> Session:
@@ -85,41 +81,39 @@ class Session:
         return (self.run.path / JOB).exists()
 
     def trial(self, *, record: bool = False) -> Trial:
-        """The run's seed and faults, and who listens: event log, KV events and ledger, each where it is asked for.
+        """The run's seed and faults, and who listens: the event log and the observers, each where it is asked for.
 
         Args:
             record: whether the engine keeps what a recording needs.
 
         Raises:
-            ConfigError: an address that cannot be bound, or a package that is not installed.
+            ConfigError, PluginError: an observer that cannot be had, or not here.
         """
         config, run = self.config, self.run
-        log = ledger = None
+        log = None
         if self.settings.events:
             log = lambda event, **facts: run.log(EVENTS, {"event": event, **facts})  # noqa: E731
-        if self.settings.explain:
-            ledger = Ledger(config.cache.block_size, policy=config.eviction.name, most_contents=_MOST_CONTENTS)
-        return Trial(
-            seed=config.seed, faults=config.faults, record=record, log=log, kv_events=self._open_events(), ledger=ledger
-        )
+        self.open_observers()
+        observers = tuple(observer.plugin for observer in self.observers)
+        return Trial(seed=config.seed, faults=config.faults, record=record, log=log, observers=observers)
 
-    def _open_events(self) -> EventStream | None:
-        """Where the run's engine sends its KV events; None where nobody wants any. Closed with the session."""
-        asked = self.config.kv_events
-        if not asked.file and not asked.publish:
-            return None
-        sinks: list[Sink] = []
-        if asked.publish:
-            sinks.append(Publisher(asked.publish, asked.replay_endpoint))
-        if asked.file:
-            cache = self.config.cache
-            sinks.append(JsonLines(
-                lambda record: self.run.log(KV_EVENTS, record), clock="steps", block_size=cache.block_size,
-                num_blocks=cache.num_blocks, report_hits=asked.report_hits,
-            ))  # fmt: skip
-        self._kv_events = EventStream(sinks, report_hits=asked.report_hits)
-        self._stack.enter_context(closing(self._kv_events))
-        return self._kv_events
+    def open_observers(self) -> None:
+        """Make the observers that the configuration names. They are closed with the session.
+
+        Raises:
+            ConfigError, PluginError: one that cannot be had, or not here.
+        """
+        view = RunView(config=self.config.plain(), write=self.run.log)
+        shared = {"seed": self.config.seed}
+        for entry in self.config.observers:
+            observer = GuardedObserver(build_component("observer", entry, shared))
+            self._stack.enter_context(closing(observer))
+            observer.start(view)
+            self.observers.append(observer)
+
+    def observed(self, request: int) -> dict[str, Any]:
+        """What the observers add to the row of a request that has ended."""
+        return {key: value for observer in self.observers for key, value in observer.row(request).items()}
 
     def begin(self, device: str, components: str = "") -> dict[str, Any]:
         """All is read and can start: take over the directory, write what made the run, start the trackers.
@@ -172,17 +166,6 @@ class Session:
         if step < 10_000 or step % 100 == 0:
             self.log(step, named(engine.state.step_row()))
 
-    def explained_by(self, ledger: Ledger, num_blocks: int) -> dict[str, int]:
-        """The ledger's account, against LRU and the optimum of `num_blocks`: `explained`, and what the result says."""
-        account = against_models(ledger.account(), ledger.paths, ledger.block_size, num_blocks)
-        self.explained(account)
-        return account.results()
-
-    def explained(self, account: Account) -> None:
-        """`regret.jsonl`: each eviction of content that was asked for again."""
-        for row in account.evictions.rows(account.policy):
-            self.run.log(REGRET, row)
-
     def record(self, work: Callable[[], object], outcome: Callable[[bool], Mapping[str, Any]]) -> dict[str, Any]:
         """Do the work and write `result.json`, whatever becomes of it.
 
@@ -195,7 +178,10 @@ class Session:
         """
 
         def measure(complete: bool) -> dict[str, Any]:
-            return {**outcome(complete), **(self._kv_events.facts() if self._kv_events is not None else {})}
+            measured = dict(outcome(complete))
+            for observer in self.observers:
+                measured |= observer.results()
+            return measured
 
         try:
             work()

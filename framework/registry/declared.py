@@ -8,8 +8,8 @@ from typing import Any
 from framework.errors import FrameworkError
 from framework.registry.lookup import choice, entries, load
 
-KINDS = ("mode", "below")
-"""The kinds whose classes declare metrics of a run or files that it writes."""
+KINDS = ("mode", "below", "observer")
+"""The kinds whose classes declare metrics of a run, files that it writes, figures or tables of a report."""
 
 
 @lru_cache

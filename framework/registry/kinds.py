@@ -65,6 +65,13 @@ _OWN: Mapping[str, Kind] = MappingProxyType(
             Kind("below", "framework.interfaces.below:Below", kit=""),
             Kind("mode", "framework.interfaces.mode:Mode", kit=""),
             Kind(
+                "observer",
+                "framework.interfaces.observer:Observer",
+                is_group=False,
+                chosen="observers=[{name}]",
+                command="python -m framework.run 'observers=[{name}]'",
+            ),
+            Kind(
                 "command",
                 "framework.interfaces.command:Command",
                 is_group=False,

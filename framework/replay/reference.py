@@ -17,11 +17,10 @@ from framework.guard.policy import PolicyHost
 from framework.guard.replay_core import GuardedReplayCore
 from framework.interfaces.below import CountedBelow
 from framework.interfaces.eviction import BlockView, ComputedColumn, ConstantColumn, EvictionPolicy, SizedView
+from framework.interfaces.observer import Losses
 from framework.interfaces.replay_core import ReplayCore
-from framework.misses.account import DECLINED, TIER
 from framework.paged.pool import LastRequests
 from framework.registry.components import build_component
-from framework.replay.misses import LossLog
 from framework.replay.paths import CacheOnlyResult, RequestPaths, summarise
 from framework.types import UNKNOWN_REQUEST
 
@@ -35,7 +34,7 @@ def replay(
     bypass: bool = False,
     on_evict: Callable[[int, int], Any] | None = None,
     below: CountedBelow | None = None,
-    losses: LossLog | None = None,
+    losses: Losses | None = None,
 ) -> CacheOnlyResult:
     """Replay the request model: look up, touch, admit, evict, insert.
 
@@ -53,7 +52,7 @@ def replay(
         on_evict: called with (request, node) at each eviction.
         below: tiers below the pool, fresh. A request then hits the longest prefix whose blocks lie in any tier, before
             anything moves; the result's hits are those of all tiers, its admissions and evictions the pool's.
-        losses: notes what is evicted and declined, for replay.misses.explain.
+        losses: hears what is evicted and declined.
 
     Raises:
         InvalidArgument: `num_blocks` below 1; `below` together with `bypass` or `on_evict`.
@@ -94,7 +93,7 @@ class _Replay:
         bypass: bool,
         on_evict: Callable[[int, int], Any] | None,
         below: CountedBelow | None = None,
-        losses: LossLog | None = None,
+        losses: Losses | None = None,
     ) -> None:
         self.paths, self.policy, self.num_blocks = paths, policy, num_blocks
         self.leaf_first, self.bypass, self.on_evict = leaf_first, bypass, on_evict
@@ -203,7 +202,7 @@ class _Replay:
             return below.begin(request, path, blocks)
         lying = [below.holds(node) for node in path]
         cached = below.begin(request, path, blocks)
-        self.losses.out_of_reach.append((request, [path[depth] for depth in range(cached, len(path)) if lying[depth]]))
+        self.losses.out_of_reach(request, [path[depth] for depth in range(cached, len(path)) if lying[depth]])
         return cached
 
     def _has_child(self, block: int) -> bool:
@@ -215,7 +214,7 @@ class _Replay:
         self.num_resident -= 1
         self.num_evicted += 1
         if self.losses is not None:
-            self.losses.add(self.request, [node], DECLINED)
+            self.losses.declined(self.request, [node])
         if self.on_evict is not None:
             self.on_evict(self.request, node)
 
@@ -240,7 +239,7 @@ class _Replay:
         if not self.bypass:
             if self.losses is not None and len(missing) > self.num_blocks - num_found:
                 cut = [path[depth] for depth in missing[self.num_blocks - num_found :]]
-                self.losses.add(request, cut, DECLINED)
+                self.losses.declined(request, cut)
             missing = missing[: self.num_blocks - num_found]
             self._evict(request, self.num_resident + len(missing) - self.num_blocks)
         block_of, node_of, free, parents, children = self.block_of, self.node_of, self.free, self.parents, self.children
@@ -284,16 +283,16 @@ class _Replay:
             if self.bypass and admitted[block] == request + 1:
                 declined += 1
                 if losses is not None:
-                    losses.add(request, [node], DECLINED)
+                    losses.declined(request, [node])
                 continue
             if on_evict is not None:
                 on_evict(request, node)
             if losses is not None and self.below is not None and self.below.holds(node):
-                losses.add(request, [node], TIER)
+                losses.kept(request, [node])
             elif losses is not None:
                 gone.append(node)
         if gone and losses is not None:
-            losses.add(request, gone)
+            losses.evicted(request, gone)
         self.num_resident -= needed
         self.num_evicted += needed - declined
         self.num_admitted -= declined
@@ -308,7 +307,7 @@ class _Replay:
             if children:
                 children[parents[node]] -= 1
         if self.losses is not None:
-            self.losses.add(request, nodes)
+            self.losses.evicted(request, nodes)
         self.free.extend(victims)
         self.num_resident -= needed
         self.num_evicted += needed

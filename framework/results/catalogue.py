@@ -16,7 +16,6 @@ from framework.results.metrics import DECLARED
 
 _SECTIONS = (
     "run", "prefix cache", "tiers", "optimum", "requests", "speed", "latency", "memory", "scheduling", "execution",
-    "KV events",
 )  # fmt: skip
 _PLUGINS = "plugins"
 

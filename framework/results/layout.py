@@ -6,15 +6,10 @@ CONFIG, PROVENANCE, RESULT = "config.yaml", "provenance.json", "result.json"
 METRICS, EVENTS, REQUESTS = "metrics.jsonl", "events.jsonl", "requests.jsonl"
 JOB, FAILURE = "job.json", "failure.json"
 RECORDING = "recording.jsonl"
-KV_EVENTS = "kv_events.jsonl"
 SWEEP, JOURNAL = "multirun.yaml", "search.journal"
 LOCK, MARK = "lock", ".run-directory"
-REGRET = "regret.jsonl"
 REPORT = ".report"  # lies where a report was written, whose files the next report replaces
-_OF_A_RUN = (
-    RESULT, FAILURE, CONFIG, PROVENANCE, METRICS, EVENTS, REQUESTS, RECORDING,
-    KV_EVENTS, REGRET,
-)  # fmt: skip
+_OF_A_RUN = (RESULT, FAILURE, CONFIG, PROVENANCE, METRICS, EVENTS, REQUESTS, RECORDING)
 
 
 def files_of_a_run() -> tuple[str, ...]:

@@ -5,39 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from framework.misses.account import OUTCOMES, key_of
 from framework.results.metric import Metric, never, on_cuda, section, text
 
 run, cache, optimum = section("run"), section("prefix cache"), section("optimum")
 requests, measured, counted = section("requests"), section("speed", wall=True), section("speed")
 memory, scheduling, execution = section("memory"), section("scheduling"), section("execution")
-latency, event = section("latency"), section("KV events")
-
-_CAUSES = {
-    "new": "content that was never in the cache",
-    "evicted": "content that a policy evicted for want of room",
-    "unreachable": "content that is there behind a block of its prefix that is not",
-    "declined": "content that the policy would not keep, or that there was no room to keep",
-    "in flight": "content that another request was computing and did not share yet",
-    "end of prompt": "the last token, and a last block that is not full",
-    "other namespace": "content that is there under another salt, adapter or tenant",
-    "tier": "content that lay below the pool, and was dropped there or not loaded",
-}
-
-
-def causes() -> Iterator[Metric]:
-    """What a run with run.explain=true says of the prompt tokens that it missed."""
-    for outcome in OUTCOMES[1:]:
-        for unit in ("tokens", "blocks"):
-            yield cache(key_of(outcome, unit), unit, "lower", f"missed, {outcome}" + (", blocks" * (unit == "blocks")),
-                        f"Prompt {unit} that were no hit: {_CAUSES[outcome]}.", of=f"prompt_{unit}", hide_zero=True,
-                        when=None if unit == "tokens" else never)  # fmt: skip
-    yield cache("missed_preempted_tokens", "tokens", "lower", "computed again after preemption",
-                "Tokens computed once more because their request was preempted, beside the prompt tokens.",
-                hide_zero=True)  # fmt: skip
-    yield cache("missed_forgotten_contents", "blocks", "", "contents forgotten",
-                "Lost contents forgotten for want of room (4,194,304 are remembered): a miss of one counts as new.",
-                hide_zero=True)  # fmt: skip
+latency = section("latency")
 
 
 def by_kind() -> Iterator[Metric]:
@@ -158,7 +131,6 @@ DECLARED: tuple[Metric, ...] = (
     cache("admitted_blocks", "blocks", "", "blocks admitted", "Blocks whose content entered the cache."),
     cache("num_collisions", "blocks", "lower", "hash collisions",
           "Hits refused because a block of equal hash held other tokens.", hide_zero=True),
-    *causes(),
     optimum("gap_to_optimum", "share", "lower", "gap to the optimum by blocks",
             "(The policy's misses - the optimum's) / the optimum's misses, in blocks; 0 is optimal.",
             note="more missed blocks"),
@@ -292,42 +264,4 @@ DECLARED: tuple[Metric, ...] = (
     execution("warm_up_s", "s", "lower", "warm-up", "Steps of every kind, computed before the first request.",
               wall=True),
     execution("eager_steps", "steps", "", "eager steps", "Steps run without a graph.", when=on_cuda),
-    event("kv_event_batches", "batches", "", "batches",
-          "Batches of KV events passed on: steps in which the cache changed."),
-    event("kv_event_stored_blocks", "blocks", "", "blocks stored",
-          "Blocks in BlockStored events, those reported as hits included where kv_events.report_hits asks for them."),
-    event("kv_event_removed_blocks", "blocks", "", "blocks removed", "Blocks in BlockRemoved events."),
-    event("kv_event_clears", "events", "", "clears", "AllBlocksCleared events.", hide_zero=True),
-    event("kv_event_dropped_batches", "batches", "lower", "batches lost",
-          "Batches that were not sent because 100,000 others waited; subscribers see the gap.", hide_zero=True),
-    event("kv_event_failed_batches", "batches", "lower", "batches failed", "Batches or replies that could not be sent.",
-          hide_zero=True),
-    event("recorded_hit_rate", "share", "higher", "recorded hit rate",
-          "`recorded_hit_blocks` / `recorded_prompt_blocks`.", note="in the engine"),
-    event("recorded_hit_blocks", "blocks", "higher", "recorded blocks hit",
-          "Full blocks of prompts, as far as the events show them, that were there when their request began.",
-          of="recorded_prompt_blocks"),
-    event("recorded_prompt_blocks", "blocks", "", "recorded prompt blocks",
-          "Full blocks of prompts that the events show."),
-    event("recorded_requests", "requests", "", "recorded requests", "Requests that the events show."),
-    event("recorded_stored_blocks", "blocks", "", "recorded blocks stored",
-          "Blocks stored, reports of hits not counted."),
-    event("recorded_lost_blocks", "blocks", "lower", "recorded blocks lost",
-          "Blocks stored that had been there and were removed: computed again.", of="recorded_stored_blocks"),
-    event("recorded_duplicate_blocks", "blocks", "lower", "recorded blocks duplicated",
-          "Blocks stored whose content another block held already.", of="recorded_stored_blocks"),
-    event("recorded_removed_blocks", "blocks", "", "recorded blocks removed", "Blocks removed; clears not counted."),
-    event("recorded_clears", "events", "", "recorded clears", "AllBlocksCleared events in the stream.",
-          hide_zero=True),
-    event("recorded_peak_blocks", "blocks", "", "recorded peak",
-          "Most contents that were there at the end of a batch."),
-    event("recorded_final_blocks", "blocks", "", "recorded blocks at the end",
-          "Contents that were there at the end of the stream.", when=never),
-    event("recorded_stored_by_medium", "table", "", "recorded stores by medium", "Blocks stored in each medium.",
-          when=never),
-    event("recorded_gaps", "gaps", "lower", "recorded gaps", "Gaps in the numbers of batches.", hide_zero=True),
-    event("recorded_missing_batches", "batches", "lower", "recorded batches missing",
-          "Batches in those gaps; after one, the pool is rebuilt from what comes.", hide_zero=True),
-    text("KV events", "kv_event_endpoint", "sent from", "Address that KV events were sent from."),
-    text("KV events", "kv_event_error", "first failure", "Why the first batch or reply could not be sent."),
 )  # fmt: skip

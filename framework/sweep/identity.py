@@ -62,6 +62,9 @@ def components(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if kind != "tracker" and (name := _name(config.get(kind))):
             yield kind, name
             yield from _within(kind, config[kind])
+    for number, observer in enumerate(config.get("observers") or (), start=1):
+        if name := _name(observer):
+            yield f"observers.{number}.observer", name
     if (core := str((config.get("replay") or {}).get("core") or "python")) != "python":
         yield "replay_core", core
     workload = config.get("workload")
@@ -80,7 +83,7 @@ def inputs(config: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
     Where a run writes, and what a store below the pool keeps, is no input.
     """
     for key, value in config.items():
-        if key not in ("run", "tracker", "kv_events"):
+        if key not in ("run", "tracker", "observers"):
             yield from _files(key, value, folders=key in _FOLDERS)
 
 

@@ -14,11 +14,12 @@ import numpy as np
 from framework.errors import ConfigError
 from framework.files.jsonl import dump_line, json_text
 from framework.guard.boundary import OUTSIDE
-from framework.misses.ledger import Ledger
-from framework.replay.misses import against_models
-from framework.results.layout import REGRET, REQUESTS, RESULT
+from framework.results.layout import REQUESTS, RESULT
 from framework.types import RequestFacts, RequestId, RequestInfo
 from framework_engines.pool_facts import PoolFacts
+from framework_explain.account import REGRET
+from framework_explain.ledger import Ledger
+from framework_explain.replayed_misses import against_models
 
 logger = logging.getLogger("vllm.framework.export")  # below vLLM's own logger, whose handlers print it
 
@@ -311,6 +312,7 @@ class PoolWatch:
 
 
 _MOST_CONTENTS = 2**20
+_NEVER_RAN = -1, -1
 
 
 class MissWatch:
@@ -324,7 +326,7 @@ class MissWatch:
         hash_of: vLLM's get_block_hash.
         policy: whose decisions evictions are.
         folder: for `requests.jsonl`, and at the end `result.json` and `regret.jsonl`, which `python -m
-            framework.explain` reads.
+            framework_explain.explain` reads.
 
     Raises:
         ConfigError: a folder that holds a result, or cannot be made.
@@ -335,7 +337,9 @@ class MissWatch:
         self.ledger = Ledger(size, policy=policy, most_contents=_MOST_CONTENTS)
         self.ledger.decline(True)  # but in an allocation
         self.num_blocks, self._folder, self._hash_of = pool.num_gpu_blocks - 1, folder, hash_of
-        self._numbers: dict[str, tuple[int, int]] = {}  # of requests that have not ended: (number, tokens computed)
+        self._numbers: dict[
+            str, tuple[int, int]
+        ] = {}  # of unfinished requests: (number, tokens computed; -1: never ran)
         self._running: set[str] = set()
         self._count = self._hit_tokens = self._prompt_tokens = 0
         self._rows = _open(folder)
@@ -394,13 +398,12 @@ class MissWatch:
 
     def _free(self, call: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         name = request.request_id
-        number, _ = self._numbers.get(name, (-1, 0))
+        number, _ = self._numbers.get(name, _NEVER_RAN)
         if name in self._running:
             self._running.remove(name)
             self._numbers[name] = number, request.num_computed_tokens
             self.ledger.leave(number)
-        if request.is_finished() and number >= 0:
-            del self._numbers[name]
+        if request.is_finished() and self._numbers.pop(name, _NEVER_RAN)[1] >= 0:
             row = {"request": number, "key": name, "prompt_tokens": request.num_prompt_tokens}
             missed = self.ledger.row(number)
             cached = request.num_prompt_tokens - sum(missed.values())

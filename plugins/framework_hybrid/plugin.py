@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from framework import registry
 from framework.config.setting import Section, setting
 from framework.errors import ConfigError
 from framework.interfaces.mode import OnBegin
@@ -46,12 +47,14 @@ class Hybrid(HybridOptions, Replay):
     def check(self, config: Config) -> None:
         from framework.config.config import default_choices
 
+        named = [entry["name"] for entry in config.observers]
         allocator, default = config.allocator.name, default_choices()["allocator"]
         of_one_group = {
-            "replay.leaf_first": config.replay.leaf_first, "run.explain": config.run.explain,
+            "replay.leaf_first": config.replay.leaf_first,
             "allocator": allocator if allocator != default else None,
             "replay.core": config.replay.core if config.replay.core != "python" else None,
-            "cache.kv_dtype": config.cache.kv_dtype, "kv_events": config.kv_events.file or config.kv_events.publish,
+            "cache.kv_dtype": config.cache.kv_dtype,
+            "observers": [name for name in named if not registry.load("observer", name).several_groups],
             "replay.optimum": config.executor != "cache_only" and config.replay.optimum is True,
             "below": config.below.name if config.below.name != "none" else None,
         }  # fmt: skip

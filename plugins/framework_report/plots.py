@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from framework import registry
 from framework.files.jsonl import read_jsonl
 from framework.results.catalogue import title
 from framework.results.metric import is_number
@@ -19,8 +21,6 @@ from framework_report.figures import (
     fork_tree,
     intervals,
     memory,
-    regret_by_age,
-    token_origins,
     trials,
 )
 from framework_report.study import Setting, Study, label
@@ -29,8 +29,9 @@ from framework_report.trials import Trials
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-OF_RUNS = (memory, block_map, fork_tree, token_origins, regret_by_age)
-"""The figures of single runs, in the order of a page; each says which file it draws from."""
+OF_RUNS = (memory, block_map, fork_tree)
+"""The figures of single runs, in the order of a page; each says which file it draws from. Those that installed plugins
+declare follow."""
 MOST_SERIES = 9
 """Lines that a reader can distinguish; where there are more, the best and the baseline are shown."""
 _MOST_BARS, _MOST_PANELS, _MOST_STACKS, _MOST_LOGGED = 40, 8, 8, 4
@@ -73,7 +74,7 @@ def plots_of(study: Study) -> list[Plot]:
 def pictures_of(study: Study) -> list[Plot]:
     """What happened inside single runs: memory of up to 8 settings, the others of up to 4."""
     found: list[Plot] = []
-    for module in OF_RUNS:
+    for module in (*OF_RUNS, *map(import_module, registry.declared("figures"))):
         name = module.__name__.rpartition(".")[2]
         drawn = ((setting, _of_run(module, setting.runs[0])) for _, setting in study.ranked)
         shown = ((setting, figure) for setting, figure in drawn if figure is not None)

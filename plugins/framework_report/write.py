@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import IO, Any
 
+from framework import registry
 from framework.files.atomic import require_new, write_json
 from framework.interfaces.tracker import Tracker
 from framework.registry.components import build_component
@@ -18,7 +20,6 @@ from framework.results.console import Table, lines, new_console, print_table
 from framework.results.layout import CONFIG, REPORT
 from framework.results.records import Run, collect
 from framework_report.figures.style import FORMATS, as_svg, save
-from framework_report.misses import misses
 from framework_report.plots import Plot, pictures_of, plots_of
 from framework_report.sentences import headline, lead, origin
 from framework_report.study import Study
@@ -99,7 +100,7 @@ def page(study: Study, plots: Sequence[Plot], pictures: Sequence[Plot], *, title
         _definitions(origin(study)),
         *(reversed(findings) if len(study.settings) > _LONG_TABLE else findings),
         _table(troubles(study)),
-        _table(misses(study)),
+        *(_table(made(study)) for made in map(resolve_name, registry.declared("tables"))),
         _section("Inside single runs", pictures),
         "<details><summary>The same in all runs</summary>",
         _definitions((key, number(value)) for key, value in sorted(study.constant.items()) if value is not None),

@@ -1,9 +1,9 @@
 """Conformance kits and slow oracles, shipped for plugin authors.
 
 `allocator_checks`, `eviction_checks`, `hash_checks`, `backend_checks`, `workload_checks`, `trace_checks`,
-`tracker_checks`, `replay_core_checks`, and `KIND_checks` of each kind that a package opens with a kit, are tuples of
-functions `check(make)`; each raises an AssertionError that says which rule is broken and shows the calls that break it.
-In a test:
+`tracker_checks`, `observer_checks`, `replay_core_checks`, and `KIND_checks` of each kind that a package opens with a
+kit, are tuples of functions `check(make)`; each raises an AssertionError that says which rule is broken and shows the
+calls that break it. In a test:
 
     @pytest.mark.parametrize("check", eviction_checks)
     def test_my_policy(check):
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from framework_testing.backend import backend_checks
     from framework_testing.eviction import eviction_checks
     from framework_testing.hash import hash_checks
+    from framework_testing.observer import observer_checks
     from framework_testing.replay_core import replay_core_checks
     from framework_testing.trace import trace_checks
     from framework_testing.tracker import tracker_checks
     from framework_testing.workload import workload_checks
 
 __all__ = [
-    "allocator_checks", "backend_checks", "eviction_checks", "hash_checks", "replay_core_checks",
+    "allocator_checks", "backend_checks", "eviction_checks", "hash_checks", "observer_checks", "replay_core_checks",
     "trace_checks", "tracker_checks", "workload_checks",
 ]  # fmt: skip
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from framework.engine.lifecycle import Lifecycle
     from framework.engine.request import Sequence as Row
     from framework.engine.state import EngineState
-    from framework.kv_events.stream import EventStream
 
 _SOON_S = 0.01
 _TOTALS = ("bytes_in", "bytes_out", "failed_loads", "failed_stores")
@@ -92,17 +91,13 @@ class EngineTiers(EngineBelow):
         placement: what lies where, and the stores; `placements` of each group of KV.
     """
 
-    def __init__(
-        self, state: EngineState, life: Lifecycle, stream: EventStream | None, setup: TierSetup, *further: TierSetup
-    ) -> None:
+    def __init__(self, state: EngineState, life: Lifecycle, setup: TierSetup, *further: TierSetup) -> None:
         super().__init__()
         self._state, self._life, self._size = state, life, state.guarded.block_size
-        self.placement = Placement(state, setup, stream)
+        self.placement = Placement(state, setup)
         self.placements = [self.placement, *(Placement(state, other, first=self.placement) for other in further)]
         self._waiting: RequestId | None = None  # last asked about for a prefetch
         state.listeners.append(self.placement.heard)
-        if state.ledger is not None:
-            state.ledger.lies_below = self.lies_below
         self.transfers, self._lower = self.placement.transfers, self.placement.lower
         self.loading: dict[RequestId, Load] = {}
         self.dropped: list[Load] = []
@@ -213,7 +208,6 @@ class EngineTiers(EngineBelow):
         self._hits[seq.id] = path[:full]
 
     def lies_below(self, key: BlockHash) -> bool:
-        """Whether a tier below the pool has this content, or it is on its way from one."""
         return self._lower.where(key) > 0 or key in self.placement.arriving
 
     def _load(self, seq: Row, plan: Plan) -> None:

@@ -32,13 +32,13 @@ class GroupedTiers(EngineTiers):
     """
 
     def __init__(self, state: EngineState, life: Lifecycle, setup: TierSetup, further: TierSetup) -> None:
-        super().__init__(state, life, None, setup, further)
+        super().__init__(state, life, setup, further)
         groups = state.guarded.plugin
         if not isinstance(groups, GroupedAllocator):
             raise InvalidArgument(f"tiers of groups lie below a GroupedAllocator, found {type(groups).__name__}")
         self._groups, self._further = groups, self.placements[1]
         self._loads_no_more: set[RequestId] = set()
-        groups.listen_to_window(self._further.heard)
+        state.listeners.append(self._further.heard)
 
     def committed(self, seq: Row, before: int, after: int) -> None:
         self.placement.committed(seq, before, after)

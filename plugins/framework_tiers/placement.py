@@ -14,7 +14,7 @@ import numpy.typing as npt
 from framework.errors import PluginError
 from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.eviction import EvictionPolicy
-from framework.kv_events.schema import BlockRemoved, BlockStored
+from framework.interfaces.observer import Call, Move
 from framework.paged.pool import PromptEnds, facts_of
 from framework.types import UNKNOWN_REQUEST, BlockHash, PolicyTime, RequestFacts, RequestId, RequestInfo
 from framework_tiers.movement import LowerTiers
@@ -25,7 +25,6 @@ from framework_tiers.transfers import Copy, Transfers
 if TYPE_CHECKING:
     from framework.engine.request import Sequence as Row
     from framework.engine.state import EngineState
-    from framework.kv_events.stream import EventStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +71,7 @@ class Placement:
         off: why the tiers were turned off; empty while they work.
     """
 
-    def __init__(
-        self, state: EngineState, setup: TierSetup, stream: EventStream | None = None, first: Placement | None = None
-    ) -> None:
+    def __init__(self, state: EngineState, setup: TierSetup, first: Placement | None = None) -> None:
         self._state, self.setup, self.group = state, setup, int(first is not None)
         self.transfers, self.block_size = setup.transfers, state.guarded.block_size
         capacity = state.guarded.num_blocks + sum(num_blocks for num_blocks, _ in setup.tiers)
@@ -85,7 +82,6 @@ class Placement:
         tiers = [Tier(n, count, policy, self.contents) for n, (count, policy) in enumerate(setup.tiers, start=1)]
         self.lower = LowerTiers(tiers, setup.rule, self.contents, self, self._costs)
         self.rule = self.lower.rule
-        self.events = None if stream is None else TierEvents(stream, setup.media, self.block_size, self.contents)
         self.names: dict[int, BlockHash] = {}
         self.pool: dict[BlockHash, int] = {}
         self._evicted: list[tuple[int, BlockHash, bool]] = []
@@ -129,20 +125,31 @@ class Placement:
                 if key not in tier and len(tier) < tier.num_blocks:
                     self.contents.found(key)
                     tier.adopt(key, self.now)
-                    if self.events is not None:
-                        self.events.stored(key, number)
+                    self._say("stored", key, number)
 
     # What the allocator says
 
-    def heard(self, event: CacheEvent) -> None:
-        """Blocks were published, evicted, or given up as not worth keeping ("forget")."""
-        if event.kind == "admit":
-            self.names.update(zip(event.blocks, event.hashes, strict=True))
-        else:
+    def heard(self, call: Call, events: Sequence[CacheEvent]) -> None:
+        """Blocks were published or given up in this call."""
+        for event in events:
+            if event.group != self.group:
+                continue
+            pairs = zip(event.blocks, event.hashes, strict=True)
+            if event.kind == "admit":
+                self.names.update(pairs)
+                continue
             for block in event.blocks:
                 self.names.pop(block, None)
-            worth = event.kind == "evict"
-            self._evicted.extend((block, key, worth) for block, key in zip(event.blocks, event.hashes, strict=True))
+            # A request that goes or moves on leaves states behind of which the allocator keeps those that are worth it.
+            worth = self.setup.kind != "state" or call.name not in ("free", "unref_leading")
+            self._evicted.extend((block, key, worth) for block, key in pairs)
+
+    def _say(self, event: str, key: BlockHash, tier: int) -> None:
+        """Tell the observers what happened to a content of the first group below the pool."""
+        if self._state.observers is not None and not self.group:
+            medium = self.setup.media[tier - 1] if self.setup.media else ""
+            above = self.contents.parent(key) if event == "stored" else None
+            self._state.observers.moved(Move(event, key, tier, medium, above))
 
     def flush(self) -> None:
         """Offer what was evicted to the tier below. Before any of it is overwritten."""
@@ -154,8 +161,8 @@ class Placement:
                 with self.sound():
                     if worth and not self.off:
                         self.lower.evicted(key, self.now)
-                if self._state.ledger is not None and self.lower.where(key) > 0:
-                    self._state.ledger.moved_below(key)
+                if self._state.observers is not None and (tier := self.lower.where(key)) > 0:
+                    self._say("kept", key, tier)
                 del self.pool[key]
             for copy in self.reading.pop(block, ()):
                 self.transfers.release(copy)
@@ -171,8 +178,7 @@ class Placement:
 
     def remove(self, key: BlockHash, tier: int) -> None:
         self.transfers.remove(key, tier)
-        if self.events is not None:
-            self.events.removed(key, tier)
+        self._say("removed", key, tier)
 
     # As blocks come to lie in the pool, and are used there
 
@@ -260,8 +266,8 @@ class Placement:
         tier = self.lower.tiers[copy.target - 1]
         if copy.failed:
             self.failed_stores[copy.target - 1] += 1
-        elif self.events is not None:
-            self.events.stored(copy.key, copy.target)
+        else:
+            self._say("stored", copy.key, copy.target)
         self.end_at(tier, copy)
         if copy.source > copy.target and self.rule.exclusive and not copy.failed and not self.off:
             lower = self.lower.tiers[copy.source - 1]  # it was lifted: one copy stays
@@ -294,41 +300,6 @@ class Placement:
             for tier in self.lower.tiers:
                 pinned = [key for key in tier.block_of if tier.is_pinned(key)]
                 assert not pinned, f"tier {tier.number}: {len(pinned)} blocks are pinned for no copy"
-
-
-class TierEvents:
-    """Says in KV events what lies below the pool: a block that can be loaded, and one that no longer can.
-
-    A block is announced when its copy has ended, not when it was asked for. Two tiers of one medium are one place: it
-    holds a block as long as either does. Tokens were sent when the pool published the block, and are not sent again.
-
-    Args:
-        media: of the tiers from 1 on.
-    """
-
-    def __init__(self, stream: EventStream, media: Sequence[str], block_size: int, contents: KnownContents) -> None:
-        self._stream, self._media, self._size, self._contents = stream, media, block_size, contents
-        self._tiers: dict[tuple[str, BlockHash], set[int]] = {}  # of the medium, those that hold the content
-
-    def stored(self, key: BlockHash, tier: int) -> None:
-        """The tier holds this content now."""
-        medium, parent = self._media[tier - 1], self._contents.parent(key)
-        tiers = self._tiers.setdefault((medium, key), set())
-        if not tiers:
-            self._stream.add(BlockStored(
-                block_hashes=[key], parent_block_hash=parent, token_ids=[], block_size=self._size, medium=medium,
-                group_idx=0,
-            ))  # fmt: skip
-        tiers.add(tier)
-
-    def removed(self, key: BlockHash, tier: int) -> None:
-        """The tier holds this content no longer; nothing is said of one that was never announced."""
-        medium = self._media[tier - 1]
-        tiers = self._tiers.get((medium, key), set())
-        if tiers == {tier}:
-            del self._tiers[medium, key]
-            self._stream.add(BlockRemoved(block_hashes=[key], medium=medium, group_idx=0))
-        tiers.discard(tier)
 
 
 _FEWEST = 1 << 16

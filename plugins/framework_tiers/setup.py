@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from framework.engine.lifecycle import Lifecycle
     from framework.engine.state import EngineState
     from framework.interfaces.below import MakeBelow
-    from framework.kv_events.stream import EventStream
 
 TierEntry = Mapping[str, Any]
 """An entry of `below.tiers`, checked: store, eviction, num_blocks, and the model of its link."""
@@ -137,7 +136,7 @@ def replayed(tiers: Sequence[TierEntry], tiering: Component, pool: ReplayedPool)
             block_bytes=pool.block_bytes,
         )
 
-    return lambda state, life, stream: EngineTiers(state, life, stream, setup())
+    return lambda state, life: EngineTiers(state, life, setup())
 
 
 def served(tiers: Sequence[TierEntry], tiering: Component, pools: ServedPools) -> MakeBelow:
@@ -180,10 +179,10 @@ def served(tiers: Sequence[TierEntry], tiering: Component, pools: ServedPools) -
 
     groups = tuple(pools.groups)  # what the engine keeps holds nothing more of the pools
 
-    def make(state: EngineState, life: Lifecycle, stream: EventStream | None) -> EngineTiers:
+    def make(state: EngineState, life: Lifecycle) -> EngineTiers:
         first = open(groups[0])
         if len(groups) == 1:
-            return EngineTiers(state, life, stream, first)
+            return EngineTiers(state, life, first)
         try:
             return GroupedTiers(state, life, first, open(groups[1]))
         except BaseException:

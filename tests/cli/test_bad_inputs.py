@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import command
 
 HUGE = str(10**30)
 LONG = "9" * 5000
@@ -64,7 +64,7 @@ SERVE: list[tuple[str, ...]] = [
     (f"workload.num_requests={HUGE}",), ("workload.num_requests=1000000000000",), ("workload.new_tokens=-1",),
     ("workload.num_requests=0",), ("workload.rate_per_s=nan",), (f"seed={LONG}",), (f"run.timeout_s={LONG}",),
     ("cache.num_blocks=null", "cache.memory_fraction=1e-30"), ("cache.memory_fraction=0.5",),
-    ("cache.block_size=1048576",), ("kernel.batch=[0]",), ("kernel.batch=many",), ("engine.cuda_graphs=true",),
+    ("cache.block_size=1048576",), ("mode.batch=[0]",), ("mode.batch=many",), ("engine.cuda_graphs=true",),
     ("engine.tensor_parallel_size=1024",), ("device=quantum",), ("device=cuda:99",), ("device=meta",), ("device=",),
     ("model=random", "model.shape=qwen4"), ("model=random", "model.dtype=int8"), ("model=checkpoint", "model.path=."),
     ("model=checkpoint", "model.path=good.jsonl"), ("model=a/b/c/d",),
@@ -102,11 +102,11 @@ REPLAYS: list[tuple[str, ...]] = [
     (*REPLAY, "workload=recording", "workload.path=empty.jsonl"), (*REPLAY, "workload=chat", "workload.num_requests=0"),
 ]  # fmt: skip
 KERNELS: list[tuple[str, ...]] = [
-    ("kernel.batch=[0]",), (f"kernel.batch=[{HUGE}]",),
-    ("kernel.heads=[8]",), ("kernel.heads=[0/0/0]",), ("kernel.heads=[7/2/64]",),
-    (f"kernel.heads=[{HUGE}/1/64]",), ("kernel.heads=[a/b/c]",), ("kernel.heads=[]",), ("kernel.dtype=[int1]",),
-    ("kernel.dtype=[]",), ("kernel.kv_dtype=[int1]",),
-    ("replay.device=z80",), ("kernel.lengths=[odd]",),
+    ("mode.batch=[0]",), (f"mode.batch=[{HUGE}]",),
+    ("mode.heads=[8]",), ("mode.heads=[0/0/0]",), ("mode.heads=[7/2/64]",),
+    (f"mode.heads=[{HUGE}/1/64]",), ("mode.heads=[a/b/c]",), ("mode.heads=[]",), ("mode.dtype=[int1]",),
+    ("mode.dtype=[]",), ("mode.kv_dtype=[int1]",),
+    ("replay.device=z80",), ("mode.lengths=[odd]",),
     ("backend=nothing",), ("device=quantum",), ("kernel=null",),
 ]  # fmt: skip
 OTHERS: list[tuple[str, tuple[str, ...]]] = [
@@ -119,22 +119,22 @@ OTHERS: list[tuple[str, tuple[str, ...]]] = [
     ("curve", ()), ("curve", ("nowhere.jsonl",)), ("curve", ("empty.jsonl",)), ("curve", ("bad.csv",)),
     ("curve", ("header.csv",)), ("curve", ("good.jsonl", "--policies", "nothing")),
     ("curve", ("good.jsonl", "--nothing")), ("curve", ("deep.jsonl",)), ("curve", ("huge_id.jsonl",)),
-    ("check.__main__", ()), ("check.__main__", ("module.py:NoPlugin",)),
-    ("check.__main__", ("broken.py:X",)), ("check.__main__", ("exits.py:X",)), ("check.__main__", ("nowhere.py:X",)),
-    ("check.__main__", ("lru", "k=3")), ("check.__main__", ("lru", "k")), ("check.__main__", ("lru", "--only", "zzz")),
-    ("check.__main__", ("lru_k", "k=[")), ("check.__main__", (":",)), ("check.__main__", ("lru", "--timeout", "x")),
-    ("check.__main__", ("gather", "--device", "quantum", "--only", "zero", "--no-cost")),
-    ("check.__main__", ("lru", "--against", "nothing", "--only", "alike")),
-    ("report.__main__", ()), ("report.__main__", ("nowhere",)), ("report.__main__", (".",)),
-    ("report.__main__", ("good.jsonl",)), ("report.__main__", (".", "--metric", "nothing")),
-    ("report.__main__", (".", "--to", "/dev/null/x")),
+    ("check", ()), ("check", ("module.py:NoPlugin",)),
+    ("check", ("broken.py:X",)), ("check", ("exits.py:X",)), ("check", ("nowhere.py:X",)),
+    ("check", ("lru", "k=3")), ("check", ("lru", "k")), ("check", ("lru", "--only", "zzz")),
+    ("check", ("lru_k", "k=[")), ("check", (":",)), ("check", ("lru", "--timeout", "x")),
+    ("check", ("gather", "--device", "quantum", "--only", "zero", "--no-cost")),
+    ("check", ("lru", "--against", "nothing", "--only", "alike")),
+    ("report", ()), ("report", ("nowhere",)), ("report", (".",)),
+    ("report", ("good.jsonl",)), ("report", (".", "--metric", "nothing")),
+    ("report", (".", "--to", "/dev/null/x")),
     ("search", ()), ("search", ("nothing",)), ("search", ("s", "eviction=lru")),
     ("search", ("s", "--trials", "2", "seed=interval(0,1)")),
     ("search", ("s", "--trials", "0", "eviction=lru,fifo")), ("search", ("s", "--metric", "", "eviction=lru,fifo")),
     ("search", ("/dev/null/x", "eviction=lru,fifo")), ("search", ("s", "eviction=lru,nothing")),
     ("wandb", ()), ("wandb", ("eviction=lru",)), ("wandb", ("eviction=lru,nothing",)),
     ("plugins", ("--kind", "nothing")), ("plugins", ("--nothing",)),
-    ("new.__main__", ()),
+    ("new", ()),
 ]  # fmt: skip
 
 
@@ -148,17 +148,12 @@ def filled(elsewhere: Path) -> Path:
 
 
 def ended(module: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Exit status and standard error of `python -m framework.MODULE WORDS...`, in this process."""
+    """Exit status and standard error of `python -m framework MODULE WORDS...`, in this process."""
     capsys.readouterr()
-    if module == "run":
-        from framework.run import call
-
-        status: Any = call(words)
-    else:
-        try:
-            status = importlib.import_module(f"framework.{module}").main(list(words))
-        except SystemExit as end:
-            status = end.code
+    try:
+        status: Any = command(module)(words)
+    except SystemExit as end:
+        status = end.code
     return status, capsys.readouterr().err
 
 
@@ -192,7 +187,7 @@ SAYS: dict[tuple[str, ...], str] = {
     (*REPLAY, "workload=recording"): "workload.path has no value",
     (*CACHE_ONLY, "workload=trace"): "workload.path has no value",
     (*CACHE_ONLY, *TRACE, f"workload.block_tokens={HUGE}"): "workload.block_tokens (trace) must be",
-    ("kernel.heads=[7/2/64]",): "7 query heads",
+    ("mode.heads=[7/2/64]",): "7 query heads",
     (*CACHE_ONLY, "workload=trace", "workload.path="): ".: a folder of no known trace format",
     (*CACHE_ONLY, "workload=trace", "workload.path=."): ".: a folder of no known trace format",
     (*CACHE_ONLY, *TRACE, "workload.format=azure"): "good.jsonl:1: header: no column TIMESTAMP",
@@ -201,21 +196,21 @@ SAYS: dict[tuple[str, ...], str] = {
 
 OTHERS_SAY: dict[tuple[str, ...], str] = {
     ("trace",): "COMMAND", ("trace", "describe"): "FILE", ("trace", "describe", "."): "folder",
-    ("curve",): "FILE", ("check.__main__",): "what", ("report.__main__",): "DIR", ("search",): "name, OVERRIDE",
-    ("search", "nothing"): "OVERRIDE", ("wandb",): "OVERRIDE", ("new.__main__",): "name, --kind",
-    ("check.__main__", "lru", "k"): "found 'k'", ("check.__main__", ":"): "Empty module name",
+    ("curve",): "FILE", ("check",): "what", ("report",): "DIR", ("search",): "name, OVERRIDE",
+    ("search", "nothing"): "OVERRIDE", ("wandb",): "OVERRIDE", ("new",): "name, --kind",
+    ("check", "lru", "k"): "found 'k'", ("check", ":"): "Empty module name",
     ("search", "s", "eviction=lru"): "nothing to search", ("wandb", "eviction=lru"): "nothing to search",
     ("search", "s", "--metric", "", "eviction=lru,fifo"): "metric ''",
     ("search", "s", "eviction=lru,nothing"): "'nothing'", ("wandb", "eviction=lru,nothing"): "'nothing'",
     ("curve", "header.csv"): "header.csv holds 0 requests",
-    ("check.__main__", "gather", "--device", "quantum", "--only", "zero", "--no-cost"): "'quantum'",
-    ("check.__main__", "lru", "--against", "nothing", "--only", "alike"): "'nothing'",
+    ("check", "gather", "--device", "quantum", "--only", "zero", "--no-cost"): "'quantum'",
+    ("check", "lru", "--against", "nothing", "--only", "alike"): "'nothing'",
     ("trace", "describe", "good.jsonl", "--format", "nothing"): "no trace format 'nothing'",
-    ("trace", "convert", "good.jsonl", "/dev/null/x"): "/dev/null/x", ("check.__main__", "lru", "k=3"): "option 'k'",
+    ("trace", "convert", "good.jsonl", "/dev/null/x"): "/dev/null/x", ("check", "lru", "k=3"): "option 'k'",
     ("trace", "convert", "good.jsonl", "no/such/x.jsonl"): "no/such/x.jsonl",
     ("curve", "good.jsonl", "--policies", "nothing"): "'nothing'", ("curve", "good.jsonl", "--nothing"): "--nothing",
-    ("check.__main__", "lru_k", "k=["): "'k=['", ("report.__main__", ".", "--metric", "nothing"): "no run below .",
-    ("report.__main__", ".", "--to", "/dev/null/x"): "no run below .",
+    ("check", "lru_k", "k=["): "'k=['", ("report", ".", "--metric", "nothing"): "no run below .",
+    ("report", ".", "--to", "/dev/null/x"): "no run below .",
     ("search", "/dev/null/x", "eviction=lru,fifo"): "/dev/null/x",
 }  # fmt: skip
 

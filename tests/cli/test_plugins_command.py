@@ -6,9 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from command_line import command
 
 from framework import registry
-from framework.plugins import SPEC, installed, main
+from framework.plugins import SPEC, installed
+
+main = command("plugins")
 
 BACKEND = '''
 from framework.interfaces.backend import AttentionBackend, Capabilities

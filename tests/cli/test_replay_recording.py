@@ -62,6 +62,9 @@ def test_the_replay_of_a_recorded_run_logs_the_same_events(command: Command, els
         *parts, "run.events=true", "run.dir=replayed",
     )  # fmt: skip
     served, replayed = events(elsewhere / "served"), events(elsewhere / "replayed")
+    for line in map(json.loads, (elsewhere / "served/recording.jsonl").read_text().splitlines()[1:]):
+        asked = line["sampling"]
+        assert len(line["outputs"]) == (asked["n"] if asked["beam_width"] == 1 else 0), line
     at = next((i for i, pair in enumerate(zip(served, replayed, strict=False)) if pair[0] != pair[1]), None)
     assert at is None, f"line {at}: served {served[at]}, replayed {replayed[at]}"
     assert len(served) == len(replayed) > 20, (len(served), len(replayed))
@@ -141,7 +144,9 @@ def test_a_recorded_serve_run_replayed_as_a_trace_logs_the_same_events(command: 
     from_recording = replayed(command, elsewhere, "served/recording.jsonl", "from-recording")
     assert numbered_events(from_recording) == log
 
-    from framework.trace import main
+    from command_line import command
+
+    main = command("trace")
 
     assert main(["convert", "served/recording.jsonl", "own.jsonl.gz"]) == 0
     from_own = replayed(command, elsewhere, "own.jsonl.gz", "from-own")

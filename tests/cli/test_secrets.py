@@ -108,7 +108,9 @@ def test_a_search_varies_no_secret(words: list[str], place: Path) -> None:
 
 def test_a_search_leaves_no_secret(place: Path, words: list[str]) -> None:
     pytest.importorskip("optuna")
-    from framework_lab.search import main
+    from command_line import command
+
+    main = command("search")
 
     assert main(["x", *words[:-2], "cache.num_blocks=8,16", "--trials", "2"]) == 1
     assert _with_a_secret(place / "sweeps" / "x") == []

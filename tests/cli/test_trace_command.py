@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
+from command_line import command
 
-from framework import trace
 from framework.workload.traces import public
 
 LINES = [
@@ -28,12 +28,12 @@ def mooncake(tmp_path: Path) -> Path:
 
 def test_describe_prints_a_data_sheet(mooncake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plot, sheet = tmp_path / "reuse.png", tmp_path / "sheet.json"
-    assert trace.main(["describe", str(mooncake), "--plot", str(plot), "--json", str(sheet)]) == 0
+    assert command("trace")(["describe", str(mooncake), "--plot", str(plot), "--json", str(sheet)]) == 0
     out = capsys.readouterr().out
     for text in ("requests", "unique blocks", "hit rate by tokens", "hit rate of LRU"):
         assert text in out, out
     assert plot.read_bytes().startswith(b"\x89PNG")
-    assert trace.main(["describe", str(mooncake), "--plot", str(tmp_path / "reuse.gif")]) == 2
+    assert command("trace")(["describe", str(mooncake), "--plot", str(tmp_path / "reuse.gif")]) == 2
     found = json.loads(sheet.read_text())
     assert (found["requests"], found["duration_s"], found["skipped"]) == (3, 2.0, 0)
     assert (found["input_tokens"]["total"], found["input_tokens"]["max"], found["output_tokens"]["p50"]) == (
@@ -54,26 +54,26 @@ def test_describe_prints_a_data_sheet(mooncake: Path, tmp_path: Path, capsys: py
 def test_describe_of_lengths_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "azure.csv"
     path.write_text(CSV)
-    assert trace.main(["describe", str(path), "--json", "-"]) == 0
+    assert command("trace")(["describe", str(path), "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["format"], found["requests"], found["sharing"]) == ("azure", 2, None)
     assert found["requests_per_s"] == pytest.approx(1.0)
-    assert trace.main(["describe", str(path), "--plot", str(tmp_path / "x.png")]) == 2
+    assert command("trace")(["describe", str(path), "--plot", str(tmp_path / "x.png")]) == 2
     assert "lengths only" in capsys.readouterr().err
 
 
 def test_fetch_lists_names_and_says_where_to_put_the_file_offline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert trace.main(["fetch"]) == 0
+    assert command("trace")(["fetch"]) == 0
     listing = capsys.readouterr().out
     assert all(name in listing for name in public.PUBLIC_TRACES)
     assert "CC-BY-4.0" in listing
-    assert trace.main(["fetch", "mooncake-toolagent", "--to", str(tmp_path / "new")]) == 2
+    assert command("trace")(["fetch", "mooncake-toolagent", "--to", str(tmp_path / "new")]) == 2
     error = capsys.readouterr().err
     assert f"put it at {tmp_path / 'new' / 'toolagent_trace.jsonl'}" in error
     assert not list((tmp_path / "new").iterdir()), "no half file is left"
-    assert trace.main(["fetch", "mooncake-toolagnet"]) == 2
+    assert command("trace")(["fetch", "mooncake-toolagnet"]) == 2
     assert "no public trace 'mooncake-toolagnet'" in capsys.readouterr().err
 
 
@@ -85,12 +85,12 @@ def test_fetch_checks_a_file_put_there_by_hand(
     known = public.PublicTrace("https://example.invalid/t.jsonl", "MIT", "a test", good)
     monkeypatch.setitem(public.PUBLIC_TRACES, "test", known)
     (tmp_path / "t.jsonl").write_bytes(content)
-    assert trace.main(["fetch", "test", "--to", str(tmp_path)]) == 0
+    assert command("trace")(["fetch", "test", "--to", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert f"SHA-256 {good} (as expected)" in out
     assert "licence MIT" in out
     (tmp_path / "t.jsonl").write_bytes(b"other")
-    assert trace.main(["fetch", "test", "--to", str(tmp_path)]) == 2
+    assert command("trace")(["fetch", "test", "--to", str(tmp_path)]) == 2
     assert "another or a damaged file" in capsys.readouterr().err
 
 
@@ -105,9 +105,9 @@ def test_what_exists_is_written_over_only_by_force(
     mine = tmp_path / "mine.png"
     mine.write_text("mine")
     asked = [word.format(trace=mooncake, mine=mine) for word in words]
-    assert trace.main(asked) == 2
+    assert command("trace")(asked) == 2
     assert "mine.png exists already" in capsys.readouterr().err
     assert mine.read_text() == "mine"
     if words[0] in ("convert", "describe"):
-        assert trace.main([*asked, "--force"]) == 0
+        assert command("trace")([*asked, "--force"]) == 0
         assert mine.read_bytes() != b"mine"

@@ -10,6 +10,9 @@ from environments import build, fresh_environment, pip_install, run
 
 pytest.importorskip("hatchling", reason="hatchling, of the test extra, builds the distributions")
 
+PACKAGES = ("framework_builtin", "framework_explain", "framework_kv_events")
+"""The import packages beside the core."""
+
 PROBE = """
 import sys
 import framework, framework_builtin
@@ -52,10 +55,15 @@ def _names(wheel: Path) -> set[str]:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
 
 
-def test_the_wheel_holds_two_import_names_and_no_other(wheel: Path) -> None:
+def _packages(repository: Path) -> set[str]:
+    """The import packages beside the core: folders of plugins/ whose names Python can import."""
+    return {path.parent.name for path in (repository / "plugins").glob("framework_*/__init__.py")}
+
+
+def test_the_wheel_holds_the_framework_its_packages_and_nothing_else(wheel: Path, repository: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}
-    assert tops == {"framework", "framework_builtin", "kvcache_framework-0.1.0.dist-info"}, tops
+    assert tops == {"framework", *_packages(repository), "kvcache_framework-0.1.0.dist-info"}, tops
 
 
 def test_every_configuration_file_travels_inside_the_wheel(wheel: Path, repository: Path) -> None:
@@ -67,9 +75,13 @@ def test_every_configuration_file_travels_inside_the_wheel(wheel: Path, reposito
 
 def test_every_module_and_type_marker_is_in_the_wheel(wheel: Path, repository: Path) -> None:
     names = _names(wheel)
-    for folder, inside in (("framework", "framework"), ("plugins/framework_builtin", "framework_builtin")):
-        root = repository / folder
-        wanted = {f"{inside}/{path.relative_to(root).as_posix()}" for path in root.rglob("*.py")}
+    for root in (repository / "framework", *(repository / "plugins" / name for name in _packages(repository))):
+        inside = root.name
+        wanted = {
+            f"{inside}/{path.relative_to(root).as_posix()}"
+            for path in root.rglob("*.py")
+            if "tests" not in path.relative_to(root).parts
+        }
         assert wanted <= names, wanted - names
         assert f"{inside}/py.typed" in names
     assert not [name for name in names if "test_" in name or "__pycache__" in name]
@@ -79,14 +91,14 @@ def test_the_wheel_of_the_sdist_is_the_wheel(unpacked: Path, wheel: Path, tmp_pa
     assert _names(build(unpacked, tmp_path)) == _names(wheel)
 
 
-def test_the_sdist_holds_sources_and_no_results(unpacked: Path) -> None:
+def test_the_sdist_holds_sources_and_no_results(unpacked: Path, repository: Path) -> None:
     tops = {path.name for path in unpacked.iterdir()}
     allowed = {
         "framework", "plugins", "conf", "tests", "README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "PKG-INFO",
         ".gitignore",
     }  # fmt: skip
     assert tops <= allowed, tops - allowed
-    assert {path.name for path in (unpacked / "plugins").iterdir()} == {"framework_builtin"}
+    assert {path.name for path in (unpacked / "plugins").iterdir()} == _packages(repository)
 
 
 def test_the_wheel_offers_the_entry_points_of_pyproject(wheel: Path, repository: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -12,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from environments import fresh_environment, pip_install, run
-from framework_testing.check.__main__ import _parser as check_parser
 
 from framework import registry
 from framework.interfaces import CONTRACT, CONTRACT_MINOR
 from framework.registry import contract
+from framework_testing.check.command import Check
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -111,7 +112,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_every_kind_has_a_page_that_names_its_group_and_its_kit() -> None:
-    for kind in registry.kinds():
+    for kind in registry.kinds(with_kit=True):
         text = (ROOT / "docs" / "interfaces" / f"{kind}.md").read_text()
         for word in (f"framework.{kind}`", f"{kind}_checks", registry.interface_of(kind).__name__):
             assert word in text, f"{kind}.md does not say {word}"
@@ -129,7 +130,9 @@ def test_the_contract_page_has_every_contract() -> None:
 
 def test_every_option_of_check_is_on_the_command_line_page() -> None:
     text = (ROOT / "docs" / "cli.md").read_text()
-    options = {word for action in check_parser()._actions for word in action.option_strings if word.startswith("--")}
+    parser = argparse.ArgumentParser()
+    Check().add_arguments(parser)
+    options = {word for action in parser._actions for word in action.option_strings if word.startswith("--")}
     assert [word for word in options - {"--help", "--device"} if f"`{word}" not in text] == []
 
 

@@ -9,14 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 OVER_MODULES = {
-    "backend/test_rotation.py": "every backend that rotates, against one that does not",
-    "backend/test_triton_warm_up.py": "what the Triton backend compiles before serving, over its kernels",
     "engine/test_kv_dtype.py": "the dtype of K and V from the configuration to the pool",
     "engine/test_pretended_device.py": "a serve step on a device that is not there, over all modules of the step",
     "engine/test_promises_over_a_model.py": "promises of the engine over a real model, in every backend",
-    "eviction/test_in_bulk.py": "`victims` of every policy against `victim` by turns",
-    "eviction/test_learning.py": "policies that learn, on streams made for what they claim and in an engine",
-    "eviction/test_policies.py": "all published policies on short histories",
     "guard/test_fault_grid.py": "every hook of every kind of plugin with every kind of fault",
     "guard/test_only_guards_call_plugins.py": "a run in which every plugin looks at who calls it",
     "engine/test_window.py": "sliding windows, from an engine's option to the blocks that its rows keep",
@@ -29,8 +24,6 @@ OVER_MODULES = {
     "replay/test_golden.py": "figures that others' code confirmed, in every way of counting",
     "replay/test_policy_time.py": "the clock that policies see, in each kind of run",
     "groups/test_served_groups.py": "models of full attention beside windows or states, from LLM to executor",
-    "report/test_damaged_runs.py": "damaged runs, in every part of a report",
-    "report/test_two_traces.py": "a report over two traces, in every part of it",
     "tiers/test_shipped_faults.py": "faults that engines shipped in their tiers, from rules to the thread that copies",
     "workload/traces/test_malformed.py": "damaged files, for every reader",
 }

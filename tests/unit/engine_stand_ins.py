@@ -120,11 +120,13 @@ class Pool:
             block.ref_cnt += 1
         return taken
 
-    def _maybe_evict_cached_block(self, block: PoolBlock) -> None:
-        if block.block_hash is not None:
-            self.evicted.append(block.block_hash)
-            self.cached[block.block_hash].remove(block)
-            block.block_hash = block.block_hash_num_tokens = None
+    def _maybe_evict_cached_block(self, block: PoolBlock) -> bool:
+        if block.block_hash is None:
+            return False
+        self.evicted.append(block.block_hash)
+        self.cached[block.block_hash].remove(block)
+        block.block_hash = block.block_hash_num_tokens = None
+        return True
 
     def touch(self, blocks: list[PoolBlock]) -> None:
         for block in blocks:
@@ -132,11 +134,15 @@ class Pool:
                 self.free_block_queue.remove(block)
             block.ref_cnt += 1
 
-    def cache_full_blocks(self, request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int) -> None:
+    def cache_full_blocks(
+        self, request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int, wide: int = 1, group: bytes = b""
+    ) -> None:
+        """A block of a group has `wide` times the tokens that a hash has; the group is the end of its name."""
         for place in range(num_cached_blocks, num_full_blocks):
-            block = blocks[place]
-            block.block_hash, block.block_hash_num_tokens = request.block_hashes[place], 16 * (place + 1)
-            self.cached.setdefault(block.block_hash, []).append(block)
+            block, units = blocks[place], wide * (place + 1)
+            if not block.is_null:
+                block.block_hash, block.block_hash_num_tokens = request.block_hashes[units - 1] + group, 16 * units
+                self.cached.setdefault(block.block_hash, []).append(block)
 
     def free_blocks(self, blocks: list[PoolBlock]) -> None:
         for block in blocks:
@@ -159,7 +165,7 @@ class Pool:
 
 
 class Manager:
-    """vLLM's KVCacheManager over a Pool, for requests that are computed in one step: 16 tokens a block."""
+    """vLLM's KVCacheManager over a Pool, 16 tokens a block; a request is computed at once where no tokens are named."""
 
     def __init__(self, num_blocks: int) -> None:
         self.block_pool, self.enable_caching, self.num_kv_cache_groups = Pool(num_blocks), True, 1
@@ -174,15 +180,22 @@ class Manager:
         found = itertools.takewhile(bool, (self.block_pool.cached.get(name) for name in names))
         return [blocks[0] for blocks in found]
 
-    def allocate_slots(self, request: Any) -> Any:
-        found = self.hit(request)
+    def allocate_slots(
+        self, request: Any, num_new_tokens: int = 2**20, num_new_computed_tokens: int = 0, *,
+        num_external_computed_tokens: int = 0,
+    ) -> Any:  # fmt: skip
+        table = self.tables.get(request.request_id)
+        found = self.hit(request) if table is None else []
         idle = sum(not block.ref_cnt for block in found)
-        need = -(-request.num_tokens // 16) - len(found)
+        done = request.num_computed_tokens if table is not None else 16 * len(found) + num_external_computed_tokens
+        end, first = min(request.num_tokens, done + num_new_tokens), len(found) if table is None else done // 16
+        need = -(-end // 16) - len(found if table is None else table)
         if need + idle > self.block_pool.free_block_queue.num_free_blocks:
             return None
         self.block_pool.touch(found)
-        table = self.tables[request.request_id] = [*found, *self.block_pool.get_new_blocks(need)]
-        self.block_pool.cache_full_blocks(request, table, len(found), request.num_tokens // 16)
+        table = self.tables[request.request_id] = [*(table or found), *self.block_pool.get_new_blocks(need)]
+        self.block_pool.cache_full_blocks(request, table, first, end // 16)
+        request.num_computed_tokens = end
         return len(found)
 
     def get_blocks(self, request_id: str) -> Any:
@@ -193,3 +206,75 @@ class Manager:
 
     def pop_blocks_for_free(self, request: Any) -> list[PoolBlock]:
         return self.tables.pop(request.request_id)[::-1]
+
+
+class GroupManager:
+    """vLLM's KVCacheManager over groups of KV in one Pool, for requests that are computed in one step.
+
+    Args:
+        groups: hashes a block of each, and for a window those that it reads back from the end of a hit; None: all.
+    """
+
+    def __init__(self, num_blocks: int, groups: list[tuple[int, int | None]]) -> None:
+        self.block_pool, self.enable_caching, self.num_kv_cache_groups = Pool(num_blocks), True, len(groups)
+        self.block_pool.hash_block_size, self.groups = 16, groups  # type: ignore[attr-defined]
+        self.tables: dict[str, list[list[PoolBlock]]] = {}
+        specs = [
+            type("FullAttentionSpec" if back is None else "SlidingWindowSpec", (),
+                 {"page_size_bytes": 8, **({} if back is None else {"sliding_window": 16 * back})})()
+            for _, back in groups
+        ]  # fmt: skip
+        self.coordinator = SimpleNamespace(
+            single_type_managers=[
+                SimpleNamespace(block_size=16 * wide, block_pool=self.block_pool) for wide, _ in groups
+            ],
+            kv_cache_config=SimpleNamespace(
+                kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec, layer_names=["a"]) for spec in specs]
+            ),
+        )  # fmt: skip
+
+    def new_step_starts(self) -> None:
+        pass
+
+    def found(self, request: Any, units: int) -> list[list[PoolBlock]] | None:
+        """Each group's blocks of a hit of so many hashes, null blocks before a window; None where one is missing."""
+        cached, tables = self.block_pool.cached, list[list[PoolBlock]]()
+        for number, (wide, back) in enumerate(self.groups):
+            table = list[PoolBlock]()
+            for place in range(units // wide):
+                read = back is None or wide * (place + 1) > units - back + 1
+                name = request.block_hashes[wide * (place + 1) - 1] + number.to_bytes(4, "big")
+                if read and not cached.get(name):
+                    return None
+                table.append(cached[name][0] if read else self.block_pool.blocks[0])
+            tables.append(table)
+        return tables
+
+    def allocate_slots(self, request: Any) -> Any:
+        pool, step = self.block_pool, max(wide for wide, _ in self.groups)
+        lengths = range((request.num_tokens - 1) // 16 // step * step, -1, -step)
+        units, found = next((units, found) for units in lengths if (found := self.found(request, units)) is not None)
+        needs = [-(-request.num_tokens // (16 * wide)) - units // wide for wide, _ in self.groups]
+        idle = sum(not block.ref_cnt and not block.is_null for table in found for block in table)
+        if sum(needs) + idle > pool.free_block_queue.num_free_blocks:
+            return None
+        for table in found:
+            pool.touch(table)
+        self.tables[request.request_id] = found
+        for number, ((wide, _), table, need) in enumerate(zip(self.groups, found, needs, strict=True)):
+            hit = len(table)
+            table += pool.get_new_blocks(need)
+            pool.cache_full_blocks(
+                request, table, hit, request.num_tokens // (16 * wide), wide, number.to_bytes(4, "big")
+            )
+        return units
+
+    def get_blocks(self, request_id: str) -> Any:
+        return SimpleNamespace(blocks=tuple(self.tables.get(request_id, ())))
+
+    def pop_blocks_for_free(self, request: Any) -> list[PoolBlock]:
+        tables = self.tables.pop(request.request_id)
+        return [block for table in tables for block in reversed(table) if not block.is_null]
+
+    def free(self, request: Any) -> None:
+        self.block_pool.free_blocks(self.pop_blocks_for_free(request))

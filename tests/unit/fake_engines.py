@@ -21,7 +21,8 @@ from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.base import BoolArray, Executor, FloatArray, Step
 from framework.engine.request import Request, Status
 from framework.engine.rows import IntArray, Rows
-from framework.interfaces.allocator import Allocator
+from framework.interfaces.allocator import Allocator, CacheEvent
+from framework.interfaces.observer import Call, Move, Note, Observed, Observer
 from framework.registry.components import Component, build_allocator
 from framework.sampling import Sampling
 from framework.types import BlockCopy
@@ -286,6 +287,32 @@ ALLOCATORS: list[Component] = [
 def named(component: Any) -> str:
     """A test id."""
     return component if isinstance(component, str) else "-".join(str(value) for value in component.values())
+
+
+class Heard(Observer):
+    """An observer that keeps what it is told: calls with their events, notes and moves, in order."""
+
+    def __init__(self) -> None:
+        self.caches: list[Observed] = []
+        self.calls: list[tuple[Call, list[CacheEvent]]] = []
+        self.notes: list[Note] = []
+        self.moves: list[Move] = []
+
+    def begin(self, cache: Observed) -> None:
+        self.caches.append(cache)
+
+    def heard(self, call: Call, events: Sequence[CacheEvent]) -> None:
+        self.calls.append((call, [*events]))
+
+    def noted(self, note: Note) -> None:
+        self.notes.append(note)
+
+    def moved(self, move: Move) -> None:
+        self.moves.append(move)
+
+    def count(self, kind: str) -> int:
+        """Blocks in events of this kind."""
+        return sum(len(event.blocks) for _, events in self.calls for event in events if event.kind == kind)
 
 
 def by_section(given: Mapping[str, Any], **sections: type[Section]) -> dict[str, Any]:

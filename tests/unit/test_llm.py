@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from fake_engines import make_engine, make_llm
+from fake_engines import Heard, make_engine, make_llm
 
 from framework import registry
 from framework.engine.request import Request, Status
 from framework.errors import ConfigError, FrameworkError, InvalidArgument, InvalidTokens
-from framework.kv_events.stream import EventStream
 from framework.llm import LLM, CacheOptions, EngineOptions
 from framework.model.dense import dense_logits
 from framework.model.loading import load_model
@@ -130,13 +129,13 @@ def test_one_nan_fails_one_request_and_is_found_by_nobody_afterwards(
     model, options = str(checkpoint), EngineOptions(max_model_len=64, chunk_size=8, scheduling=scheduling)
     parts = {"dtype": "float32", "num_blocks": 80, "block_size": 4, "device": "cpu", "allocator": allocator}
     (wanted,) = make_llm(model, engine=options, **parts).generate(PROMPTS[0], sampling)
-    stream = EventStream([])
-    llm = make_llm(model, engine=options, backend=NanOnce(), kv_events=stream, **parts)
+    heard = Heard()
+    llm = make_llm(model, engine=options, backend=NanOnce(), observers=(heard,), **parts)
     (failed,) = llm.generate(PROMPTS[0], sampling)
     assert failed.status is Status.FAILED, failed
     assert "not finite" in failed.reason, failed.reason
     assert llm.allocator.stats().cached_blocks == 0, llm.allocator.stats()
-    assert stream.num_stored == stream.num_removed > 0, (stream.num_stored, stream.num_removed)
+    assert heard.count("admit") == heard.count("evict") > 0, heard.calls
     (again,) = llm.generate(PROMPTS[0], sampling)
     assert again.completions == wanted.completions, again.reason
     assert again.num_cached_tokens == 0, again
@@ -175,8 +174,7 @@ WRONG: dict[str, list[Any]] = {
     "seed": [-1, "x", 2.5, None, 2**70],
     "faults": ["a", 5],
     "log": [5, "x"],
-    "kv_events": [5],
-    "ledger": [5],
+    "observers": [5, [5]],
     "below": [5, "nope", {}, []],
     "engine": [{}, 5, "x", []],
 }
@@ -219,7 +217,7 @@ def test_wrong_arguments_of_an_engine_are_refused_by_their_names() -> None:
     wrong: dict[str, Any] = {
         "max_model_len": 0, "max_batch_tokens": 2.5, "max_batch_requests": "a", "chunk_size": "x", "window": 0,
         "share_within_step": 5, "scheduling": "x", "eos_token_ids": 5, "seed": "a", "preempt_every": -1,
-        "vocab_size": "x", "virtual_clock": 3, "log": 5, "kv_events": 5, "stop_watch": 5, "tiers": 5, "ledger": 5,
+        "vocab_size": "x", "virtual_clock": 3, "log": 5, "observers": 5, "stop_watch": 5, "tiers": 5,
         "allocator": 5, "executor": 5, "length_advice": 5,
     }  # fmt: skip
     for name, value in wrong.items():

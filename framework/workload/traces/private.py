@@ -2,18 +2,60 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from framework.errors import ConfigError
-from framework.kv_events.recording import PrivateFile, Veil
-from framework.kv_events.schema import Hash
+from framework.errors import ConfigError, FrameworkError
 from framework.workload.traces.own_format import FORMAT, VERSION
 
-_BITS = 30
+Hash: TypeAlias = bytes | int | str
+"""Names a block's content and all before it."""
+_BITS, _NAME_BYTES = 30, 12
+
+
+class Veil:
+    """Replaces every hash and name by a keyed hash of it. The key is drawn anew for each recording and never written.
+
+    Without the key nobody can tell whether a prompt that they guess is in the recording: an engine's own hashes could
+    be computed from it. Equal contents keep equal names within a recording, which is all that a replay needs.
+    """
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+
+    def name(self, value: Hash) -> str:
+        """24 hexadecimal digits for a hash or a text; equal for equal ones of one type."""
+        data = value if isinstance(value, bytes) else repr(value).encode()
+        return hashlib.blake2b(data, key=self._key, digest_size=_NAME_BYTES).hexdigest()
+
+
+class PrivateFile(FileIO):
+    """A new file that its owner alone may read; all of each write is on its way to the disk when it returns.
+
+    Raises:
+        error: the file is there already, or cannot be written.
+    """
+
+    def __init__(self, path: Path, error: type[FrameworkError]) -> None:
+        try:
+            super().__init__(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))
+        except FileExistsError as fault:
+            raise error(f"{path} is there already; nothing was written: choose another name") from fault
+        except OSError as fault:
+            raise error(f"{path}: cannot be written: {fault.strerror or fault}") from fault
+
+    def write(self, data: Any) -> int:
+        left = memoryview(data)
+        while left:
+            left = left[super().write(left) :]
+        return len(data)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

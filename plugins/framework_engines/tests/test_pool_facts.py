@@ -137,10 +137,14 @@ def manager_of(*kinds: tuple[str, dict[str, Any]], drops: tuple[int, ...] = ()) 
 
 def test_vllm_s_groups_are_read_and_others_refused() -> None:
     window = ("SlidingWindowSpec", {"sliding_window": 40})
-    found = kv_groups(manager_of(("FullAttentionSpec", {}), window, ("MambaSpec", {}), drops=(0, 2)))
-    assert [(group.kind, group.length, group.lookahead_drop, group.block_bytes) for group in found] == [
-        ("full", 0, True, 20), ("window", 40, False, 20), ("state", 0, False, 20),
-    ]  # fmt: skip
+    chunk = ("ChunkedLocalAttentionSpec", {"attention_chunk_size": 48})
+    kinds = ("FullAttentionSpec", {}), window, ("MambaSpec", {}), chunk
+    for drops in ((), (0, 2), (1, 3)):
+        found = kv_groups(manager_of(*kinds, drops=drops))
+        assert [(group.kind, group.length, group.lookahead_drop, group.block_bytes) for group in found] == [
+            ("full", 0, 0 in drops, 20), ("window", 40, 1 in drops, 20), ("state", 0, False, 20),
+            ("chunk", 48, False, 20),
+        ]  # fmt: skip
     with pytest.raises(Unsupported, match="group 1 is of CrossAttentionSpec; PolicyConnector leads full"):
         kv_groups(manager_of(window, ("CrossAttentionSpec", {})))
     manager = manager_of(window, window)

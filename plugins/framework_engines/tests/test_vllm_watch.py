@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from copy import copy
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from engine_stand_ins import FreeQueue, Manager
+from engine_stand_ins import FreeQueue, GroupManager, Manager
 from paged_helpers import NS, info, tokens
+from replay_helpers import workload
 
 from framework.errors import ConfigError, UnknownPlugin, Unsupported
-from framework.types import RequestId
+from framework.interfaces.eviction import BlockView
+from framework.replay.reference import replay
+from framework.types import Namespace, RequestId
 from framework_builtin.allocator.prefix import PrefixAllocator
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.mru import Mru
@@ -22,7 +30,9 @@ from framework_builtin.eviction.priority import Priority
 from framework_builtin.eviction.s3fifo import S3Fifo
 from framework_builtin.hash.sha256 import Sha256
 from framework_engines.vllm_connector import HOOKS, TESTED, lead, options_of, require_hooks
-from framework_engines.vllm_watch import PoolWatch
+from framework_engines.vllm_watch import MissWatch, PoolWatch
+from framework_explain.account import HIT, OUTCOMES
+from framework_explain.table_of_misses import read_account
 
 
 def test_options_are_checked() -> None:
@@ -99,7 +109,8 @@ def asked(number: int, ids: list[int], **facts: Any) -> Any:
     given = {"priority": 0, "cache_salt": None, "lora_request": None, "session_id": None, "max_tokens": 4, **facts}
     return SimpleNamespace(
         request_id=str(number), prompt=prompt, num_tokens=len(ids), num_prompt_tokens=len(ids),
-        block_hashes=Sha256().blocks(Sha256().root(NS, 16), prompt[: len(ids) // 16 * 16], 16), done=False, **given,
+        block_hashes=Sha256().blocks(Sha256().root(NS, 16), prompt[: len(ids) // 16 * 16], 16), done=False,
+        num_computed_tokens=0, **given,
     )  # fmt: skip
 
 
@@ -315,3 +326,222 @@ def test_what_cannot_be_led_is_refused(vllm: None) -> None:
     manager.block_pool.touch = lambda others: None  # type: ignore[method-assign]
     with pytest.raises(Unsupported, match="touch"):
         lead(manager)
+
+
+class Grouped(Lru):
+    """Reads the columns of groups and who used a block last."""
+
+    needs_groups = needs_requests = True
+
+    def attach(self, blocks: BlockView) -> None:
+        super().attach(blocks)
+        self.view: Any = blocks
+
+
+@pytest.mark.parametrize("groups", [[(1, None), (1, 3)], [(2, None), (1, 4), (1, 2)]], ids=["equal", "wide"])
+def test_a_policy_over_groups_knows_the_hit_the_group_and_the_end_of_each_block(groups: Any, vllm: None) -> None:
+    manager = GroupManager(60, groups)
+    watch = lead(manager, Grouped(), clock=lambda: 0.0)
+    facts, pool = watch.queue.facts, manager.block_pool
+    assert facts is not None
+    policy: Any = facts.policy.plugin
+    held, hits = dict[int, Any](), 0
+    for kind, what in stream(1):
+        if kind == "free":
+            if what in held:
+                held[what].done = True
+                manager.free(held.pop(what))
+            continue
+        number, ids, *_ = what
+        request = asked(number, ids)
+        request.is_finished = lambda request=request: request.done
+        manager.new_step_starts()
+        units = manager.allocate_slots(request)
+        if units is None:
+            continue
+        held[number], hits = request, hits + (units > 0)
+        for table, (wide, back) in zip(manager.tables[str(number)], groups, strict=True):
+            for place, block in enumerate(table[: len(ids) // (16 * wide)]):
+                known = policy.view.last_request[block.block_id]
+                if not block.is_null and (wide * place >= units or back is not None):
+                    assert known.prompt_tokens == len(ids)
+                    assert known.new_blocks == -(-len(ids) // 16) - units, (number, units, known)
+        named = [block for block in pool.blocks[1:] if block.block_hash is not None]
+        assert [name is not None for name in facts.names[1:]] == [b.block_hash is not None for b in pool.blocks[1:]]
+        for block in named:
+            group = int.from_bytes(block.block_hash[-4:], "big")
+            assert (policy.view.group[block.block_id], policy.view.end[block.block_id]) == (
+                group, block.block_hash_num_tokens,
+            )  # fmt: skip
+        idle = [block.block_id for block in named if not block.ref_cnt]
+        assert [block for block, candidate in enumerate(facts.candidate) if candidate] == idle
+    assert watch.queue.failure is None
+    assert hits > 30
+    assert len(pool.evicted) > 100
+
+
+def test_a_hit_is_what_the_group_that_reaches_furthest_found(vllm: None) -> None:
+    """Of another group the last block may have come by a way that nobody watches."""
+    manager = GroupManager(60, [(1, None), (1, 3)])
+    watch = lead(manager, Grouped(), clock=lambda: 0.0)
+    facts, tables = watch.queue.facts, manager.tables
+    assert facts is not None
+    manager.allocate_slots(asked(1, [1] * 65))
+    facts.drop(tables["1"][1][3].block_id)
+    assert manager.allocate_slots(asked(2, [1] * 64 + [2] * 40)) == 4
+    policy: Any = facts.policy.plugin
+    assert [policy.view.last_request[table[4].block_id].new_blocks for table in tables["2"]] == [3, 3]
+    assert watch.queue.failure is None
+
+
+class Salted(SimpleNamespace):
+    """A request of vLLM's that names its blocks itself."""
+
+    def update_block_hashes(self) -> None:
+        root = Sha256().root(Namespace(salt=self.cache_salt or ""), 16)
+        self.block_hashes = Sha256().blocks(root, self.prompt[: len(self.prompt) // 16 * 16], 16)
+
+
+class Causes:
+    """What became of every content of a manager's pool, looked up in the pool before and after each call."""
+
+    def __init__(self, manager: Manager) -> None:
+        self.manager, self.pool = manager, manager.block_pool
+        self.fates: dict[bytes, tuple[str, int, int]] = {}
+        self.running: dict[int, Sequence[bytes]] = {}
+        self.rows: dict[int, Counter[str]] = {}
+        self.blamed: dict[int, dict[int, tuple[int, int]]] = {}
+        self.prompts: list[Sequence[bytes]] = []
+        self.preempted = 0
+
+    def there(self, name: bytes) -> bool:
+        return bool(self.pool.cached.get(name))
+
+    def lost(self, before: int, fate: str, by: int = -1) -> None:
+        """Everything that was given up since `before`."""
+        found = fate, by, len(self.prompts)
+        self.fates.update({name: found for name in self.pool.evicted[before:] if not self.there(name)})
+
+    def hit_elsewhere(self, request: Any) -> int:
+        lengths = [0]
+        for salt in {None, "a"} - {request.cache_salt}:
+            other = copy(request)
+            other.cache_salt = salt
+            other.update_block_hashes()
+            there = [self.there(name) for name in other.block_hashes]
+            lengths.append([*there, False].index(False))
+        return max(lengths)
+
+    def asked(self, request: Any, cached: int) -> tuple[Counter[str], dict[int, tuple[int, int]]]:
+        row, blamed, limit = Counter({"hit": cached}), dict[int, tuple[int, int]](), (request.num_tokens - 1) // 16
+        for place, name in enumerate(request.block_hashes[:limit]):
+            if 16 * place < cached:
+                continue
+            cause, by, since = self.fates.get(name, ("new", -1, 0))
+            if self.there(name):
+                cause = "unreachable"
+            elif any(name in names for names in self.running.values()):
+                cause = "in flight"
+            elif cause == "new" and place < self.hit_elsewhere(request):
+                cause = "other namespace"
+            row[cause] += 16
+            if cause == "evicted":
+                blamed[place] = by, len(self.prompts) + 1 - since
+        row["end of prompt"] = request.num_prompt_tokens - row.total()
+        return row, blamed
+
+    def allocate(self, number: int, request: Any, count: int, external: int) -> bool:
+        first, table = number not in self.rows, self.manager.tables.get(request.request_id)
+        found = self.manager.hit(request) if table is None else []
+        cached, computed, before = 16 * len(found) + external, request.num_computed_tokens, len(self.pool.evicted)
+        asked = self.asked(request, cached)
+        if self.manager.allocate_slots(request, count, 16 * len(found), num_external_computed_tokens=external) is None:
+            return False
+        if first:
+            self.prompts.append(request.block_hashes[: (request.num_tokens - 1) // 16])
+        self.lost(before, "evicted", number)
+        if table is None:
+            self.running[number] = request.block_hashes[cached // 16 :]
+        if first:
+            self.rows[number], self.blamed[number] = asked
+        elif table is None:
+            self.preempted += max(0, computed - cached)
+        return True
+
+
+def test_what_a_manager_misses_has_the_causes_that_its_pool_shows(tmp_path: Path, vllm: None) -> None:
+    seen = Counter[str]()
+    for seed in range(8):
+        draw, manager, folder = random.Random(seed), Manager(BLOCKS), tmp_path / str(seed)
+        watch, causes = MissWatch(manager, bytes, policy="vllm", folder=folder), Causes(manager)
+        pool, waiting, running = manager.block_pool, dict[int, Any](), dict[int, Any]()
+        trunks = [[draw.randrange(9) for _ in range(96)] for _ in range(3)]
+        numbers, aborted = dict[int, int](), 0
+        for number in range(1, 300):
+            if len(waiting) < 2:
+                ids = [*draw.choice(trunks)[: 16 * draw.randint(1, 6)], *[number] * draw.choice((0, 5, 20))]
+                request = Salted(**vars(asked(number, ids, cache_salt=draw.choice((None, None, "a")))))
+                request.prompt_token_ids, request.is_finished = ids, lambda request=request: request.done
+                request.update_block_hashes()
+                waiting[number] = request
+            for name in [*waiting, *running]:
+                request = waiting.get(name) or running[name]
+                loads = name in waiting and len(request.prompt) > 64 and len(manager.hit(request)) <= 2
+                external = draw.choice((0, 0, 16)) if loads else 0
+                if name in waiting or (request.num_computed_tokens < request.num_tokens and draw.random() < 0.8):
+                    order = numbers.setdefault(name, len(numbers))
+                    if causes.allocate(order, request, draw.choice((16, 40, 200)), external):
+                        running[name] = waiting.pop(name, request)
+                        continue
+                if draw.random() < 0.4:
+                    request.done = request.num_computed_tokens == request.num_tokens or name in waiting
+                    causes.running.pop(numbers[name], None)
+                    if name in waiting:
+                        manager.tables.setdefault(request.request_id, [])
+                        aborted += numbers[name] not in causes.rows
+                    manager.free(request)
+                    waiting.pop(name, None)
+                    if running.pop(name, None) is not None and not request.done:
+                        waiting[name] = request  # preempted
+            if draw.random() < 0.1:
+                before = len(pool.evicted)
+                idle = [block.block_id for block in pool.free_block_queue.free if block.block_hash is not None]
+                pool.evict_blocks({*draw.sample(idle, min(3, len(idle)))})
+                causes.lost(before, "declined")
+            if draw.random() < 0.3 and pool.reset_prefix_cache():
+                causes.fates.clear()
+        for name, request in [*running.items(), *waiting.items()]:
+            request.done = True
+            if name in numbers:
+                manager.tables.setdefault(request.request_id, [])
+                manager.free(request)
+        watch.close()
+        account = read_account(folder)
+        found = {
+            number: {outcome: count for outcome, count in zip(OUTCOMES, row, strict=True) if count}
+            for number, row in zip(account.requests, account.tokens.tolist(), strict=True)
+        }
+        assert found == {number: dict(+row) for number, row in causes.rows.items()}, seed
+        assert account.preempted_tokens == causes.preempted
+        blamed, lost = dict[int, dict[int, tuple[int, int]]](), account.evictions
+        for row in account.evictions.rows("vllm"):
+            places = range(row["depth"], row["depth"] + row["blocks"])
+            who = row["evicted_for"], row["requests_ago"]
+            blamed.setdefault(row["request"], {}).update(dict.fromkeys(places, who))
+        assert blamed == {number: by for number, by in causes.blamed.items() if by}, seed
+        ids = dict[bytes, int]()
+        paths = workload([[ids.setdefault(name, len(ids)) for name in names] for names in causes.prompts], 16)
+        hits = replay(paths, Lru(), BLOCKS).request_hits
+        kept = 16 * np.clip(hits[lost.admission] - lost.depth, 0, lost.blocks)
+        assert lost.lru_tokens is not None
+        assert lost.lru_tokens.tolist() == np.minimum(kept, lost.tokens).tolist(), seed
+        assert lost.optimum_tokens is not None
+        result = json.loads((folder / "result.json").read_text())
+        assert result["hit_tokens"] == account.tokens[:, HIT].sum()
+        assert result["prompt_tokens"] == account.tokens.sum()
+        seen.update({outcome: int(count) for outcome, count in account.totals("tokens").items()})
+        seen["preempted"] += causes.preempted
+        seen["aborted"] += aborted
+    wanted = ("hit", "new", "evicted", "declined", "unreachable", "in flight", "other namespace", "end of prompt",
+              "preempted", "aborted")  # fmt: skip
+    assert all(seen[name] for name in wanted), seen

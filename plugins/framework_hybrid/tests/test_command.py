@@ -13,7 +13,20 @@ from synthetic_workloads import mooncake
 from framework.api import run
 from framework.config.check import parse, without_effect
 from framework.errors import ConfigError
+from framework.interfaces.below import Below
+from framework.interfaces.observer import Observer
 from framework.results.catalogue import find
+
+
+class OfOneGroup(Observer):
+    """One that cannot listen to several groups of KV."""
+
+    several_groups = False
+
+
+class Something(Below):
+    """Anything below the pool."""
+
 
 HYBRID: dict[str, Any] = {
     "mode": {"name": "hybrid", "model": "gemma-3-27b"}, "executor": "cache_only", "run": {"dir": "somewhere"},
@@ -24,10 +37,10 @@ def test_it_replays_without_what_one_group_has() -> None:
     for executor in ("cache_only", "none", "roofline"):
         assert parse({**HYBRID, "executor": executor}).mode.options == {"model": "gemma-3-27b"}
     refused: dict[str, dict[str, Any]] = {
-        "kv_events": {"executor": "none", "kv_events": {"file": True}},
+        "observers=": {"executor": "none", "observers": [f"{__file__}:OfOneGroup"]},
+        "below=": {"below": f"{__file__}:Something"},
         "allocator=radix": {"allocator": "radix"},
         "cache.kv_dtype": {"cache": {"kv_dtype": "int8"}},
-        "run.explain": {"run": {"dir": "somewhere", "explain": True}},
         r"replay\.optimum=True": {"executor": "none", "replay": {"optimum": True}},
     }  # fmt: skip
     for found, changed in refused.items():

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import command
 
 from framework.engine.executors.base import work_of
-from framework_lab.calibrate import COSTS, WORK, Floats, calibrate, main
+from framework_lab.calibrate import COSTS, WORK, Floats, calibrate
+
+main = command("calibrate")
 
 TRUE = np.array([4e-3, 2e-4, 3e-5, 4e-7, 2e-8])
 
@@ -47,8 +50,30 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say_and_the_error_is_th
         ends = np.array([found.intervals[name] for name in COSTS])
         held += (ends[:, 0] < TRUE) & (ends[:, 1] > TRUE)
         assert 0.05 < found.step_error_p50 < 0.09  # the median of |N(0, 0.1)| is 0.067
+        assert 0.16 < found.step_error_p95 < 0.24  # and its 95th percentile 0.196
         assert abs(found.total_error) < 0.02
     assert held.min() >= 7
+
+
+def test_each_half_is_timed_by_the_costs_of_the_other_half() -> None:
+    """Of an engine whose every second step takes half as long again."""
+    work = steps(801)
+    slow = np.arange(len(work)) % 2 == 1
+    seconds, predicted = work @ TRUE * np.where(slow, 1.5, 1.0), work @ TRUE * np.where(slow, 1.0, 1.5)
+    found = calibrate(work, seconds)
+    assert found.total_error == pytest.approx(predicted.sum() / seconds.sum() - 1)
+    assert (found.step_error_p50, found.step_error_p95) == pytest.approx((0.5, 0.5)), "401 steps of 801"
+    assert list(found.largest.values()) == work[:, 1:].max(axis=0).tolist()
+
+
+def test_steps_count_by_their_relative_error() -> None:
+    work = steps()
+    seconds = work @ TRUE * np.random.default_rng(0).normal(1.0, 0.1, len(work))
+    first = work @ np.linalg.lstsq(work, seconds, rcond=None)[0]
+    best = np.linalg.lstsq(work / first[:, None], seconds / first, rcond=None)[0]
+    assert (best > 0).all()
+    found = calibrate(work, seconds).costs
+    np.testing.assert_allclose([getattr(found, name) for name in COSTS], best, rtol=1e-6)
 
 
 def test_a_cost_is_never_negative() -> None:

@@ -15,11 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import command
 
 from framework.errors import ConfigError, RunDirectoryError
 from framework.workload.traces import WorkloadRequest, write_trace
-from framework_lab.search import Axis, Search, axes_of, main, maximises, search
+from framework_lab.search import Axis, Search, axes_of, maximises, search
 from framework_report.trials import read_trials
+
+main = command("search")
 
 optuna = pytest.importorskip("optuna")
 

@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 import yaml
+from command_line import command
 from wandb_offline import read_offline_run
 
 from framework import tracking
 from framework.config.hydra.compose import compose
 from framework.run import call
 from framework.tracking import RunDirectory, RunLabel, TrackedRun
-from framework_lab.wandb_sweeps import main, sweep_config
+from framework_lab.wandb_sweeps import sweep_config
+
+main = command("wandb")
 
 SERVE = ("workload.num_requests=3", "workload.output_tokens=4", "run.check_requests=0", "tracker=wandb")
 

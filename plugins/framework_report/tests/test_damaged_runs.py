@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from report_runs import make_run
 
 from framework.results.catalogue import catalogue
-from framework.results.console import print_result, print_study
-from framework_report.write import write_report
+from framework.results.console import print_result
+from framework_report.write import print_study, write_report
 
 NASTY = (r"$\frac{", "=1+1", "+1", "-2+3", "@SUM(A1)", "\tx", "_hidden", "a\x1bb", "<script>", "\ud800x", "中", "%d\\")
 

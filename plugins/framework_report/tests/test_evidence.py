@@ -88,6 +88,77 @@ def test_seeds_that_draw_the_workload_are_evidence(tmp_path: Path) -> None:
     assert (made.verdict, made.evidence, made.difference.unit) == ("better", "6 seeds, 1 trace", "seed")
 
 
+def test_seeds_are_those_that_every_setting_has_of_both(tmp_path: Path) -> None:
+    rates, rng = dict[tuple[str, int, int], float](), np.random.default_rng(0)
+    lost = {("arc", 64, 6), ("arc", 128, 7), ("lru", 64, 8)}
+    for seed in range(9):
+        base = rng.random()
+        for eviction, more in (("lru", 0.0), ("arc", 0.01 + 0.002 * seed)):
+            for num_blocks in (64, 128):
+                rate = rates[eviction, num_blocks, seed] = float(base + more * num_blocks / 64)
+                if (eviction, num_blocks, seed) not in lost:
+                    make_runs(tmp_path, {eviction: rate}, seed=seed, num_blocks=num_blocks, workload={"name": "chat"})
+    made = compare(tmp_path)["arc"]
+    assert (made.verdict, made.evidence) == ("better", "6 seeds, 1 trace")
+    pairs = {
+        num_blocks: [
+            rates["arc", num_blocks, seed] - rates["lru", num_blocks, seed]
+            for seed in range(9)
+            if not {("arc", num_blocks, seed), ("lru", num_blocks, seed)} & lost
+        ]
+        for num_blocks in (64, 128)
+    }
+    assert list(map(len, pairs.values())) == [7, 8]
+    assert made.difference.value == pytest.approx(np.mean([np.mean(found) for found in pairs.values()]))
+
+
+def test_a_trace_counts_once_however_many_settings_it_has(tmp_path: Path) -> None:
+    for trace, capacities, more in ((0, (8, 16, 32), 0.01), (1, (64,), 0.05)):
+        for num_blocks in capacities:
+            rates = {"lru": 0.5, "arc": 0.5 + more}
+            make_runs(tmp_path, rates, path=f"t{trace}.jsonl", sha256=f"{trace}" * 64, num_blocks=num_blocks)
+    assert compare(tmp_path)["arc"].difference.value == pytest.approx(0.03)
+
+
+def test_the_baseline_s_options_are_the_first_by_name_whatever_was_run_first(tmp_path: Path) -> None:
+    for at, (eviction, k) in enumerate((("lru_k", 3), ("lru_k", 2), ("arc", None))):
+        options = {} if k is None else {"k": k}
+        make_run(tmp_path / f"{at}", result={"hit_rate": 0.5 + 0.1 * at}, eviction=eviction, options=options)
+    found = Study(collect([tmp_path]), baseline="eviction=lru_k").comparisons
+    assert {made.challenger: round(made.difference.value, 6) for made in found} == {
+        ("arc", None): 0.1, ("lru_k", 3): -0.1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "evidence"),
+    [
+        (lambda lines: lines[::-1], "60 sessions, 1 trace"),
+        (lambda lines: [{**lines[0], "session": None}, *lines[1:]], "1 trace, no repetition"),
+        (lambda lines: [{**lines[0], "prompt_tokens": 999}, *lines[1:]], "1 trace, no repetition"),
+        (lambda lines: lines[:-1], "1 trace, no repetition"),
+    ],
+    ids=["ended in another order", "one without a session", "another prompt", "one lost"],
+)
+def test_sessions_are_compared_where_both_runs_had_the_same_requests(
+    tmp_path: Path, change: Callable[[list[Any]], list[Any]], evidence: str
+) -> None:
+    make_traces(tmp_path, [0.3])
+    path = tmp_path / "p0-0" / "requests.jsonl"
+    lines = change([json.loads(line) for line in path.read_text().splitlines()])
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (made,) = Study(collect([tmp_path])).comparisons
+    assert made.evidence == evidence
+
+
+def test_where_one_request_has_no_session_each_is_a_unit(tmp_path: Path) -> None:
+    make_traces(tmp_path, [0.3])
+    for path in tmp_path.glob("*/requests.jsonl"):
+        path.write_text(path.read_text().replace('"session": "s0"', '"session": null', 1))
+    (made,) = Study(collect([tmp_path])).comparisons
+    assert "request" in made.difference.unit, made.evidence
+
+
 def write_requests(folder: Path, hits: np.ndarray, prompts: np.ndarray, sessions: int) -> None:
     lines = [
         {"request": i, "session": f"s{i % sessions}", "prompt_tokens": int(prompt), "cached_tokens": int(hit)}
@@ -234,6 +305,9 @@ def test_pieces_cut_from_one_recording_are_one_trace(tmp_path: Path) -> None:
     _arrive(tmp_path, lambda trace: 5.0 + trace)
     (overlapping,) = Study(collect([tmp_path])).comparisons
     assert overlapping.evidence == "6 traces", "what was recorded at one time was recorded twice, not cut"
+    _arrive(tmp_path, lambda trace: 720.0 * trace)
+    (apart,) = Study(collect([tmp_path])).comparisons
+    assert apart.evidence == "6 traces", "a fifth of its length lies between one's end and the next one's begin"
     _arrive(tmp_path, lambda trace: 600.0 * trace)
     study = Study(collect([tmp_path]))
     (made,) = study.comparisons
@@ -265,13 +339,15 @@ def test_sessions_come_before_the_seeds_of_a_policy(tmp_path: Path) -> None:
     """Seeds of a random policy repeat its own choices; sessions also say how much hangs on what was recorded."""
     rng = np.random.default_rng(1)
     for seed in range(8):
-        for eviction, more in (("lru", 0), ("random", 40)):
+        for eviction, more in (("lru", 0), ("random", 45 if seed < 7 else 5)):
             hits = 300 + more + rng.integers(-30, 31, size=600)
             run = tmp_path / f"{eviction}{seed}"
             make_run(run, result={"hit_rate": hits.sum() / 6e5}, eviction=eviction, seed=seed)
             write_requests(run, hits, np.full(600, 1000), 60)
     made = compare(tmp_path)["random"]
     assert (made.evidence, made.verdict) == ("60 sessions, 1 trace", "better on this trace")
+    assert made.difference.interval is not None
+    assert made.difference.interval[0] < made.difference.value < made.difference.interval[1], "of all seeds"
 
 
 def test_without_scipy_a_report_says_so_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from framework_report.__main__ import main
+from command_line import command
 from report_runs import make_run
 
 from framework.results.records import collect
 from framework_report.write import write_report
+
+main = command("report")
 
 
 def test_runs_are_found_with_their_state_settings_and_reason(sweep: Path) -> None:

@@ -36,7 +36,9 @@ class Check(Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("what", help="an installed plugin's NAME, a MODULE:CLASS or a FILE.py:CLASS")
         parser.add_argument("options", nargs="*", metavar="OPTION=VALUE", help="for its constructor")
-        parser.add_argument("--kind", help="where the name is one of several: " + ", ".join(registry.kinds()))
+        parser.add_argument(
+            "--kind", help="where the name is one of several: " + ", ".join(registry.kinds(with_kit=True))
+        )
         parser.add_argument("--only", default="", metavar="TEXT", help="only checks with TEXT in their name")
         parser.add_argument("--device", default=None, help='for backends: "cpu", "cuda"; default: the best here')
         parser.add_argument("--cases", default="full", choices=["full", "small"], help="for backends: how many shapes")

@@ -100,8 +100,8 @@ def _specs(options: KernelOptions, layout: str) -> Iterator[AttentionSpec]:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            dtype=_dtype("kernel.dtype", dtype),
-            kv_dtype=None if kv_dtype in (None, dtype) else _dtype("kernel.kv_dtype", str(kv_dtype)),
+            dtype=_dtype("mode.dtype", dtype),
+            kv_dtype=None if kv_dtype in (None, dtype) else _dtype("mode.kv_dtype", str(kv_dtype)),
             block_size=size,
             layout=layout,
         )
@@ -110,9 +110,7 @@ def _specs(options: KernelOptions, layout: str) -> Iterator[AttentionSpec]:
 def _heads(text: str) -> tuple[int, int, int]:
     parts = text.split("/")
     if len(parts) != 3 or not all(part.isdigit() and len(part) <= 5 and int(part) > 0 for part in parts):
-        raise ConfigError(
-            f'kernel.heads must be "query/kv/dim" such as 32/8/128, each below 100000, found {shown(text)}'
-        )
+        raise ConfigError(f'mode.heads must be "query/kv/dim" such as 32/8/128, each below 100000, found {shown(text)}')
     query, kv, dim = (int(part) for part in parts)
     return query, kv, dim
 

@@ -162,7 +162,7 @@ class Grid:
         if not self.cells:
             wanted = ("heads", "dtype", "block_size", "lengths")
             empty = " and ".join(f"kernel.{name}" for name in wanted if not getattr(options, name))
-            need = empty or "kernel.batch and kernel.context, or kernel.prefill"
+            need = empty or "mode.batch and mode.context, or mode.prefill"
             raise ConfigError(f"the kernel grid is empty: give {need}")
         self.origin = dict(origin or {})
         self.rows: list[Row] = []

@@ -26,8 +26,8 @@ class Kernel(KernelOptions, Mode):
     def check(self, config: Config) -> None:
         if config.below.name != "none":
             raise ConfigError(f"below={config.below.name} cannot be in mode=kernel, which has no cache; leave it out")
-        if config.kv_events.file or config.kv_events.publish:
-            raise ConfigError("kv_events cannot be in mode=kernel, which keeps no blocks; leave them out")
+        if config.observers:
+            raise ConfigError("observers cannot be in mode=kernel, which has no cache; leave them out")
 
     def run(self, config: Config, on_begin: OnBegin) -> dict[str, Any]:
         from framework_testing.kernel.mode import kernel

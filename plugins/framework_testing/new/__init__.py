@@ -27,7 +27,9 @@ def create(name: str, kind: str, folder: str | Path = ".") -> Path:
     Raises:
         ConfigError: no such kind, a name no module can have or that is taken, a directory that exists already.
     """
-    registry.interface_of(kind)
+    registry.check_kind(kind)
+    if not registry.kind_of(kind).kit:
+        raise ConfigError(f"there is no template of a {kind}; kinds: {', '.join(registry.kinds(with_kit=True))}")
     package = _package(name, kind)
     place = Path(folder) / name
     if place.exists() or place.is_symlink():

@@ -14,12 +14,12 @@ from framework_testing.kernel import bench
 TINY = (
     "mode=kernel",
     "device=cpu",
-    "kernel.batch=[2]",
-    "kernel.context=[20]",
-    "kernel.prefill=[]",
-    "kernel.lengths=[uniform]",
-    "kernel.heads=[2/1/16]",
-    "kernel.budget_s=0.01",
+    "mode.batch=[2]",
+    "mode.context=[20]",
+    "mode.prefill=[]",
+    "mode.lengths=[uniform]",
+    "mode.heads=[2/1/16]",
+    "mode.budget_s=0.01",
 )
 
 
@@ -38,8 +38,8 @@ def test_a_backend_that_cannot_run_here_exits_with_its_reasons(command: Command,
 
 
 def test_triton_on_a_cpu_gets_a_floor_and_a_screen_and_no_time(command: Command, elsewhere: Path) -> None:
-    words = [word for word in TINY if not word.startswith("kernel.heads")]
-    out = command.ok(*words, "+backend=triton", "kernel.heads=[8/1/64]", "kernel.dtype=[bfloat16]", "run.dir=out")
+    words = [word for word in TINY if not word.startswith("mode.heads")]
+    out = command.ok(*words, "+backend=triton", "mode.heads=[8/1/64]", "mode.dtype=[bfloat16]", "run.dir=out")
     (row,) = read_jsonl(elsewhere / "out" / "kernel.jsonl")
     assert (row["kind"], row["target"], "time_s" in row) == ("modelled", "h200", False), row
     screen = json.loads((elsewhere / "out" / "result.json").read_text())["screen"]

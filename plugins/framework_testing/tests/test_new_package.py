@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import command
 from environments import fresh_environment, pip_install, run
-from framework_testing.new.__main__ import main
 
 from framework import registry
 from framework.errors import ConfigError
 from framework_testing.new import create
+
+main = command("new")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,7 @@ def interpreter(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", registry.kinds())
+@pytest.mark.parametrize("kind", registry.kinds(with_kit=True))
 def test_what_is_written_installs_is_clean_and_passes(kind: str, interpreter: Path, tmp_path: Path) -> None:
     pytest.importorskip("hatchling", reason="hatchling, of the test extra, builds the package")
     name, plugin = f"my-own-{kind}", f"my_own_{kind}"
@@ -50,7 +52,7 @@ def test_what_is_written_installs_is_clean_and_passes(kind: str, interpreter: Pa
     assert f"({name} 0.1.0)" in " ".join(listed.split()), listed
 
 
-@pytest.mark.parametrize("kind", registry.kinds())
+@pytest.mark.parametrize("kind", registry.kinds(with_kit=True))
 def test_what_is_written_is_clean(kind: str, repository: Path, tmp_path: Path) -> None:
     place = create("a-name", kind, tmp_path)
     assert sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()) == sorted(
@@ -68,7 +70,7 @@ def test_what_is_written_is_clean(kind: str, repository: Path, tmp_path: Path) -
 @pytest.mark.slow
 def test_what_is_written_is_typed(repository: Path, tmp_path: Path) -> None:
     pytest.importorskip("mypy", reason="mypy is in the lint extra")
-    for kind in registry.kinds():
+    for kind in registry.kinds(with_kit=True):
         place = create(f"a-typed-{kind}", kind, tmp_path)
         done = subprocess.run(
             [sys.executable, "-m", "mypy", "--follow-imports=silent", "--cache-dir", str(tmp_path / "cache")],

@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_engines import make_engine
+from fake_engines import Heard, make_engine
 from tier_helpers import tier_maker
 
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.errors import PluginError
 from framework.interfaces.allocator import CacheEvent
-from framework.kv_events.index import BlockIndex
-from framework.kv_events.stream import EventStream
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
 from framework.types import BlockHash, BlockId
@@ -41,7 +39,6 @@ def replayed(
     counts: Sequence[int] = (64,),
     link: Link | None = None,
     links: Sequence[Link] = (),
-    stream: EventStream | None = None,
     found: Sequence[Sequence[BlockHash]] = (),
     **options: Any,
 ) -> Engine:
@@ -60,9 +57,7 @@ def replayed(
         )
 
     built = build_allocator("prefix_cow", "lru", "sha256", num_blocks=num_blocks, block_size=SIZE, max_model_len=64)
-    return make_engine(
-        built, executor, max_model_len=64, virtual_clock=True, tiers=tier_maker(tiers), kv_events=stream, **options
-    )
+    return make_engine(built, executor, max_model_len=64, virtual_clock=True, tiers=tier_maker(tiers), **options)
 
 
 def below(engine: Engine) -> EngineTiers:
@@ -291,35 +286,28 @@ def test_the_first_blocks_are_loaded_and_the_rest_computed_where_that_is_soonest
     assert LoadOrRecompute().load(replace(offer, load_s=None), 0.0) == 4
 
 
-def test_kv_events_say_what_each_tier_holds_at_every_step() -> None:
-    """A follower's index of each medium equals what can be loaded from there."""
-    index = BlockIndex()
-
-    class Follows:
-        def put(self, sequence: int, step: float, events: Sequence[Any]) -> None:
-            index.apply(events)
-
-        def close(self) -> None:
-            pass
-
-        def facts(self) -> dict[str, Any]:
-            return {}
-
-    stream = EventStream([Follows()])
-    engine = replayed(WriteThrough(), num_blocks=6, counts=(5, 12), link=Link(operation_s=0.7), stream=stream)
-    tiers = below(engine)
-    draw = np.random.default_rng(1)
-    seen = 0
+def test_observers_are_told_what_each_tier_holds_at_every_step() -> None:
+    """What was stored and not removed equals what can be loaded from each tier."""
+    heard, holds = Heard(), {1: set[bytes](), 2: set[bytes]()}
+    engine = replayed(WriteThrough(), num_blocks=6, counts=(5, 12), link=Link(operation_s=0.7), observers=(heard,))
+    tiers, draw, seen, kept = below(engine), np.random.default_rng(1), 0, 0
     for _ in range(80):
         engine.submit(prompt(100 * int(draw.integers(7))), ONE)
         while engine.num_unfinished:
             engine.step()
-            stream.flush(0.0)  # what happened after the step's own batch
-            for medium, tier in zip(("CPU", "STORAGE"), tiers.placement.lower.tiers, strict=True):
+            for move in heard.moves:
+                kept += move.event == "kept"
+                {"stored": holds[move.tier].add, "removed": holds[move.tier].discard, "kept": lambda key: None}[
+                    move.event
+                ](move.key)
+                assert move.medium == ("CPU", "STORAGE")[move.tier - 1]
+            heard.moves.clear()
+            for tier in tiers.placement.lower.tiers:
                 on_its_way = {copy.key for _, _, copy in tiers.transfers._ends if copy.target == tier.number}
-                assert index.blocks(medium) == tier.block_of.keys() - on_its_way
-                seen += len(index.blocks(medium))
+                assert holds[tier.number] == tier.block_of.keys() - on_its_way
+                seen += len(holds[tier.number])
     assert seen > 100
+    assert kept > 20
 
 
 @pytest.mark.parametrize("prefetch", [False, True])

@@ -17,6 +17,7 @@ from framework.config.check import parse, without_effect
 from framework.config.config import GROUPS, Config, default_choices, default_settings
 from framework.config.sections import SECTIONS, EngineOptions, RunOptions
 from framework.errors import ConfigError, FrameworkError
+from framework.interfaces.observer import Observer
 
 HERE = {"run": {"dir": "somewhere"}}
 
@@ -79,7 +80,7 @@ def test_a_name_alone_is_a_component() -> None:
         ({"cache": 3}, "cache must be a mapping, found 3; set its keys, as in cache.KEY=VALUE"),
         ({"cache": {"num_block": 3}}, "unknown key 'cache.num_block'; keys: "),
         ({"cache": {"memory_fraction": 0}}, "cache.memory_fraction must be above 0, found 0"),
-        ({"kernel": {"batch": [4, 0]}}, "kernel.batch must be at least 1, found 0"),
+        ({"mode": {"name": "kernel", "batch": [4, 0]}}, "mode.batch must be at least 1, found 0"),
         ({"run": {"dir": "x", "timeout_s": math.nan}}, "run.timeout_s must be a finite number, found nan"),
         ({"run": {"dir": "x", "timeout_s": 10**400}}, "run.timeout_s must be float or null, found"),
         ({"run": {}}, "run.dir has no value; set run.dir=..."),
@@ -144,3 +145,26 @@ def test_every_setting_that_only_a_model_reads_has_no_effect_in_a_replay() -> No
     settings = {"compile": True, "prepack": False, "cuda_graphs": False}
     (said,) = without_effect(parse({**HERE, "mode": "replay", "engine": settings}))
     assert all(f"engine.{name}=" in said for name in settings), said
+
+
+class OfOneGroup(Observer):
+    """One that is not of a cache-only replay either."""
+
+    several_groups = False
+
+
+def test_observers_are_a_list_each_once_and_of_runs_that_they_can_hear() -> None:
+    name = f"{__file__}:OfOneGroup"
+    config = parse({**HERE, "observers": [name]})
+    assert config.observers == ({"name": name},)
+    assert parse(config.plain()) == config
+    for changed, said in (
+        ({"observers": name}, "observers must be a list"),
+        ({"observers": [name, {"name": name}]}, "twice"),
+        ({"observers": ["nope"]}, "no observer named"),
+        ({"observers": [{"name": name, "x": 1}]}, "no option 'x'"),
+        ({"observers": [name], "mode": "kernel"}, "not of mode=kernel; leave it out"),
+        ({"observers": [name], "mode": "replay", "executor": "cache_only"}, "not of mode=replay executor=cache_only"),
+    ):
+        with pytest.raises(FrameworkError, match=said):
+            parse({**HERE, **changed})

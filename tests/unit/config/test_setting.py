@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from framework.config.sections import CacheOptions, EngineOptions, KernelOptions, RunOptions
+from framework.config.sections import CacheOptions, EngineOptions, RunOptions
+from framework.engine.engine import ModelLimits
 from framework.errors import ConfigError
 
 
 def test_values_are_converted_to_their_types() -> None:
-    kernel = KernelOptions(batch=[1, 8])  # type: ignore[arg-type]
-    assert kernel.batch == (1, 8)
-    assert kernel.plain()["batch"] == [1, 8]
+    limits = ModelLimits(max_model_len=8, eos_token_ids=[1, 8])  # type: ignore[arg-type]
+    assert limits.eos_token_ids == (1, 8)
+    assert limits.plain()["eos_token_ids"] == [1, 8]
     assert type(RunOptions(dir="x", timeout_s=5).timeout_s) is float
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from fake_engines import finished, make_llm
 from framework.errors import ConfigError
 from framework.interfaces.backend import LayerKV
 from framework.llm import LLM, CacheOptions
+from framework.model.dense import DenseCache
+from framework.model.loading import load_model
 from framework.sampling import Sampling
 from framework_builtin.backend.gather import GatherBackend
 
@@ -59,6 +62,7 @@ def test_scales_of_a_file_are_those_of_the_pool_and_give_the_same_tokens(tmp_pat
         (json.dumps({"k": [[1.0, 1.0]] * 2}), "cannot be read"),
         (json.dumps({"k": [[1.0]] * 2, "v": [[1.0]] * 2}), r"shape \(2, 1\), the model has 2 layers of 2 kv heads"),
         (json.dumps({"k": [[1.0, 0.0]] * 2, "v": [[1.0, 1.0]] * 2}), "not finite and above 0"),
+        (json.dumps({"k": [[1.0, 1.0]] * 2, "v": [[1.0, float("inf")]] * 2}), "'v' of .* not finite and above 0"),
     ],
 )
 def test_scales_that_do_not_fit_are_refused(tmp_path: Path, content: str, match: str) -> None:
@@ -85,11 +89,51 @@ def test_sharing_forks_and_preemption_change_no_token_of_a_narrow_pool(kv_dtype:
     assert tokens(often, beam_width=3) == tokens(alone, beam_width=3)
 
 
-@pytest.mark.parametrize("kv_dtype", NARROW)
-def test_two_ranks_with_a_narrow_pool_give_the_tokens_of_one(kv_dtype: str) -> None:
-    alone = tokens(LLM("tiny", cache=CacheOptions(num_blocks=60, kv_dtype=kv_dtype)))
-    with make_llm("tiny", num_blocks=60, kv_dtype=kv_dtype, tensor_parallel_size=2) as spread:
+@pytest.mark.parametrize(
+    ("kv_dtype", "given"), [("float8_e4m3fn", False), ("float8_e4m3fn", True), ("int8", False)], ids=str
+)
+def test_two_ranks_with_a_narrow_pool_give_the_tokens_of_one(kv_dtype: str, given: bool, tmp_path: Path) -> None:
+    file = tmp_path / "scales.json"
+    file.write_text(json.dumps({"k": [[0.01, 1e-4]] * 2, "v": [[0.01, 1e-4]] * 2}))  # one head is cut off, one is not
+    options: dict[str, Any] = {"kv_dtype": kv_dtype, "kv_scales": str(file) if given else None}
+    alone = tokens(LLM("tiny", cache=CacheOptions(num_blocks=60, **options)))
+    with make_llm("tiny", num_blocks=60, tensor_parallel_size=2, **options) as spread:
         assert tokens(spread) == alone
+
+
+def test_calibrated_scales_are_those_of_each_layer_and_head_and_1_of_a_silent_one() -> None:
+    """Of the largest magnitudes of a dense pass, twice as much is still in range."""
+    model = load_model("tiny", dtype="float32", device="cpu")
+    decoder, length = model.decoder, model.config.max_position_embeddings
+    decoder.layers[1].qkv.data[-model.config.head_dim :] = 0.0  # type: ignore[union-attr, operator, index]
+    pool = make_llm(model, num_blocks=20, kv_dtype="float8_e4m3fn").pool
+    drawn = torch.randint(model.config.vocab_size, (512,), generator=torch.Generator().manual_seed(0))[:length]
+    dense = DenseCache(decoder)
+    with torch.inference_mode():
+        decoder(drawn, torch.arange(len(drawn)), dense.attend)
+    for number, layer in enumerate(pool.layers):
+        expected = [part.abs().amax((0, 2)) / 224 for part in dense.kv[number]]
+        if number == 1:
+            assert expected[1][-1] == 0, "V of its last head"
+            expected[1][-1] = 1.0
+        assert layer.k_scale is not None
+        assert layer.v_scale is not None
+        torch.testing.assert_close([layer.k_scale, layer.v_scale], expected)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_an_int8_value_without_an_end_is_read_as_one(layout: str) -> None:
+    """Or logits would be finite and wrong."""
+    shape = (3, 4, 2, 8) if layout == "NHD" else (3, 2, 4, 8)
+    stored = [torch.zeros(shape, dtype=torch.int8) for _ in range(2)]
+    pool = LayerKV(stored[0], stored[1], layout, torch.ones(shape[:-1]), torch.ones(shape[:-1]))
+    values = torch.ones(1, 2, 8)
+    values[0, 1, 3] = math.inf
+    GatherBackend().write(pool, values, values, torch.tensor([5]))
+    at = (1, 1) if layout == "NHD" else (1, slice(None), 1)
+    for scale in (pool.k_scale, pool.v_scale):
+        assert scale is not None
+        assert scale[at].isfinite().tolist() == [True, False]
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])

@@ -39,6 +39,30 @@ def test_a_prompt_in_chunks_gives_its_leading_blocks_up_before_its_end():
     assert tokens_of(request) == expected(FakeModel(window=WINDOW), request)
 
 
+@pytest.mark.parametrize("window", [1, 3, 4, 5, 8, 10, 19])
+@pytest.mark.parametrize("chunk", [None, 7])
+def test_a_row_keeps_the_blocks_that_its_window_still_reads_and_its_last_full_one(window, chunk):
+    """Of blocks of 4, after every step; the next token is at the position of those that are computed."""
+    engine = windowed(num_blocks=64, max_model_len=200, window=window, chunk_size=chunk)
+    request = engine.submit(list(range(23)), Sampling(max_tokens=30, ignore_eos=True))
+    seen = []
+
+    def kept(engine):
+        (seq,) = request.sequences
+        if seq.row < 0:
+            return
+        computed = int(engine.state.rows.computed[seq.row])
+        read = range(max(0, computed + 1 - window), computed)
+        blocks = {at // 4 for at in read} | set(range(max(0, computed // 4 - 1), -(-computed // 4)))
+        whole = -(-max(computed, 23) // 4)  # a prompt has its blocks at once
+        assert engine.allocator.stats().used_blocks == whole - min(blocks), (computed, blocks)
+        seen.append(computed)
+
+    drive(engine, kept)
+    assert len(seen) > 28
+    assert tokens_of(request) == expected(FakeModel(window=window), request)
+
+
 def test_what_was_passed_stays_findable_until_it_is_evicted():
     engine = windowed(num_blocks=64)
     first = engine.submit(list(range(16)), Sampling(max_tokens=30))

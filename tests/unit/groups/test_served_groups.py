@@ -12,7 +12,7 @@ from framework.engine.engine import Engine
 from framework.engine.request import Request
 from framework.errors import ConfigError, OutOfMemory
 from framework.groups.serving import GroupedAllocator
-from framework.kv_events.stream import EventStream
+from framework.interfaces.observer import Observer
 from framework.llm import LLM, CacheOptions, EngineOptions, FaultOptions
 from framework.model.dense import greedy
 from framework.model.loading import LoadedModel, load_model
@@ -159,11 +159,15 @@ def test_after_a_reset_the_groups_are_empty_and_serve_again(mixed: LoadedModel) 
     assert finished(llm.generate(PROMPTS, GREEDY)) == wanted
 
 
+class OfOneGroup(Observer):
+    several_groups = False
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "radix": ({"allocator": "radix"}, "prefix and prefix_cow do"),
     "contiguous": ({"allocator": "contiguous"}, "prefix and prefix_cow do"),
     "weak_hash": ({"hash": "xxh64"}, "collision-resistant hash"),
-    "kv_events": ({"kv_events": EventStream(())}, "cache events"),
+    "observer": ({"observers": (OfOneGroup(),)}, "no groups with the observer OfOneGroup"),
     "record": ({"record": True}, "a recording"),
     "compile": ({"engine": EngineOptions(compile=True)}, "compilation"),
 }

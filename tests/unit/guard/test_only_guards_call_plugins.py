@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_engines import make_llm
+from fake_engines import Heard, make_llm
 from watched_plugins import watch
 
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
-from framework.kv_events.stream import EventStream
 from framework.llm import EngineOptions
 from framework.sampling import Sampling
 
@@ -29,7 +28,7 @@ def test_only_the_guard_calls_methods_of_plugins(scheduling: Any, monkeypatch: p
     options = EngineOptions(scheduling=scheduling, max_batch_requests=4, max_batch_tokens=16)
     prompts = [[5, 6, 7, 8, 9, 10, 11, 12, number] for number in range(6)]
     with make_llm(
-        "tiny", num_blocks=24, block_size=2, device="cpu", engine=options, kv_events=EventStream([]), **parts
+        "tiny", num_blocks=24, block_size=2, device="cpu", engine=options, observers=(Heard(),), **parts
     ) as llm:
         for sampling in (Sampling(max_tokens=6), Sampling(max_tokens=6, beam_width=2)):
             for request in llm.generate(prompts, sampling):

@@ -47,6 +47,26 @@ def test_a_file_s_content_is_its_own_and_that_of_what_it_imports_beside_it(tmp_p
     assert content_of(mine) == seen[-1], "a process that imported it once reads it again"
 
 
+def test_a_package_s_content_has_the_places_of_its_files_and_its_native_code_and_nothing_shared(tmp_path: Path) -> None:
+    write(tmp_path, ed_dot_py="import pack", pack____init___dot_py="", pack__one__two__deep_dot_py="x = 1")
+    mine = Plugin("eviction", "ed.py:Mine", f"{tmp_path / 'ed.py'}:Mine", NOT_INSTALLED, "")
+    seen = [fresh(mine)]
+    (tmp_path / "pack" / "one" / "two" / "deep.py").write_text("x = 2")
+    seen.append(fresh(mine))
+    (tmp_path / "pack" / "one" / "two").rename(tmp_path / "pack" / "one" / "zwei")
+    seen.append(fresh(mine))
+    for suffix in ("so", "cu"):
+        (tmp_path / "pack" / f"kernel.{suffix}").write_bytes(b"1")
+        seen.append(fresh(mine))
+    assert len(set(seen)) == 5, seen
+    shared = tmp_path / "site-packages"
+    write(shared, ed_dot_py="import helper", helper_dot_py="x = 1")
+    installed = Plugin("eviction", "ed.py:Mine", f"{shared / 'ed.py'}:Mine", NOT_INSTALLED, "")
+    before = fresh(installed)
+    (shared / "helper.py").write_text("x = 2")
+    assert fresh(installed) == before, "what lies beside it there is of others"
+
+
 def test_an_installed_distribution_s_content_is_its_version_and_all_of_its_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import command
 from replay_helpers import random_requests, workload
 
 from framework.errors import ConfigError
@@ -17,8 +18,9 @@ from framework.workload.traces import WorkloadRequest, write_trace
 from framework_builtin.eviction.arc import Arc
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.optimum import Optimum
-from framework_lab.curve import main
 from framework_report.figures import curve as figures
+
+main = command("curve")
 
 CLASSES = {"lru": Lru, "arc": Arc, "optimum": Optimum}
 

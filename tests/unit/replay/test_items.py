@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +15,15 @@ from fake_engines import make_engine
 from replay_helpers import random_requests, workload
 
 from framework.engine.engine import Engine
-from framework.engine.executors.replay import ReplayExecutor, constant_step
+from framework.engine.executors.replay import OUTPUT_BASE, ReplayExecutor, constant_step
 from framework.errors import ConfigError
 from framework.registry.components import build_allocator
-from framework.replay.items import Foresight, feed, trace_items
+from framework.replay.items import Foresight, feed, submit, trace_items
 from framework.replay.reference import replay
-from framework.workload.traces import WorkloadRequest
+from framework.sampling import Sampling
+from framework.workload.traces import WorkloadRequest, open_trace
 from framework.workload.traces.own_format import name_blocks
+from framework.workload.traces.recording import read_recording
 from framework_builtin.eviction.belady import Belady
 
 
@@ -134,6 +139,56 @@ def test_a_preempted_request_finds_its_blocks_near() -> None:
         assert set(uses) == {number + 1.0}, "its own, nearer than any to come"
         assert len(uses) in (3, 4), "its full blocks"
     assert {number: uses for number, uses, back in seen if not back}[0] == [4.0] * 3
+
+
+def replayed(requests: list[WorkloadRequest], outputs: dict[tuple[int, int], Any]) -> list[list[list[int]]]:
+    """The tokens of each sample of each request."""
+    engine = engine_of("lru", 80, 4, "prefix_cow", outputs=outputs)
+    found = [submit(engine, request) for request in requests]
+    engine.run()
+    return [[completion.tokens for completion in request.completions] for request in found]
+
+
+def test_of_a_trace_s_samples_the_first_says_what_was_recorded_and_the_others_what_nobody_else_does() -> None:
+    first, second, beams = spoken([([1, 2, 3], [7, 8, 9]), ([1, 2, 3], [7, 8, 9]), ([4, 5], [6, 6])])
+    first, second = (replace(one, sampling=Sampling(max_tokens=9, n=3, temperature=1.0)) for one in (first, second))
+    beams = replace(beams, sampling=Sampling(max_tokens=9, beam_width=2))
+    outputs: dict[tuple[int, int], Any] = {}
+    items = [*trace_items([first, second, beams], outputs)]
+    assert {key: tokens.tolist() for key, tokens in outputs.items()} == {(0, 0): [7, 8, 9], (1, 0): [7, 8, 9]}
+    found = replayed(items[:2], outputs)
+    assert [answers[0] for answers in found] == [[7, 8, 9]] * 2
+    others = [tuple(answer) for answers in found for answer in answers[1:]]
+    assert len(others) == len({*others}) == 4, others
+    assert all(len(answer) == 3 and min(answer) >= OUTPUT_BASE for answer in others), others
+    assert outputs == {}, "what has been said is let go"
+    assert len(replayed([replace(items[2])], {})[0]) == 2
+
+
+def test_a_recording_keeps_every_sample_and_is_a_trace_of_the_first(tmp_path: Path) -> None:
+    said = [[[5, 6, 7, 8], [9, 10], [11, 12, 13]], [[1], [2], [3]]]
+    head = {"format": "kvlab-recording", "version": 2, "eos_token_ids": [0], "max_model_len": 64, "window": 16}
+    lines = [
+        {"number": 3 * at, "arrival_step": at, "prompt": [5, 6, 7], "sampling": {"max_tokens": 4, "n": 3, "seed": 8},
+         "seed": 41 + at, "outputs": answers, "tops": [[[[1, 2]], [[None, -0.5]]]] if at else []}
+        for at, answers in enumerate(said)
+    ]  # fmt: skip
+    path = tmp_path / "recording.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in (head, *lines)))
+    recording = read_recording(path)
+    assert (recording.window, recording.max_model_len, recording.eos_token_ids) == (16, 64, (0,))
+    assert [request.sampling.seed for request in recording.requests] == [41, 42], "the seed that was drawn"
+    assert recording.tops == {(1, 0): ([[1, 2]], [[-inf, -0.5]])}
+    ends = {key: len(tokens) for key, tokens in recording.outputs.items()}
+    assert ends == {(at, n): len(tokens) for at, answers in enumerate(said) for n, tokens in enumerate(answers)}
+    whole = [replace(one, sampling=replace(one.sampling, ignore_eos=True)) for one in recording.requests]
+    kept = {**recording.outputs}
+    found = replayed(whole, recording.outputs)
+    assert [[answer[: ends[at, n]] for n, answer in enumerate(answers)] for at, answers in enumerate(found)] == said
+    assert (recording.outputs, len(kept)) == ({}, 6)
+    read = [*open_trace(path)]
+    assert [request.output.tolist() for request in read if request.output is not None] == [said[0][0], said[1][0]]
+    assert [(request.output_tokens, request.sampling.n) for request in read] == [(4, 3), (1, 3)]
 
 
 def test_a_request_that_just_fits_is_foreseen_and_one_of_beams_by_its_prompt_alone() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from framework import registry
+from framework.registry.lookup import Plugin
 from framework.sweep import identity as identities
-from framework.sweep.identity import Repeats, components, digest_of, identity, inputs, uses_seed
+from framework.sweep.identity import Repeats, components, config_hash, digest_of, identity, inputs, uses_seed
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -77,6 +80,53 @@ def test_what_a_run_writes_is_no_input_and_folders_are_those_of_traces_and_model
     (folder / "model" / "file.json").write_text("[]")
     assert digest_of(folder / "model") != before
     assert digest_of(folder / "missing") == ""
+
+
+def test_a_folder_s_digest_has_all_files_below_it_with_their_places(folder: Path) -> None:
+    (folder / "model" / "part").mkdir(parents=True)
+    (folder / "model" / "part" / "a.json").write_text("1")
+    seen = [digest_of(folder / "model")]
+    (folder / "model" / "part" / "a.json").write_text("2")
+    seen.append(digest_of(folder / "model"))
+    (folder / "model" / "part").rename(folder / "model" / "other")
+    seen.append(digest_of(folder / "model"))
+    assert len(set(seen)) == 3, seen
+
+
+def test_large_weights_count_by_size_and_time_and_a_large_trace_by_its_lines(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identities, "_LARGE_BYTES", 10)
+    found = {}
+    for name in ("weights.safetensors", "trace.jsonl"):
+        digests = list[str]()
+        for text, time in (("a" * 20, 1), ("b" * 20, 1), ("b" * 20, 2), ("b" * 21, 2)):
+            path = folder / str(len(digests)) / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+            os.utime(path, (time, time))
+            digests.append(digest_of(path))
+        found[name] = [digests.index(digest) for digest in digests]
+    assert found == {"weights.safetensors": [0, 0, 2, 3], "trace.jsonl": [0, 1, 1, 3]}
+
+
+def test_the_core_of_a_replay_and_others_readers_are_plugins_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = Plugin("trace", "mine", "mine:Reader", "mine-1", "1")
+    installed = registry.entries
+    monkeypatch.setattr(registry, "entries", lambda kind: [mine, *installed(kind)])
+    found = dict(components(config(replay={"core": "native"})))
+    assert found == {
+        "workload": "trace", "eviction": "lru", "replay_core": "native", "auto.mine-1:mine.trace": "mine-1:mine",
+    }  # fmt: skip
+    assert "auto.mine-1:mine.trace" not in dict(components(config(workload={"name": "trace", "format": "own"})))
+
+
+def test_what_a_run_does_is_in_its_configuration_s_name_and_how_it_is_watched_is_not() -> None:
+    plain = config_hash(config())
+    for changes in ({"tracker": {"name": "wandb"}}, {"run": {"dir": "y", "progress": False, "overwrite": True}}):
+        assert config_hash(config(**changes)) == plain, changes
+    for changes in ({"run": {"dir": "x", "explain": True}}, {"eviction": {"name": "fifo"}}, {"seed": 1}):
+        assert config_hash(config(**changes)) != plain, changes
 
 
 REPLAY = {

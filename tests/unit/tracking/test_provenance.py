@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from framework import api
+from framework.registry import content_of, find, framework_content
 from framework.tracking import checkout_state, collect_provenance, provenance
 
 
@@ -47,6 +50,30 @@ def test_files_among_the_outputs_make_no_checkout_dirty_and_others_do(checkout: 
     assert checkout_state([folder, checkout.parent])["git_dirty"] is False
     (checkout / "code.py").write_text("1\n")
     assert checkout_state([folder])["git_dirty"] is checkout_state([checkout])["git_dirty"] is True
+
+
+def test_code_and_inputs_are_named_by_their_content_secrets_are_masked_and_the_machine_is_what_may_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ed.py").write_text("from framework_builtin.eviction.lru import Lru\nclass Mine(Lru): ...\n")
+    (tmp_path / "t.jsonl").write_text("{}\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    found = collect_provenance(
+        components=[("tiers.1.eviction", f"{tmp_path / 'ed.py'}:Mine"), ("hash", "sha256"), ("allocator", "none")],
+        argv=["run", "tracker.api_key=12345678"], inputs=[tmp_path / "t.jsonl", tmp_path],
+    )  # fmt: skip
+    mine, ours = found["components"]["tiers.1.eviction"], found["components"]["hash"]
+    assert mine["content_sha256"] == content_of(find("eviction", f"{tmp_path / 'ed.py'}:Mine"))
+    assert mine["content_sha256"] != ours["content_sha256"] == framework_content()
+    assert found["components"]["allocator"]["class"] is None
+    assert "12345678" not in json.dumps(found)
+    assert [(one["name"], one["bytes"], one["sha256"]) for one in found["inputs"]] == [
+        ("t.jsonl", 3, hashlib.sha256(b"{}\n").hexdigest())
+    ], "a folder is no file of requests"
+    facts = provenance.headline({**found, "device": {"name": "cpu"}})
+    assert facts["machine"].endswith(", 1 of 64 cores")
+    assert (facts["trace_sha256"], facts["command"]) == (found["inputs"][0]["sha256"], found["command"])
 
 
 def test_an_earlier_state_is_kept(checkout: Path) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import command
 
 from framework.errors import WorkloadError
-from framework.trace import main
 from framework.workload.request_log import convert
 from framework.workload.traces import open_trace
+
+main = command("trace")
 
 
 def logged(rid: str, second: int, prompt: Any, output: Any, **asked: Any) -> str:

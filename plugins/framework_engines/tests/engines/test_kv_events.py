@@ -21,14 +21,14 @@ from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
 
 from experiments.fidelity import our_side, vllm_side
 from experiments.fidelity.streams import Outcome, Talk, grown
-from framework.kv_events import schema, zeromq
-from framework.kv_events.index import BlockIndex, Follower
-from framework.kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
-from framework.kv_events.zeromq import Publisher, Subscriber
 from framework.workload.request_log import convert
 from framework.workload.trace_file import TraceFile
 from framework.workload.traces import open_trace
-from framework.workload.traces.kv_events import KVEventStream
+from framework_kv_events import schema, zeromq
+from framework_kv_events.index import BlockIndex, Follower
+from framework_kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from framework_kv_events.workload import KVEventStream
+from framework_kv_events.zeromq import Publisher, Subscriber
 
 pytestmark = pytest.mark.timeout(600)
 NAME = bytes(range(32))
@@ -189,9 +189,7 @@ def test_a_recording_of_vllm_hits_in_our_replay_what_vllm_hit(
 def replayed_hits(path: Path) -> int:
     from framework.replay.items import trace_items
 
-    requests = [
-        *trace_items(iter(TraceFile(path=path, format="framework.workload.traces.kv_events:KVEventTrace").requests()))
-    ]
+    requests = [*trace_items(iter(TraceFile(path=path, format="framework_kv_events.workload:KVEventTrace").requests()))]
     unique = iter(range(2**30, 2**31))
     talks = [
         Talk(request.tokens, np.array([next(unique)] if request.output is None else request.output, dtype=np.int32))

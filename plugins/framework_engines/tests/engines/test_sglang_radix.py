@@ -14,10 +14,10 @@ from installed_engines import SGLANG, executed
 from experiments.fidelity import our_side, sglang_side
 from experiments.fidelity.streams import Outcome, Talk, grown
 from framework.errors import Unsupported
-from framework.kv_events import zeromq
-from framework.kv_events.index import BlockIndex
-from framework.kv_events.requests import RequestFinder
 from framework_engines import as_sglang, one_page_nodes
+from framework_kv_events import zeromq
+from framework_kv_events.index import BlockIndex
+from framework_kv_events.requests import RequestFinder
 
 BLOCKS = {1: 260, 16: 60}
 

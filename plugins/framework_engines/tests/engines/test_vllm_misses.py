@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from command_line import command
 
 from experiments.fidelity import our_side, vllm_side
 from experiments.fidelity.streams import Talk, grown, of_trace, sampled
@@ -15,13 +16,14 @@ from experiments.live.server import policy_config
 from experiments.shared import CONVERSATION, MissingTrace, trace_path
 from framework.engine.engine import Engine
 from framework.errors import ConfigError
-from framework.explain import main
 from framework.interfaces.workload import WorkloadRequest
-from framework.misses.account import ELSEWHERE, EVICTED, Account
-from framework.misses.ledger import Ledger
-from framework.replay.recorded_misses import explain_stream
 from framework.types import Namespace
-from framework_report.misses import read_account
+from framework_explain.account import ELSEWHERE, EVICTED, Account
+from framework_explain.ledger import Ledger
+from framework_explain.recorded_misses import explain_stream
+from framework_explain.table_of_misses import read_account
+
+main = command("explain")
 
 pytestmark = pytest.mark.timeout(900)
 SALTS = (None, "one", "two")

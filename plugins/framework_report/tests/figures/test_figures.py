@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from framework_report import figures
-from framework_report.figures import curve, intervals, regret_by_age, token_origins, trials
+from framework_report.figures import curve, intervals, trials
 from framework_report.figures.curve import Line
 from framework_report.figures.intervals import Row
 from framework_report.figures.style import WIDTH_IN, as_svg, save, short
@@ -37,11 +37,6 @@ KERNEL = [
         "date": "2026-11-22T00:00:00",
     }
 ]  # fmt: skip
-REGRETS = [
-    {"request": 9, "depth": 0, "blocks": 1, "tokens": 16, "evicted_for": 2, "requests_ago": age, "references_ago": age,
-     "admission": 9, "lru_tokens": 0, "optimum_tokens": 16}
-    for age in (3, 900)
-]  # fmt: skip
 NAMED = {"x_label": "x", "y_label": "y"}
 ROWS = [Row(label="a", value=1.0, interval=(0.9, 1.1), parts=[1, 2]), Row(label="b", value=2.0, baseline=True)]
 TIERS = [{**step, "tier1_blocks": 3 * step["step"], "tier2_blocks": 1, "loading": 1} for step in STEPS]
@@ -55,8 +50,6 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "curve": (([*LINES, Line(label="optimum", x=[8, 512], y=[4, 4], reference=True)],), NAMED),
     "intervals": ((ROWS,), {"x_label": "x", "zero": True}),
     "reuse_distance": ((np.array([1.0, 2, 4]), np.array([3, 1]), 10), {}),
-    "token_origins": (([{"prompt_tokens": 9, "cached_tokens": 5, "tier1_tokens": 2, "tier2_tokens": 1}],), {}),
-    "regret_by_age": ((REGRETS,), {}),
     "trials": (
         ([0.5, None, 0.7], {"a": [(1, 2.0, True)], "b": [("x", 2.0, False)]}), {"maximize": True, "y_label": "y"},
     ),
@@ -91,7 +84,7 @@ def test_a_figure_is_as_wide_as_a_phone_can_show_and_its_text_stays_text(name: s
 
 @pytest.mark.parametrize("module", OF_RUNS, ids=lambda module: module.TITLE)
 def test_a_figure_of_a_run_names_the_file_that_it_draws_from_and_needs_something_in_it(module: Any) -> None:
-    assert module.SOURCE in ("metrics.jsonl", "events.jsonl", "requests.jsonl", "regret.jsonl")
+    assert module.SOURCE in ("metrics.jsonl", "events.jsonl")
     assert module.NOTE.endswith(".")
     assert module.draw([]) is None
 
@@ -124,30 +117,3 @@ def test_the_best_so_far_goes_up_or_down_with_the_direction_and_past_failed_tria
     for maximize, best in ((True, [2.0, 2.0, 3.0]), (False, [2.0, 2.0, 2.0])):
         axes = trials.draw([2.0, None, 3.0], {}, maximize=maximize, y_label="y").axes[0]
         assert list(axes.lines[0].get_ydata()) == best
-
-
-def origins(*rows: dict[str, int]) -> dict[str, float]:
-    """Legend of the picture of where tokens came from: name -> share in percent."""
-    figure = token_origins.draw(rows)
-    assert figure is not None
-    texts = [text.get_text().removesuffix(" %").rpartition(", ") for text in figure.legends[0].get_texts()]
-    assert max(patch.get_paths()[0].vertices[:, 1].max() for patch in figure.axes[0].collections) == pytest.approx(100)
-    return {name: float(share) for name, _, share in texts}
-
-
-def test_where_tokens_came_from_is_split_by_tier_and_by_cause_as_far_as_the_run_says() -> None:
-    tiers = {"prompt_tokens": 10, "cached_tokens": 6, "tier1_tokens": 2, "tier2_tokens": 1}
-    assert origins(tiers, tiers) == {"hit in the pool": 30, "hit in tier 1": 20, "hit in tier 2": 10, "computed": 40}
-    blocks = {"prompt_blocks": 4, "hit_blocks": 3, "tier1_blocks": 1}
-    assert origins(blocks) == {"hit in the pool": 50, "hit in tier 1": 25, "computed": 25}
-    new = {"cached_tokens": 30, "missed_new_tokens": 60, "missed_evicted_tokens": 10}
-    assert origins(new, {**new, "cached_tokens": 0}) == pytest.approx({"hit": 17.6, "new": 70.6, "evicted": 11.8})
-    assert token_origins.draw([{"request": 0, "prompt_tokens": 5, "cached_tokens": 3}]) is None
-
-
-def test_a_bar_is_what_was_computed_again_and_its_lower_part_the_optimum_s() -> None:
-    rows = [{**REGRETS[0], "tokens": 512, "optimum_tokens": 512}, {**REGRETS[1], "tokens": 100, "optimum_tokens": 0}]
-    figure = regret_by_age.draw(rows)
-    assert figure is not None
-    heights = [[bar.get_height() for bar in bars] for bars in figure.axes[0].containers]
-    assert heights == [[512, 0, 0, 0, 0, 0], [0, 0, 0, 100, 0, 0]]

@@ -50,7 +50,7 @@ def test_a_component_is_chosen_by_its_name(group: str, value: str) -> None:
     [
         (("cache={num_blocks: x}",), "cache.num_blocks must be int or null, found 'x'"),
         (("cache.num_blocks.x=1",), "cache.num_blocks must be int or null, found {'x': 1}"),
-        (("kernel.lengths={}",), "kernel.lengths must be a list of Literal['uniform', 'ragged'], found {}"),
+        (("mode=kernel", "mode.lengths=[odd]"), "mode.lengths[0] must be one of 'uniform', 'ragged', found 'odd'"),
         (("allocator.watermark=[1]",), "allocator.watermark must be float, found [1]"),
         (("workload.num_requests={a: 1}",), "workload.num_requests must be int, found {'a': 1}"),
         (("eviction=lru_k", "eviction.k=x"), "eviction.k must be int, found 'x'"),
@@ -59,7 +59,10 @@ def test_a_component_is_chosen_by_its_name(group: str, value: str) -> None:
         (("allocator.block_size=8",), "allocator.block_size is shared by all components; set cache.block_size instead"),
         (("cache.blocksize=8",), "unknown key 'cache.blocksize'; keys: "),
         (("seed=1,2",), "cannot compose the configuration: Ambiguous value for argument 'seed=1,2'"),
-        (("cache.block_size=4", "kernel.lengths={a: 1}", "eviction=lru_k", "eviction.k=2"), "kernel.leng"),
+        (
+            ("cache.block_size=4", "engine.chunk_size={a: 1}", "eviction=lru_k", "eviction.k=2"),
+            "engine.chu",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -8,9 +8,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from command_line import command
 from synthetic_workloads import example
 
-from framework import registry, trace
+from framework import registry
 from framework.errors import WorkloadError
 from framework.workload.traces import detect_format, open_trace, write_trace
 from framework.workload.traces.own_format import name_blocks
@@ -171,10 +172,10 @@ def test_bailian_chats_are_followed_to_their_root(tmp_path: Path) -> None:
 def test_a_convert_that_fails_leaves_what_was_there_and_nothing_else(tmp_path: Path) -> None:
     path, out = tmp_path / "m.jsonl", tmp_path / "out.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [1]}\nbroken\n')
-    assert trace.main(["convert", str(path), str(out)]) == 2
+    assert command("trace")(["convert", str(path), str(out)]) == 2
     assert not out.exists()
     out.write_text("good")
-    assert trace.main(["convert", str(path), str(out)]) == 2
+    assert command("trace")(["convert", str(path), str(out)]) == 2
     assert out.read_text() == "good"
     assert sorted(one.name for one in tmp_path.iterdir()) == ["m.jsonl", "out.jsonl"]
     with pytest.raises(WorkloadError, match="cannot be written"):
@@ -185,5 +186,5 @@ def test_of_an_archive_the_error_says_what_reads_it(tmp_path: Path, capsys: pyte
     archive = tmp_path / "agents.tar.xz"
     with tarfile.open(archive, "w:xz"):
         pass
-    assert trace.main(["describe", str(archive)]) == 2
+    assert command("trace")(["describe", str(archive)]) == 2
     assert "workload=agent_text reads archives" in capsys.readouterr().err

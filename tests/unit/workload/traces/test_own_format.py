@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import command
 from fake_engines import make_engine
 
-from framework import trace
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.errors import WorkloadError
 from framework.registry.components import build_allocator
@@ -52,7 +52,7 @@ def test_replay_forks_what_the_trace_asks_for() -> None:
 def test_the_command_writes_the_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "rag.jsonl.gz"
     words = ["synth", "rag", "num_requests=9", "shuffle=false", "rate_per_s=2", "--out", str(out), "--seed", "3"]
-    assert trace.main([*words, "--block-tokens", "32"]) == 0
+    assert command("trace")([*words, "--block-tokens", "32"]) == 0
     assert "9 requests" in capsys.readouterr().out
     expected = as_trace(stream("rag", {"num_requests": 9, "shuffle": False, "rate_per_s": 2.0}, seed=3), 32)
     for read, request in zip(open_trace(out), expected, strict=True):
@@ -64,5 +64,5 @@ def test_the_command_writes_the_trace(tmp_path: Path, capsys: pytest.CaptureFixt
         (["synth", "chat", "--out", str(tmp_path / "other")], "this workload has text"),
         (["synth", "rag", "--out", str(tmp_path / "other"), "num=3"], "has no option 'num'"),
     ):
-        assert trace.main(wrong) == 2
+        assert command("trace")(wrong) == 2
         assert message in capsys.readouterr().err

@@ -1,0 +1,151 @@
+"""Error boundary around observers, and the list of those that listen to an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from framework.errors import FrameworkError
+from framework.guard.boundary import Boundary
+from framework.interfaces.allocator import CacheEvent
+from framework.interfaces.observer import Call, Counted, Losses, Move, Note, Observed, Observer, RunView
+
+Listener = Callable[[Call, Sequence[CacheEvent]], object]
+"""(call, its cache events): a part of the framework that follows the cache; called where there are events."""
+
+
+class GuardedObserver:
+    """An observer whose every failure is an error of the framework that names distribution, class and method.
+
+    Attributes:
+        plugin: the observer itself.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        self.plugin = observer
+        self._boundary = Boundary("observer", type(observer), (FrameworkError,))
+
+    def ask(self, hook: str, *given: Any) -> Any:
+        """What its method answers.
+
+        Raises:
+            FrameworkError: it failed.
+        """
+        try:
+            return getattr(self.plugin, hook)(*given)
+        except BaseException as error:
+            self._boundary.contain(hook, error)
+
+    def _mapping(self, hook: str, *given: Any) -> Mapping[str, Any]:
+        found: Any = self.ask(hook, *given)
+        if not isinstance(found, Mapping) or not all(type(key) is str for key in found):
+            self._boundary.wrong(hook, "must return a mapping of texts", found)
+        return found
+
+    def start(self, run: RunView) -> None:
+        self.ask("start", run)
+
+    def losses(self) -> Losses | None:
+        found: Any = self.ask("losses")
+        if found is not None and not isinstance(found, Losses):
+            self._boundary.wrong("losses", "must return Losses or None", found)
+        return found
+
+    def counted(self, replay: Counted) -> None:
+        self.ask("counted", replay)
+
+    def row(self, request: int) -> Mapping[str, Any]:
+        return self._mapping("row", request)
+
+    def results(self) -> Mapping[str, Any]:
+        return self._mapping("results")
+
+    def close(self) -> None:
+        self.ask("close")
+
+
+def losses_of(observers: Sequence[GuardedObserver]) -> Losses | None:
+    """What all of these hear a cache-only replay with; None where none of them wants to."""
+    found = [losses for observer in observers if (losses := observer.losses()) is not None]
+    parts = [(Boundary("losses", type(losses), (FrameworkError,)), losses) for losses in found]
+    return _AllLosses(parts) if parts else None
+
+
+class _AllLosses(Losses):
+    """Tells several; what one of them raises names it."""
+
+    def __init__(self, parts: Sequence[tuple[Boundary, Losses]]) -> None:
+        self._parts = parts
+
+    def evicted(self, request: int, nodes: Sequence[int]) -> None:
+        self._tell("evicted", request, nodes)
+
+    def declined(self, request: int, nodes: Sequence[int]) -> None:
+        self._tell("declined", request, nodes)
+
+    def kept(self, request: int, nodes: Sequence[int]) -> None:
+        self._tell("kept", request, nodes)
+
+    def out_of_reach(self, request: int, nodes: Sequence[int]) -> None:
+        self._tell("out_of_reach", request, nodes)
+
+    def _tell(self, hook: str, request: int, nodes: Sequence[int]) -> None:
+        for boundary, part in self._parts:
+            try:
+                getattr(part, hook)(request, nodes)
+            except BaseException as error:
+                boundary.contain(hook, error)
+
+
+class Observers:
+    """Those that listen to one engine. What one of them raises is kept until `require`, and it hears no more.
+
+    NOTE. It is told in the middle of a call of the allocator, whose caller knows what to do about an allocator that
+    fails and nothing of observers: raised there, it would cost some request. The engine asks `require` after each step.
+
+    Attributes:
+        listeners: parts of the framework, which hear of each call before any observer.
+    """
+
+    def __init__(self, observers: Sequence[Observer] = (), listeners: Sequence[Listener] = ()) -> None:
+        self.listeners = [*listeners]
+        self._observers = [GuardedObserver(observer) for observer in observers]
+        self._failure: FrameworkError | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.listeners or self._observers)
+
+    @property
+    def hears_calls(self) -> bool:
+        """Whether anybody wants to know of a call without events."""
+        return bool(self._observers)
+
+    def heard(self, call: Call, events: Sequence[CacheEvent]) -> None:
+        """A call has ended."""
+        if events:
+            for listener in self.listeners:
+                listener(call, events)
+        self._tell("heard", call, events)
+
+    def begin(self, cache: Observed) -> None:
+        self._tell("begin", cache)
+
+    def noted(self, note: Note) -> None:
+        self._tell("noted", note)
+
+    def moved(self, move: Move) -> None:
+        self._tell("moved", move)
+
+    def _tell(self, hook: str, *given: Any) -> None:
+        for observer in self._observers:
+            try:
+                observer.ask(hook, *given)
+            except FrameworkError as error:
+                self._failure = self._failure or error
+                self._observers = [other for other in self._observers if other is not observer]
+
+    def require(self) -> None:
+        """Raise what an observer raised since this was last asked."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure

@@ -1,0 +1,224 @@
+"""KV events of any allocator, from its calls and the cache events that they caused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
+
+import numpy as np
+
+from framework.interfaces.allocator import CacheEvent
+from framework.interfaces.observer import Call, Move, Note, Observed, Observer, RunView
+from framework.types import BlockHash, BlockId, RequestId, RequestInfo, TokenArray, as_tokens
+from framework_kv_events.file import NAME, JsonLines
+from framework_kv_events.metrics import METRICS
+from framework_kv_events.schema import GPU, BlockRemoved, BlockStored
+from framework_kv_events.stream import EventStream, Sink
+
+
+class EventObserver(Observer):
+    """Says in KV events what an engine's allocator publishes and gives up, and what comes to lie below the pool.
+
+    A cache event names blocks and their hashes. Tokens, parent and namespace follow from the call during which it came:
+    a block is published by a call for the request whose table names it. So every allocator that sends cache events has
+    KV events, with nothing added to its contract.
+
+    Blocks that one call publishes one below the other are one BlockStored; those it removes in a row one BlockRemoved.
+    A block below the pool is announced when its copy has ended, not when it was asked for. Two tiers of one medium are
+    one place: it holds a block as long as either does. Tokens were sent when the pool published the block, and are not
+    sent again.
+
+    Args:
+        stream: takes the events, and passes them on at the end of each step. Closed with this.
+    """
+
+    several_groups = False
+
+    def __init__(self, stream: EventStream) -> None:
+        self.stream = stream
+        self._block_size = 0
+        self._hashes: dict[int, BlockHash] = {}
+        self._requests: dict[RequestId, RequestInfo] = {}
+        self._tokens: dict[RequestId, bytearray] = {}  # int32, as far as they are known
+        self._tiers: dict[tuple[str, BlockHash], set[int]] = {}  # of the medium, those that hold the content
+
+    def begin(self, cache: Observed) -> None:
+        if self._block_size:
+            self.stream.cleared()
+        self._block_size = cache.block_size
+        for known in (self._hashes, self._requests, self._tokens, self._tiers):
+            known.clear()
+
+    def heard(self, call: Call, events: Sequence[CacheEvent]) -> None:
+        name, request, info, tokens = call.name, call.request, call.info, call.tokens
+        if request is None:
+            if name == "reset":
+                self._hashes.clear()
+                self.stream.cleared()
+                return
+        elif name == "allocate" and not call.failed:
+            assert info is not None
+            assert tokens is not None
+            assert call.hit is not None
+            self._requests[request], self._tokens[request] = info, bytearray(as_tokens(tokens))
+            found = [*call.hit.hashes[: call.hit.num_tokens // self._block_size]]
+            if found and self.stream.report_hits:
+                self._store(request, found, None, 0)
+        elif tokens is not None and name != "allocate":
+            self._hold(request, tokens)
+        elif info is not None and name == "fork":
+            if not call.failed:
+                self._requests[info.id] = info
+                self._tokens[info.id] = self._tokens.get(request, bytearray())[: 4 * call.num_tokens]
+            request = info.id
+        if events:
+            self._settle(request, call.table, events)
+        if name == "free" and request is not None:
+            self._requests.pop(request, None)
+            self._tokens.pop(request, None)
+
+    def noted(self, note: Note) -> None:
+        if note.event == "computed":
+            self.stream.flush(float(note.step))
+
+    def moved(self, move: Move) -> None:
+        tiers = self._tiers.setdefault((move.medium, move.key), set())
+        if move.event == "stored":
+            if not tiers:
+                self.stream.add(BlockStored(
+                    block_hashes=[move.key], parent_block_hash=move.above, token_ids=[], block_size=self._block_size,
+                    medium=move.medium, group_idx=0,
+                ))  # fmt: skip
+            tiers.add(move.tier)
+        elif move.event == "removed":  # nothing is said of one that was never announced
+            if tiers == {move.tier}:
+                self.stream.add(BlockRemoved(block_hashes=[move.key], medium=move.medium, group_idx=0))
+            tiers.discard(move.tier)
+        if not tiers:
+            del self._tiers[move.medium, move.key]
+
+    def results(self) -> dict[str, object]:
+        return self.stream.facts()
+
+    def close(self) -> None:
+        self.stream.close()
+
+    def _hold(self, request: RequestId, tokens: TokenArray) -> None:
+        data = self._tokens.get(request)
+        if data is not None:  # the array is the caller's, who writes on in it
+            data += as_tokens(tokens)[len(data) // 4 :].tobytes()
+
+    def _settle(
+        self, request: RequestId | None, table_of: Callable[[], TokenArray], came: Sequence[CacheEvent]
+    ) -> None:
+        """Turn the cache events of a call for `request` into KV events."""
+        table: list[int] | None = None
+        for kind, events in groupby(came, attrgetter("kind")):
+            pairs = [pair for event in events for pair in zip(event.blocks, event.hashes, strict=True)]
+            if kind == "admit":
+                if table is None:
+                    table = table_of().tolist() if request in self._requests else []
+                self._stored(request, table, pairs)
+            else:
+                for block, _ in pairs:
+                    self._hashes.pop(block, None)
+                self.stream.add(BlockRemoved(block_hashes=[key for _, key in pairs], medium=GPU, group_idx=0))
+
+    def _stored(self, request: RequestId | None, table: list[int], pairs: Sequence[tuple[BlockId, BlockHash]]) -> None:
+        """The blocks that were published for `request`, a BlockStored for each run of neighbours in its table."""
+        self._hashes.update(pairs)
+        run: list[BlockHash] = []
+        first = expected = 0
+        for block, key in pairs:
+            place = _place(table, block, expected)
+            if run and place != expected:
+                self._store(request, run, self._above(table, first), first)
+                run = []
+            if not run:
+                first = place
+            run.append(key)
+            expected = place + 1
+        self._store(request, run, self._above(table, first), first)
+
+    def _above(self, table: list[int], place: int) -> BlockHash | None:
+        return self._hashes.get(table[place - 1]) if place > 0 else None
+
+    def _store(
+        self, request: RequestId | None, keys: Sequence[BlockHash], parent: BlockHash | None, first: int
+    ) -> None:
+        info, step = None if request is None else self._requests.get(request), 4 * self._block_size
+        data = self._tokens.get(request, b"") if request is not None and first >= 0 else b""
+        sent = np.frombuffer(bytes(data[first * step : (first + len(keys)) * step]), dtype=np.int32).tolist()
+        adapter, salt = (info.namespace.adapter, info.namespace.salt) if info is not None else ("", "")
+        self.stream.add(
+            BlockStored(
+                block_hashes=keys,
+                parent_block_hash=parent,
+                token_ids=sent,
+                block_size=self._block_size,
+                medium=GPU,
+                lora_name=adapter or None,
+                extra_keys=_extra_keys(adapter, salt, first, len(keys)),
+                group_idx=0,
+                session_id=None if info is None else info.session,
+            )
+        )
+
+
+class KVEvents(EventObserver):
+    """What the pool publishes and removes, in vLLM's schema: as a file of the run, or to whoever follows it.
+
+    Args:
+        file: write kv_events.jsonl in the run directory; None: where nothing is published.
+        publish: address that batches are sent from over ZeroMQ, as vLLM sends them, such as tcp://127.0.0.1:5557.
+        replay_endpoint: where subscribers ask for missed batches; None: nowhere.
+        report_hits: also which blocks a request found: vLLM's kv_cache_report_mode full.
+    """
+
+    metrics, files = METRICS, (NAME,)
+
+    def __init__(
+        self,
+        *,
+        file: bool | None = None,
+        publish: str | None = None,
+        replay_endpoint: str | None = "tcp://127.0.0.1:5558",
+        report_hits: bool = False,
+    ) -> None:
+        super().__init__(EventStream((), report_hits=report_hits))
+        self._file, self._publish, self._replay_endpoint = file, publish, replay_endpoint
+
+    def start(self, run: RunView) -> None:
+        from framework_kv_events.zeromq import Publisher
+
+        sinks: list[Sink] = []
+        if self._publish:
+            sinks.append(Publisher(self._publish, self._replay_endpoint))
+        if self._file or (self._file is None and not self._publish):
+            cache = run.config["cache"]
+            sinks.append(JsonLines(
+                lambda record: run.write(NAME, record), clock="steps", block_size=cache["block_size"],
+                num_blocks=cache["num_blocks"], report_hits=self.stream.report_hits,
+            ))  # fmt: skip
+        self.stream.sinks = tuple(sinks)
+
+
+def _extra_keys(adapter: str, salt: str, first: int, count: int) -> list[list[str] | None] | None:
+    """What vLLM mixes into each block's hash beside its tokens: the adapter, and the salt where there is no parent."""
+    if not adapter and not (salt and first == 0):
+        return None
+    keys = [[adapter] if adapter else [] for _ in range(count)]
+    if salt and first == 0:
+        keys[0].append(salt)
+    return [one or None for one in keys]
+
+
+def _place(table: list[int], block: int, expected: int) -> int:
+    """Where `block` stands in a table, most often at `expected`; -1 where it does not, as of no published block."""
+    if expected < len(table) and table[expected] == block:
+        return expected
+    try:
+        return table.index(block)
+    except ValueError:
+        return -1
