@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,9 @@ from framework.config.config import Config
 from framework.errors import OutOfMemory
 from framework.interfaces.mode import Mode, OnBegin
 from framework.registry.components import build_component
+
+_TORCHS = re.compile("can't allocate memory|out of memory")
+"""Of a CPU and of CUDA, which torch says as a RuntimeError."""
 
 
 def run(config: Mapping[str, Any] | Config, *, on_begin: OnBegin = lambda path: None) -> dict[str, Any]:
@@ -32,10 +36,10 @@ def run(config: Mapping[str, Any] | Config, *, on_begin: OnBegin = lambda path: 
     try:
         mode: Mode = build_component("mode", parsed.mode.plain(), {})
         return mode.run(parsed, on_begin)
-    except MemoryError as error:
-        if isinstance(error, OutOfMemory):
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, OutOfMemory) or not (isinstance(error, MemoryError) or _TORCHS.search(str(error))):
             raise
         raise OutOfMemory(
-            f"this machine's memory is too small for the run ({error or 'MemoryError'}); lower cache.num_blocks, "
+            f"this machine's memory is too small for the run ({str(error) or 'MemoryError'}); lower cache.num_blocks, "
             "engine.max_batch_requests, engine.max_model_len or the model's size"
         ) from error

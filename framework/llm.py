@@ -416,10 +416,14 @@ class LLM:
 
         Beside the keys of docs/results.md: `running`, `waiting` and `unfinished` requests; `free_blocks`,
         `cached_blocks` and `used_blocks`, which sum to `num_blocks`; `kv_bytes`.
+
+        Raises:
+            EngineInterrupted: a step is under way, in this thread or another.
         """
-        state = self.engine.state
-        served = state.summary() | self.executor.summary()
-        return served | state.holdings() | self.group_facts() | {"kv_bytes": self.kv_bytes}
+        with self.engine.between_steps():
+            state = self.engine.state
+            served = state.summary() | self.executor.summary()
+            return served | state.holdings() | self.group_facts() | {"kv_bytes": self.kv_bytes}
 
     def group_facts(self) -> dict[str, Any]:
         """Of a model that mixes full attention with windows or states: what each group of KV holds and found, or why

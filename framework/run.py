@@ -24,6 +24,7 @@ from framework.cli.exit import (
     command,
     complain,
     drop_output,
+    end_with_parent,
     exit_with,
     full_error,
     output_failed,
@@ -88,6 +89,7 @@ def job(config: DictConfig) -> Outcome:
     from framework.results.reading import what_went_wrong
     from framework.sweep.job import JobDone, Outcome, fail, folder_name
 
+    end_with_parent()
     hydra = HydraConfig.get()
     sweep = str(Path(hydra.sweep.dir).absolute()) if _is_sweep(hydra) else None
     folder = Path(sweep, folder_name(list(hydra.overrides.task))) if sweep else Path(hydra.runtime.output_dir)

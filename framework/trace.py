@@ -10,8 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from framework.cli.options import require_in_bounds
 from framework.errors import ConfigError
-from framework.files.atomic import require_new
+from framework.files.atomic import require_new, write_json
 from framework.interfaces.command import Command
 from framework.workload.traces import Trace, formats, open_trace, write_trace
 from framework.workload.traces.own_format import as_trace
@@ -80,13 +81,6 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on-error", default="raise", choices=["raise", "skip"], help="what a bad line does")
 
 
-def _require_positive(options: argparse.Namespace, *names: str) -> None:
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and not value > 0:
-            raise ConfigError(f"--{name.replace('_', '-')} must be above 0, found {value}")
-
-
 def _open(options: argparse.Namespace) -> Trace:
     return open_trace(options.file, format=options.format, block_tokens=options.block_tokens, on_error=options.on_error)
 
@@ -94,16 +88,16 @@ def _open(options: argparse.Namespace) -> Trace:
 def _describe(options: argparse.Namespace) -> int:
     from framework.replay.description import describe
 
+    require_in_bounds(options, "block_tokens")
     if options.json is not None:
-        require_new(options.json, force=options.force)
+        require_new(options.json, inputs=[options.file], force=options.force)
     trace = _open(options)
     found, _ = describe(trace)
-    text = json.dumps(asdict(found), indent=2)
     if options.json == "-":
-        print(text)  # noqa: T201
+        print(json.dumps(asdict(found), indent=2))  # noqa: T201
         return 0
     if options.json:
-        Path(options.json).write_text(text + "\n", encoding="utf-8")
+        write_json(Path(options.json), asdict(found))
     _print(found, trace.first_error)
     return 0
 
@@ -142,8 +136,8 @@ def _shown(value: str | float | None) -> str:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    _require_positive(options, "limit")
-    require_new(options.output, force=options.force)
+    require_in_bounds(options, "limit", "block_tokens")
+    require_new(options.output, inputs=[options.file], force=options.force)
     trace = _open(options)
     requests = islice(trace, options.limit)
     count = write_trace(options.output, requests, source=trace.path.name, source_format=trace.format)
@@ -154,7 +148,7 @@ def _convert(options: argparse.Namespace) -> int:
 def _synth(options: argparse.Namespace) -> int:
     from framework.workload import stream
 
-    _require_positive(options, "block_tokens")
+    require_in_bounds(options, "block_tokens")
     chosen = dict(_option(word) for word in options.words)
     require_new(options.out, force=options.force)
     requests = as_trace(stream(options.name, chosen, options.seed), options.block_tokens)
@@ -169,7 +163,7 @@ def _record(options: argparse.Namespace) -> int:
             f"{options.source} publishes KV events: record them with `python -m framework record_events "
             f"{options.source} --out {options.out}`"
         )
-    _require_positive(options, "block_tokens")
+    require_in_bounds(options, "block_tokens")
     require_new(options.out)
     print(_record_log(options))  # noqa: T201
     return 0

@@ -7,19 +7,22 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn, ParamSpec
 
-from framework.errors import FrameworkError, Interrupted
+from framework.errors import ConfigError, FrameworkError, Interrupted
 from framework.files.atomic import is_disk_failure
 
 DONE, FAILED, INVALID = 0, 1, 2
+_LOOK_S = 0.2
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 P = ParamSpec("P")
 
@@ -30,6 +33,7 @@ def command(main: Callable[P, int]) -> Callable[P, int]:
     @functools.wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
+            require_working_directory()
             return main(*args, **kwargs)
         except BrokenPipeError:
             raise  # `| head` has read enough: see `exit_with`
@@ -43,6 +47,18 @@ def command(main: Callable[P, int]) -> Callable[P, int]:
             return status_of(error)
 
     return run
+
+
+def require_working_directory() -> None:
+    """Refuse to begin where there is no working directory any more: every relative path would fail in its own way.
+
+    Raises:
+        ConfigError: it was removed.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ConfigError("the working directory was removed; cd to one that exists") from error
 
 
 def exit_with(main: Callable[[], int]) -> NoReturn:
@@ -106,14 +122,35 @@ def full_error() -> bool:
     return os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
+@functools.cache
+def end_with_parent() -> None:
+    """In a worker process: however its parent ends, SIGKILL included, it does not outlive it. Elsewhere nothing."""
+    if multiprocessing.parent_process() is None:
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:  # a process whose parent is gone gets another
+            time.sleep(_LOOK_S)
+        os._exit(FAILED)
+
+    threading.Thread(target=watch, name="parent's end", daemon=True).start()
+
+
 def drop_output() -> None:
     """Nobody reads on: keep the interpreter from complaining at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def output_failed(error: BaseException) -> bool:
-    """Whether `error` is a full disk behind no file: that of standard output, as `> /dev/full` has it."""
-    return type(error) is OSError and error.filename is None and is_disk_failure(error)
+    """Whether `error` is a full disk behind standard output, as `> /dev/full` has it: what is left cannot go either."""
+    if type(error) is not OSError or error.filename is not None or not is_disk_failure(error):
+        return False
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
 
 
 def _is_about_a_path(error: BaseException) -> bool:

@@ -60,6 +60,11 @@ def parse(config: Mapping[str, Any]) -> Config:
         raise ConfigError("run.dir has no value; set run.dir=...")
     checked = Config(**values)
     _check_mode(checked)
+    if checked.replay.costs is not None and (checked.mode.name != "replay" or checked.executor not in (None, "none")):
+        raise ConfigError(
+            f"replay.costs times the steps of mode=replay executor=none, found mode={checked.mode.name} "
+            f"executor={checked.executor}; leave it out"
+        )
     below: Below = build_component("below", checked.below.plain(), {})
     below.check(checked)
     _check_observers(checked)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -46,6 +48,9 @@ from framework.interfaces.observer import Note, Observed, Observer
 from framework.registry.signatures import convert, signature
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, as_tokens
+
+_LOOK_S = 0.05
+"""Who would read the state looks so often whether a step has begun, for which nobody waits."""
 
 MakeBelow = Callable[[EngineState, Lifecycle], EngineBelow]
 """Makes what lies below the pool of a new state."""
@@ -144,6 +149,7 @@ class Engine:
         self.candidates: dict[int, list[Candidates]] | None = {} if trial.record else None
         self._num_submitted = 0
         self._torn = self._changing = False
+        self._still = threading.RLock()  # held by what changes the state, and by who reads it whole
         logs = () if trial.log is None else (EventLog(trial.log, lambda: self.state.step_number),)
         self._observers = Observers((*logs, *trial.observers))
         self._begin_anew(allocator)
@@ -190,18 +196,42 @@ class Engine:
         Raises:
             EngineInterrupted: it is, or a change is under way.
         """
+        self._require_whole()
+        with self._still:
+            self._require_whole()
+            try:
+                self._torn = self._changing = True
+                work(*arguments)
+                self._torn = False
+            finally:
+                self._changing = False
+
+    def _require_whole(self) -> None:
+        self._require_no_step()
         if self._torn:
-            if self._changing:
-                raise EngineInterrupted("this engine is in a step: it was called from within it, or by another thread")
             raise EngineInterrupted(
                 "a step of this engine was interrupted: its blocks and tables cannot be trusted until it is reset"
             )
+
+    def _require_no_step(self) -> None:
+        if self._torn and self._changing:
+            raise EngineInterrupted("this engine is in a step: it was called from within it, or by another thread")
+
+    @contextmanager
+    def between_steps(self) -> Iterator[None]:
+        """A block in which no other thread begins a step, so that what is read in it belongs together.
+
+        Raises:
+            EngineInterrupted: a step is under way.
+        """
+        still = self._still
+        while not still.acquire(timeout=_LOOK_S):
+            self._require_no_step()
         try:
-            self._torn = self._changing = True
-            work(*arguments)
-            self._torn = False
+            self._require_no_step()
+            yield
         finally:
-            self._changing = False
+            still.release()
 
     def reset(self, allocator: Allocator) -> None:
         """Fail all requests that have not ended, and begin anew with an empty cache; counts start at 0 again.
@@ -212,7 +242,7 @@ class Engine:
         Raises:
             RankError: the other ranks of the model were ended by what interrupted this one.
         """
-        self._torn = True
+        self._torn, self._still = True, threading.RLock()  # a step that never returns holds the other one
         old, numbered = list(self.state.requests.values()), (self.state.last_id, self.state.step_number)
         self.state.tiers.close(drain=False)
         self.executor.reset()
@@ -494,8 +524,13 @@ class Engine:
         """The allocator's invariants, and that nothing is held for requests that ended.
 
         Raises:
+            EngineInterrupted: a step is under way, in this thread or another.
             InvariantViolation: lists what is broken.
         """
+        with self.between_steps():
+            self._check()
+
+    def _check(self) -> None:
         self.state.tiers.check(settle=not self.state.requests)
         self.state.guarded.check()
         stats = self.state.guarded.stats()

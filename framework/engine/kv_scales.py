@@ -5,16 +5,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from framework.engine.pool import KVPool
 from framework.errors import ConfigError
+from framework.files.jsonl import read_object
 from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder
 from framework.model.dense import DenseCache
@@ -49,9 +47,9 @@ def read_scales(path: str, config: ModelConfig) -> tuple[Tensor, Tensor]:
         ConfigError: unreadable, of another shape, or a scale that is not finite and above 0.
     """
     try:
-        found: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = read_object(path, ConfigError)
         pair = [torch.tensor(found[name], dtype=torch.float32) for name in ("k", "v")]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, RuntimeError, RecursionError, OverflowError) as error:
         raise ConfigError(f"cache.kv_scales: '{path}' cannot be read as {{'k': rows, 'v': rows}}: {error!r}") from error
     asked = (len(config.attention_layers), config.num_kv_heads)
     for name, scales in zip("kv", pair, strict=True):

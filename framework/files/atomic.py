@@ -18,18 +18,24 @@ def beside(path: Path) -> Iterator[Path]:
     """A name beside `path` to write to; what was written there becomes `path` when the block ends well.
 
     Else `path` stays as it was, or absent, and nothing is left beside it. A link is written through to its file. The
-    disk has it at the end, so that a crash of the machine leaves the old file or the new one.
+    disk has it at the end, so that a crash of the machine leaves the old file or the new one. A device or a pipe has
+    no name to take over, and is written to.
 
     Raises:
-        OSError: nothing can be written here.
+        OSError: nothing can be written here; names `path`.
     """
     target = path.resolve() if path.is_symlink() else path
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
+        if path.exists() and not path.is_file():
+            yield path
+            return
         yield temporary
         _sync(temporary, os.O_RDWR)
         temporary.replace(target)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            error.filename = str(path)
         with suppress(OSError):
             temporary.unlink()
         raise
@@ -57,17 +63,37 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_text(path, json_text(value, indent=2) + "\n")
 
 
-def require_new(path: str | Path, *, force: bool = False) -> None:
-    """Refuse to write over a file that a user has; devices and pipes are written to.
+def require_new(*outputs: str | Path | None, inputs: Sequence[str | Path] = (), force: bool = False) -> None:
+    """Refuse to write over a file that a user has, and to write two outputs to one; devices and pipes are written to.
 
     Args:
+        outputs: None, and "-" for standard output, are none.
+        inputs: never written over.
         force: the user said so.
 
     Raises:
-        ConfigError: it exists; names it.
+        ConfigError: names the output.
     """
-    if not force and Path(path).is_file():
-        raise ConfigError(f"{path} exists already; nothing was written: choose another name, or --force to replace it")
+    seen: list[str] = []
+    for path in (Path(output) for output in outputs if output not in (None, "-")):
+        if path.exists() and not path.is_file():
+            continue
+        seen.append(os.path.realpath(path))
+        if seen.count(seen[-1]) > 1:
+            raise ConfigError(f"two outputs go to {path}; nothing was written: give each a name of its own")
+        if any(seen[-1] == os.path.realpath(one) or _is_same(path, one) for one in inputs):
+            raise ConfigError(f"{path} is what is read here; nothing was written: choose another name")
+        if not force and path.is_file():
+            raise ConfigError(
+                f"{path} exists already; nothing was written: choose another name, or --force to replace it"
+            )
+
+
+def _is_same(path: Path, other: str | Path) -> bool:
+    try:
+        return path.samefile(other)
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from framework.errors import FrameworkError, InvalidArgument, RunDirectoryError
-from framework.files.lines import raw_lines
+from framework.files.lines import raw_lines, require_file
 
 JsonObject = dict[str, Any]
 
@@ -113,6 +113,24 @@ def iter_objects(
             if not (drop_partial_last and cut):
                 raise
             warnings.warn(f"{fault}; it is the cut-off last line, and is left out", PartialLineWarning, stacklevel=2)
+
+
+def read_object(path: str | Path, error: type[FrameworkError]) -> JsonObject:
+    """The object in a file that is one JSON document.
+
+    Raises:
+        error: no file, no JSON or no object; names the file.
+    """
+    try:
+        require_file(path, error)
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as fault:
+        if isinstance(fault, error):
+            raise
+        raise error(f"{path} cannot be read: {getattr(fault, 'strerror', None) or fault}") from fault
+    if not isinstance(value, dict):
+        raise error(f"{path} holds {type(value).__name__}, not a JSON object")
+    return value
 
 
 def read_jsonl(path: str | Path) -> list[JsonObject]:

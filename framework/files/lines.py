@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
+import stat
 import zlib
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -24,22 +26,38 @@ def open_bytes(path: str | Path, error: type[FrameworkError] = WorkloadError) ->
     """The file's content, decompressed. The first bytes decide, not the name.
 
     Raises:
-        error: no such file, unreadable, or zstandard content without the `zstandard` package.
+        error: no such file, a pipe or a device, unreadable, or zstandard content without the `zstandard` package.
     """
     try:
+        require_file(path, error)
         with Path(path).open("rb") as file:
             magic = file.read(4)
         if magic[:2] == _GZIP:
             return cast(IO[bytes], gzip.open(path, "rb"))
         if magic != _ZSTD:
             return Path(path).open("rb")
-    except OSError as fault:
-        raise error(f"{path}: cannot be read: {fault.strerror or fault}") from fault
+    except (OSError, ValueError) as fault:  # ValueError: a NUL in the name
+        if isinstance(fault, error):
+            raise
+        raise error(f"{path}: cannot be read: {getattr(fault, 'strerror', None) or fault}") from fault
     try:
         import zstandard
     except ImportError:
         raise error(f"{path}: zstandard content; `pip install zstandard` to read it") from None
     return io.BufferedReader(_Zstandard(Path(path), zstandard.ZstdDecompressor().decompressobj))
+
+
+def require_file(path: str | Path, error: type[FrameworkError]) -> None:
+    """Refuse as an input what has no end, or none that would come: a pipe, a socket, a device.
+
+    Raises:
+        error: it is one; names it.
+        OSError: nothing is there.
+    """
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        kind = "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
+        raise error(f"{path}: is a {kind}, which may have no end and cannot be read twice; give a file")
 
 
 class _Zstandard(io.RawIOBase):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from numbers import Integral
 from reprlib import Repr
@@ -102,6 +102,22 @@ class Boundary:
         except BaseException as error:
             self.contain(hook, error)
 
+    def iterate(
+        self, hook: str, method: Callable[..., Iterable[Any]], *given: Any, passing: tuple[type[Exception], ...] = ()
+    ) -> Iterator[Any]:
+        """What `method(*given)` yields. All that it raises is contained, GeneratorExit too, but for `passing`."""
+        answers = self.call(hook, lambda: iter(method(*given)))
+        while True:
+            try:
+                answer = next(answers)
+            except StopIteration:
+                return
+            except passing:
+                raise
+            except BaseException as error:
+                self.contain(hook, error)
+            yield answer
+
     def contain(self, hook: str, error: BaseException, doing: str = "") -> NoReturn:
         """Raise what `hook` raised as a PluginError, unless it belongs to the contract or comes from outside.
 
@@ -163,10 +179,10 @@ def construct(kind: str, name: str, cls: type, arguments: Mapping[str, Any]) -> 
     Raises:
         FrameworkError: what the constructor raised on purpose, with the plugin's kind and name in front unless its
             words begin with an option's key.
-        PluginError: it raised anything else.
+        PluginError: it raised anything else, or a flag of its kind, such as `bypass`, is not True or False.
     """
     try:
-        return cls(**arguments)
+        made = cls(**arguments)
     except OUTSIDE:
         raise
     except FrameworkError as error:
@@ -175,6 +191,27 @@ def construct(kind: str, name: str, cls: type, arguments: Mapping[str, Any]) -> 
         raise
     except BaseException as error:
         raise PluginError(f"{kind} {name!r} ({origin_of(cls)}): its constructor raised {shown(error)}") from error
+    check_flags(kind, made)
+    return made
+
+
+def check_flags(kind: str, made: object) -> None:
+    """Read what the interfaces say of a plugin as True or False, such as `bypass`.
+
+    Raises:
+        PluginError: a flag that is neither, or cannot be read.
+    """
+    boundary = Boundary(kind, type(made))
+    for flag in _flags(type(made)):
+        value = boundary.call(flag, getattr, made, flag)
+        if type(value) is not bool:
+            raise boundary.fault(flag, f"must be True or False, is {shown(value)}")
+
+
+def _flags(cls: type) -> tuple[str, ...]:
+    """What the interfaces that `cls` implements say of it as True or False."""
+    bases = (base for base in cls.__mro__ if base.__module__.startswith("framework.interfaces."))
+    return tuple(name for base in bases for name, value in vars(base).items() if type(value) is bool)
 
 
 def is_count(value: object) -> bool:

@@ -32,7 +32,7 @@ def checked_facts(boundary: Boundary, found: Any) -> Facts:
 def reported(plugins: Mapping[str, Reporting]) -> dict[str, Any]:
     """The facts of these plugins, by kind, as a result holds them: `eviction_target_blocks`.
 
-    A plugin that fails to report costs no measurement: the result says so as its `first_failure`.
+    A plugin that fails to report costs no measurement: the result says so as its `first_failure`, and the run failed.
     """
     result: dict[str, Any] = {}
     for kind, plugin in plugins.items():

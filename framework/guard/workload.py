@@ -22,16 +22,10 @@ class GuardedWorkload:
 
     def requests(self) -> Iterator[WorkloadRequest]:
         """Its requests, checked as they come."""
-        try:
-            for request in self._workload.requests():
-                answer: Any = request
-                if not isinstance(answer, WorkloadRequest):
-                    self._boundary.wrong("requests", "must yield a WorkloadRequest", answer)
-                yield request
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            self._boundary.contain("requests", error)
+        for answer in self._boundary.iterate("requests", self._workload.requests):
+            if not isinstance(answer, WorkloadRequest):
+                self._boundary.wrong("requests", "must yield a WorkloadRequest", answer)
+            yield answer
 
     def facts(self) -> Facts:
         return checked_facts(self._boundary, self._boundary.call("facts", self._workload.facts))

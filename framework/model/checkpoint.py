@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from framework.errors import ModelError
+from framework.files.jsonl import read_object
 from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder, DecoderLayer
 from framework.model.delta import GatedDelta
 from framework.model.experts import RoutedExperts
-from framework.model.hf_config import read_json
 
 _INDEX = "model.safetensors.index.json"
 _SHOWN = 4
@@ -204,7 +204,7 @@ def _stored(folder: Path) -> dict[str, _Stored]:
 
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / _INDEX).is_file():
-        found = read_json(folder / _INDEX).get("weight_map")
+        found = read_object(folder / _INDEX, ModelError).get("weight_map")
         if not found or not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
             raise ModelError(f"'{folder / _INDEX}': weight_map must be an object of file names")
         named = sorted(set(found.values()))

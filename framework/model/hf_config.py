@@ -5,7 +5,6 @@ Every value is of its type, every feature known or refused by name.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from framework.errors import ModelError, shown
+from framework.files.jsonl import read_object
 from framework.model.config import FAMILIES, LARGEST, ExpertsConfig, ModelConfig, RecurrentConfig, RopeScaling
 
 T = TypeVar("T", int, float, bool, dict[str, Any])
@@ -78,26 +78,11 @@ def read_config(folder: Path) -> ModelConfig:
     """
     if not (folder / "config.json").is_file():
         raise ModelError(f"'{folder}' has no config.json: not a Hugging Face checkpoint")
-    config = read_hf_config(read_json(folder / "config.json"))
+    config = read_hf_config(read_object(folder / "config.json", ModelError))
     if (folder / "generation_config.json").is_file():
-        ends = token_ids(read_json(folder / "generation_config.json"), "eos_token_id")
+        ends = token_ids(read_object(folder / "generation_config.json", ModelError), "eos_token_id")
         config = replace(config, eos_token_ids=ends or config.eos_token_ids)
     return config
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a checkpoint's file.
-
-    Raises:
-        ModelError: unreadable, no JSON, or no object.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"'{path}' cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"'{path}' holds no JSON object but a {type(found).__name__}")
-    return found
 
 
 def _download(name: str) -> Path:
@@ -122,7 +107,7 @@ def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
             each by name.
     """
     if config.get("model_type") == "qwen3_5":  # with a vision tower, whose text alone is read
-        text = _value(config, "text_config", dict, {})
+        text = value_of(config, "text_config", dict, {})
         config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **text}
     family = config.get("model_type")
     if family not in FAMILIES:
@@ -130,28 +115,28 @@ def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
     given = {key: value for key, value in config.items() if value is not None or key in _NULL_IS_NONE}
     config = {**_DEFAULTS.get(family, {}), **given}
     _refuse_unknown_features(config)
-    hidden, heads = _value(config, "hidden_size", int), _value(config, "num_attention_heads", int)
+    hidden, heads = value_of(config, "hidden_size", int), value_of(config, "num_attention_heads", int)
     theta, scaling = _rope(config)
-    bias = _value(config, "attention_bias", bool, False) and family in _WHOLE_BIAS
+    bias = value_of(config, "attention_bias", bool, False) and family in _WHOLE_BIAS
     experts = _experts(config)
     window, sliding = _sliding_window(config)
     facts: dict[str, Any] = {
         "family": family,
-        "vocab_size": _value(config, "vocab_size", int),
+        "vocab_size": value_of(config, "vocab_size", int),
         "hidden_size": hidden,
-        "num_layers": _num_layers(config),
+        "num_layers": num_layers_of(config),
         "num_heads": heads,
-        "num_kv_heads": _value(config, "num_key_value_heads", int, heads),
-        "head_dim": _value(config, "head_dim", int, max(1, hidden // heads)),
-        "intermediate_size": _value(config, "intermediate_size", int) if not experts else experts.intermediate_size,
+        "num_kv_heads": value_of(config, "num_key_value_heads", int, heads),
+        "head_dim": value_of(config, "head_dim", int, max(1, hidden // heads)),
+        "intermediate_size": value_of(config, "intermediate_size", int) if not experts else experts.intermediate_size,
         "rope_theta": theta,
         "rope_scaling": scaling,
-        "rms_norm_eps": _value(config, "rms_norm_eps", float, 1e-6),
-        "tie_word_embeddings": _value(config, "tie_word_embeddings", bool, False),
+        "rms_norm_eps": value_of(config, "rms_norm_eps", float, 1e-6),
+        "tie_word_embeddings": value_of(config, "tie_word_embeddings", bool, False),
         "attention_bias": bias,
         "output_bias": bias,
-        "mlp_bias": _value(config, "mlp_bias", bool, False) and family == "llama",
-        "max_position_embeddings": _value(config, "max_position_embeddings", int, 2048),
+        "mlp_bias": value_of(config, "mlp_bias", bool, False) and family == "llama",
+        "max_position_embeddings": value_of(config, "max_position_embeddings", int, 2048),
         "sliding_window": window,
         "sliding_layers": sliding,
         "local_rope_theta": _local_theta(config),
@@ -163,9 +148,9 @@ def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
         "dtype": str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")[:60],
     }
     if family in ("gemma2", "gemma3_text"):
-        facts["attention_scale"] = _value(config, "query_pre_attn_scalar", float) ** -0.5
+        facts["attention_scale"] = value_of(config, "query_pre_attn_scalar", float) ** -0.5
         for field, key in (("soft_cap", "attn_logit_softcapping"), ("logit_cap", "final_logit_softcapping")):
-            facts[field] = None if config.get(key) is None else _value(config, key, float)
+            facts[field] = None if config.get(key) is None else value_of(config, key, float)
     return ModelConfig(**facts | _DECODERS.get(family, {}))
 
 
@@ -191,14 +176,19 @@ _RULES: dict[Any, str] = {
 }
 
 
-def _value(config: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
-    """The value of a key by the rule of its kind. Left out: `default`, if there is one."""
+def value_of(config: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
+    """The value of a key by the rule of its kind. Left out or null: `default`, if there is one.
+
+    Raises:
+        ModelError: it is missing, or of another type or outside its bounds.
+    """
     value: Any = config.get(key)
     if value is None and default is not None:
         return default
     if value is None:
         owner = config.get("model_type") or config.get("rope_type") or config.get("type")
-        raise ModelError(f"config.json has no '{key}', which '{owner}' needs")
+        needs = f", which '{owner}' needs" if isinstance(owner, str) else ""
+        raise ModelError(f"config.json has no '{key}'{needs}")
     if kind is int:
         holds = _is_integer(value) and 1 <= value <= _LARGEST_INTEGER
     elif kind is float:
@@ -219,8 +209,13 @@ def _wrong(key: str, rule: str, value: Any) -> ModelError:
     return ModelError(f"config.json: '{key}' must be {rule}, found {shown(value)}")
 
 
-def _num_layers(config: Mapping[str, Any]) -> int:
-    layers = _value(config, "num_hidden_layers", int)
+def num_layers_of(config: Mapping[str, Any]) -> int:
+    """How many layers the decoder has, few enough to be listed.
+
+    Raises:
+        ModelError: no such number.
+    """
+    layers = value_of(config, "num_hidden_layers", int)
     if layers > LARGEST["num_layers"]:  # before they are listed
         raise ModelError(
             f"num_layers must be at most {LARGEST['num_layers']:,}, found {layers:,}; is config.json damaged?"
@@ -237,48 +232,48 @@ def _refuse_unknown_features(config: Mapping[str, Any]) -> None:
     if gemma and config.get("use_bidirectional_attention"):
         raise ModelError("use_bidirectional_attention is not supported; supported: false")
     if config.get("quantization_config"):
-        method = _value(config, "quantization_config", dict).get("quant_method", "unknown")
+        method = value_of(config, "quantization_config", dict).get("quant_method", "unknown")
         raise ModelError(f"quantised weights ({shown(method)}) are not supported; use the unquantised checkpoint")
 
 
 def _rotary_dim(config: Mapping[str, Any]) -> int | None:
     """Qwen3.5 rotates a quarter of each head, unless it says otherwise; no other family a part."""
     is_qwen3_5 = config["model_type"] == "qwen3_5_text"
-    share = _value(config, "partial_rotary_factor", float, 0.25 if is_qwen3_5 else 1.0)
-    share = _value(_rope_parameters(config), "partial_rotary_factor", float, share)
+    share = value_of(config, "partial_rotary_factor", float, 0.25 if is_qwen3_5 else 1.0)
+    share = value_of(_rope_parameters(config), "partial_rotary_factor", float, share)
     if is_qwen3_5:
-        return int(share * _value(config, "head_dim", int))
+        return int(share * value_of(config, "head_dim", int))
     if share != 1:
         raise ModelError(f"partial_rotary_factor {share} is not supported; supported: 1.0")
     return None
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    parameters = _value(config, "rope_parameters", dict, {}) or _value(config, "rope_scaling", dict, {})
-    return _value(parameters, "full_attention", dict, parameters)
+    parameters = value_of(config, "rope_parameters", dict, {}) or value_of(config, "rope_scaling", dict, {})
+    return value_of(parameters, "full_attention", dict, parameters)
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     parameters = _rope_parameters(config)
-    theta = _value(parameters, "rope_theta", float, _value(config, "rope_theta", float, 10_000.0))
+    theta = value_of(parameters, "rope_theta", float, value_of(config, "rope_theta", float, 10_000.0))
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in _ROPE_TYPES:
         raise ModelError(f"rope scaling {shown(kind)} is not supported; supported: {', '.join(_ROPE_TYPES)}")
     if kind == "default":
         return theta, None
-    factor, extra = _value(parameters, "factor", float), dict[str, Any]()
+    factor, extra = value_of(parameters, "factor", float), dict[str, Any]()
     if kind != "linear":
-        extra["original_max_position_embeddings"] = _value(parameters, "original_max_position_embeddings", int)
+        extra["original_max_position_embeddings"] = value_of(parameters, "original_max_position_embeddings", int)
     if kind == "llama3":
-        extra |= {key: _value(parameters, key, float) for key in ("low_freq_factor", "high_freq_factor")}
+        extra |= {key: value_of(parameters, key, float) for key in ("low_freq_factor", "high_freq_factor")}
         if extra["low_freq_factor"] >= extra["high_freq_factor"]:
             raise ModelError("rope scaling 'llama3': low_freq_factor must be below high_freq_factor")
     if kind == "yarn":
         extra |= {
-            "beta_fast": _value(parameters, "beta_fast", float, 32.0),
-            "beta_slow": _value(parameters, "beta_slow", float, 1.0),
-            "truncate": _value(parameters, "truncate", bool, True),
-            "attention_factor": _value(parameters, "attention_factor", float, _yarn_attention(parameters, factor)),
+            "beta_fast": value_of(parameters, "beta_fast", float, 32.0),
+            "beta_slow": value_of(parameters, "beta_slow", float, 1.0),
+            "truncate": value_of(parameters, "truncate", bool, True),
+            "attention_factor": value_of(parameters, "attention_factor", float, _yarn_attention(parameters, factor)),
         }
         if extra["beta_slow"] > extra["beta_fast"]:
             raise ModelError("rope scaling 'yarn': beta_slow must not be above beta_fast")
@@ -292,7 +287,7 @@ def _yarn_attention(parameters: Mapping[str, Any], factor: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
     if parameters.get("mscale") and parameters.get("mscale_all_dim"):
-        return growth(_value(parameters, "mscale", float)) / growth(_value(parameters, "mscale_all_dim", float))
+        return growth(value_of(parameters, "mscale", float)) / growth(value_of(parameters, "mscale_all_dim", float))
     return growth(1.0)
 
 
@@ -300,11 +295,11 @@ def _local_theta(config: Mapping[str, Any]) -> float | None:
     """Gemma 3: the rotary base of the layers with a window."""
     if config["model_type"] != "gemma3_text":
         return None
-    parameters = _value(_value(config, "rope_parameters", dict, {}), "sliding_attention", dict, {})
+    parameters = value_of(value_of(config, "rope_parameters", dict, {}), "sliding_attention", dict, {})
     kind = parameters.get("rope_type") or "default"
     if kind != "default":
         raise ModelError(f"rope scaling {shown(kind)} of sliding layers is not supported; supported: default")
-    return _value(parameters, "rope_theta", float, _value(config, "rope_local_base_freq", float, 10_000.0))
+    return value_of(parameters, "rope_theta", float, value_of(config, "rope_local_base_freq", float, 10_000.0))
 
 
 def _experts(config: Mapping[str, Any]) -> ExpertsConfig | None:
@@ -319,10 +314,10 @@ def _experts(config: Mapping[str, Any]) -> ExpertsConfig | None:
         if (limit, alpha) != (7.0, 1.702):
             raise ModelError(f"swiglu_limit {shown(limit)} and swiglu_alpha {shown(alpha)} are not supported; 7, 1.702")
     return ExpertsConfig(
-        count=_value(config, "num_experts" if "num_experts" in config else "num_local_experts", int),
-        per_token=_value(config, "num_experts_per_tok", int),
-        intermediate_size=_value(config, "moe_" * (family == "qwen3_moe") + "intermediate_size", int),
-        renormalise=family != "qwen3_moe" or _value(config, "norm_topk_prob", bool, False),
+        count=value_of(config, "num_experts" if "num_experts" in config else "num_local_experts", int),
+        per_token=value_of(config, "num_experts_per_tok", int),
+        intermediate_size=value_of(config, "moe_" * (family == "qwen3_moe") + "intermediate_size", int),
+        renormalise=family != "qwen3_moe" or value_of(config, "norm_topk_prob", bool, False),
         bias=family == "gpt_oss",
         clamped=family == "gpt_oss",
     )
@@ -334,15 +329,15 @@ def _recurrent(config: Mapping[str, Any]) -> RecurrentConfig | None:
         return None
     layers = _layers_of_kind(config, "linear_attention")
     if layers is None:
-        every = _value(config, "full_attention_interval", int, 4)
-        layers = [(layer + 1) % every != 0 for layer in range(_num_layers(config))]
+        every = value_of(config, "full_attention_interval", int, 4)
+        layers = [(layer + 1) % every != 0 for layer in range(num_layers_of(config))]
     return RecurrentConfig(
         layers=tuple(layers),
-        num_key_heads=_value(config, "linear_num_key_heads", int, 16),
-        num_value_heads=_value(config, "linear_num_value_heads", int, 32),
-        key_dim=_value(config, "linear_key_head_dim", int, 128),
-        value_dim=_value(config, "linear_value_head_dim", int, 128),
-        kernel=_value(config, "linear_conv_kernel_dim", int, 4),
+        num_key_heads=value_of(config, "linear_num_key_heads", int, 16),
+        num_value_heads=value_of(config, "linear_num_value_heads", int, 32),
+        key_dim=value_of(config, "linear_key_head_dim", int, 128),
+        value_dim=value_of(config, "linear_value_head_dim", int, 128),
+        kernel=value_of(config, "linear_conv_kernel_dim", int, 4),
     )
 
 
@@ -351,8 +346,8 @@ def _sliding_window(config: Mapping[str, Any]) -> tuple[int | None, tuple[bool, 
     family = config["model_type"]
     if family in ("llama", "qwen3_5_text") or config.get("sliding_window") is None:
         return None, None
-    window = _value(config, "sliding_window", int)
-    if family in ("qwen2", "qwen3", "qwen3_moe") and not _value(config, "use_sliding_window", bool, False):
+    window = value_of(config, "sliding_window", int)
+    if family in ("qwen2", "qwen3", "qwen3_moe") and not value_of(config, "use_sliding_window", bool, False):
         return None, None
     if family in ("mistral", "mixtral", "phi3", "qwen3_moe"):
         return window, None
@@ -364,7 +359,7 @@ def _sliding_window(config: Mapping[str, Any]) -> tuple[int | None, tuple[bool, 
 
 def _layers_of_kind(config: Mapping[str, Any], kind: str) -> list[bool] | None:
     """Which layers `layer_types` calls so, the others being "full_attention"; None where it is left out."""
-    kinds, count = config.get("layer_types"), _num_layers(config)
+    kinds, count = config.get("layer_types"), num_layers_of(config)
     if kinds is None or kinds == []:
         return None
     if not isinstance(kinds, list) or len(kinds) != count or not all(one in (kind, "full_attention") for one in kinds):
@@ -374,11 +369,11 @@ def _layers_of_kind(config: Mapping[str, Any], kind: str) -> list[bool] | None:
 
 def _sliding_by_rule(config: Mapping[str, Any]) -> list[bool]:
     """Which layers of the family have the window where config.json does not list them."""
-    family, layers = config["model_type"], range(_num_layers(config))
+    family, layers = config["model_type"], range(num_layers_of(config))
     if family in ("gemma2", "gpt_oss"):
         return [layer % 2 == 0 for layer in layers]
     if family == "gemma3_text":
-        every = _value(config, "sliding_window_pattern", int, _value(config, "_sliding_window_pattern", int, 6))
+        every = value_of(config, "sliding_window_pattern", int, value_of(config, "_sliding_window_pattern", int, 6))
         return [(layer + 1) % every != 0 for layer in layers]
     first = config.get("max_window_layers", 28)  # layers from there on have the window
     if not _is_integer(first) or first < 0:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from framework.errors import InvalidArgument, ModelError
+from framework.files.jsonl import read_object
 from framework.model.config import ModelConfig
-from framework.model.hf_config import read_json
 from framework.types import TokenArray, as_tokens
 
 BOS, EOS, END_OF_TURN = 256, 257, 258
@@ -131,7 +131,11 @@ def load_tokenizer(folder: Path, config: ModelConfig) -> CheckpointTokenizer | N
     path = folder / "tokenizer.json"
     if not path.is_file():
         return NoTokenizer(config.vocab_size, config.eos_token_ids, str(folder))
-    settings = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    settings = (
+        read_object(folder / "tokenizer_config.json", ModelError)
+        if (folder / "tokenizer_config.json").is_file()
+        else {}
+    )
     template = settings.get("chat_template")
     if (folder / "chat_template.jinja").is_file():
         try:

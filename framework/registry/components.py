@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from framework.errors import ConfigError, InvalidPlugin, shown
-from framework.guard.boundary import construct
+from framework.guard.boundary import check_flags, construct
 from framework.registry.kinds import SHARED
 from framework.registry.lookup import load
 from framework.registry.signatures import Signature, convert, did_you_mean, listing, signature
@@ -102,6 +102,7 @@ def build_component(kind: str, component: Component, shared: Mapping[str, Any]) 
     if isinstance(component, type):
         named = signature(component).names()
         return construct(kind, component.__name__, component, {key: shared[key] for key in shared if key in named})
+    check_flags(kind, component)
     return component
 
 

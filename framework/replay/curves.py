@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from framework.cli.exit import end_with_parent
 from framework.errors import ConfigError, shown
 from framework.interfaces.eviction import EvictionPolicy
 from framework.registry.components import build_component
@@ -64,6 +65,8 @@ def capacity_blocks(
             raise ConfigError(f"{name} in blocks is a whole number, found {text!r}; a share is written 25%")
         blocks = int(number)
     elif unit == "%":
+        if number > 100:
+            raise ConfigError(f"{name} is at most 100% of the distinct blocks, found {text!r}")
         blocks = max(round(working_set * number / 100), 1 if number else 0)
     elif bytes_per_block is None:
         raise ConfigError(f"{name} of {text} needs the model's shape: add --shape")
@@ -150,6 +153,7 @@ def _replays(paths: RequestPaths, tasks: list[tuple[str, Any, int]], jobs: int, 
     if jobs <= 1 or len(tasks) <= 1 or paths.num_references * len(tasks) < _WORTH_A_PROCESS:
         yield from (_replay(paths, seed, leaf_first, task) for task in tasks)
         return
-    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=spawn, initializer=end_with_parent) as pool:
         for future in as_completed([pool.submit(_replay, paths, seed, leaf_first, task) for task in tasks]):
             yield future.result()

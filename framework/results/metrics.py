@@ -112,7 +112,7 @@ DECLARED: tuple[Metric, ...] = (
     run("num_blocks", "blocks", "", "blocks", "Blocks in the pool, the null block excepted."),
     run("block_size", "tokens", "", "block size", "Tokens in a block."),
     run("tensor_parallel_size", "ranks", "", "ranks", "Ranks that the model is divided over."),
-    text("run", "first_failure", "first failure", "Why the first failed request failed."),
+    text("run", "first_failure", "first failure", "Why the first request failed, or a plugin's report of itself."),
     run("reasons", "list", "", "reasons", "Why the run failed."),
     cache("hit_rate", "share", "higher", "hit rate",
           "Prompt tokens served from the cache over prompt tokens, over the whole run; each request counted once, at "

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from framework.errors import RunDirectoryError
+from framework.errors import RunDirectoryError, shown
+from framework.files.jsonl import JsonObject, read_object
 from framework.results.catalogue import catalogue
 from framework.results.layout import RESULT
 
@@ -29,15 +29,33 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as fault:
-        raise RunDirectoryError(f"{path} is missing: the run did not finish") from fault
-    except (OSError, ValueError, RecursionError) as fault:
-        raise RunDirectoryError(f"{path} cannot be read: {fault}") from fault
-    if not isinstance(value, dict):
-        raise RunDirectoryError(f"{path} holds {type(value).__name__}, not an object")
+def _read_object(path: Path) -> JsonObject:
+    if not path.exists():
+        raise RunDirectoryError(f"{path} is missing: the run did not finish")
+    return read_object(path, RunDirectoryError)
+
+
+_LARGEST = 2**53
+
+
+def count_in(
+    record: Mapping[str, Any], key: str, where: str | Path, *, least: int = 0, absent: int | None = None
+) -> int:
+    """A whole number of a run's file.
+
+    Args:
+        where: the file, and the line where it has lines, for the error.
+        absent: taken where the record has none or null; None: it must have one.
+
+    Raises:
+        RunDirectoryError: anything else; names where, key and value.
+    """
+    value = record.get(key)
+    if value is None and absent is not None:
+        return absent
+    if type(value) is not int or not least <= value <= _LARGEST:
+        found = shown(value) if key in record else "none"
+        raise RunDirectoryError(f"{where}: {key} must be a whole number of {least} to 2^53, found {found}")
     return value
 
 
@@ -51,15 +69,21 @@ def what_went_wrong(result: Mapping[str, Any]) -> str:
     if result.get("num_failed"):
         first = f" (the first: {result['first_failure']})" if result.get("first_failure") else ""
         reasons.append(f"{result['num_failed']} requests failed{first}")
+    elif result.get("first_failure"):
+        reasons.append(f"a plugin failed: {result['first_failure']}")
     elif result.get("num_rejected") and not result.get("num_finished") and not result.get("num_cancelled"):
         reasons.append(f"all {result['num_rejected']} requests were rejected; requests.jsonl says why")
     reasons += [f"{one.fails}: {result[one.key]}" for one in catalogue().values() if one.fails and result.get(one.key)]
     if result.get("loss_exceeded"):
         lost, declared = result.get("attention_error"), result.get("attention_error_declared")
-        more = f"lost more than the backend declares: {lost:.2g} of the largest value, declared {declared or 0:.2g}"
+        more = f"lost more than the backend declares: {_short(lost)} of the largest value, declared {_short(declared)}"
         reasons.append(
             f"the attention of {result['loss_exceeded']} requests {'is not finite' if declared is None else more}"
         )
     if result.get("dense_mismatches"):
         reasons.append(f"{result['dense_mismatches']} requests differ from the dense model")
     return " and ".join(reasons)
+
+
+def _short(value: Any) -> str:
+    return f"{value or 0:.2g}" if isinstance(value, int | float | None) else shown(value)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from framework import registry
-from framework.errors import FrameworkError
+from framework.errors import FrameworkError, RunDirectoryError
+from framework.files.lines import require_file
 from framework.results.layout import CONFIG
 
 Value = str | int | float | bool | None
@@ -33,6 +34,7 @@ def settings_of(folder: Path, overrides: Sequence[Any]) -> dict[str, Value]:
     import yaml
 
     try:
+        require_file(folder / CONFIG, RunDirectoryError)
         config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         config = None

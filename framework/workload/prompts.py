@@ -14,6 +14,7 @@ import numpy as np
 
 from framework.errors import ConfigError, FrameworkError, WorkloadError
 from framework.files.jsonl import JsonObject, iter_lines, iter_objects
+from framework.files.lines import require_file
 from framework.interfaces.records import FieldError, integer, integers, number, text
 from framework.interfaces.workload import Message, Namespace, Sampling, Workload, WorkloadRequest
 from framework.registry.signatures import did_you_mean, listing
@@ -211,6 +212,7 @@ class AgentText(Workload):
 
     def _archived(self) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         try:
+            require_file(self.path, WorkloadError)
             with tarfile.open(self.path) as archive:
                 members = [member for member in archive if member.isfile() and member.name.endswith(".jsonl")]
                 for member in sorted(members, key=lambda member: member.name):

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from framework.cli.options import require_in_bounds
 from framework.errors import ConfigError
 from framework.interfaces.command import Command
 from framework.results.console import Table, new_console, print_table
@@ -63,10 +64,15 @@ class ExplainCommand(Command):
 
 def _accounts(options: argparse.Namespace) -> dict[str, Account]:
     """By name, one or two."""
+    require_in_bounds(options, "limit", "num_blocks", "block_tokens")
     names = [name.strip() for name in options.eviction.split(",") if name.strip()]
     if all(Path(file).is_dir() for file in options.file):
         accounts = {file: read_account(Path(file)) for file in options.file}
-    elif len(options.file) == 2 and any(map(_is_stream, options.file)):
+    elif len(options.file) == 2 and (streams := sum(map(_is_stream, options.file))):
+        if streams == 2:
+            raise ConfigError(
+                f"{' and '.join(options.file)} are both streams of KV events; give one, and the log of its requests"
+            )
         accounts = _recorded(options)
     elif len(options.file) == 1:
         accounts = _replayed(options, names)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from framework.errors import FrameworkError, RunDirectoryError
-from framework.files.jsonl import read_jsonl
+from framework.errors import FrameworkError, RunDirectoryError, shown
+from framework.files.jsonl import JsonObject, iter_objects
 from framework.results.console import Table
-from framework.results.layout import REQUESTS
-from framework.results.reading import read_result
+from framework.results.layout import REQUESTS, RESULT
+from framework.results.reading import count_in, read_result
 from framework.results.records import Run
 from framework_explain.account import HIT, OUTCOMES, REGRET, Account, Evictions, key_of
 from framework_report.study import Study
 
 _KEYS = ("hit_tokens", *(key_of(outcome, "tokens") for outcome in OUTCOMES[HIT + 1 :]))
+_LOSS = ("request", "depth", "blocks", "tokens", "evicted_for", "requests_ago", "references_ago", "admission")
 _MOST_RUNS = 20
 
 
@@ -33,7 +36,7 @@ def _sentence_of(run: Run) -> str:
     """A run's account in one sentence; empty where its files do not give one: that must not cost the report."""
     try:
         return f"{run.name}: {read_account(run.path).sentence()}."
-    except (FrameworkError, OSError, ValueError, TypeError, KeyError):
+    except FrameworkError:
         return ""
 
 
@@ -43,28 +46,50 @@ def read_account(directory: Path) -> Account:
     Blocks are known of the whole run alone: the first request's row holds them all.
 
     Raises:
-        RunDirectoryError: no result, or one of a run that did not explain its misses.
+        RunDirectoryError: no result, one of a run that did not explain its misses, or a value that no run writes; names
+            file and line.
     """
-    result = read_result(directory)
+    result, source = read_result(directory), directory / RESULT
     if key_of("new", "tokens") not in result:
         raise RunDirectoryError(f"{directory} does not say why it missed; run it again with observers=[explain]")
-    rows = [row for row in read_jsonl(directory / REQUESTS) if key_of("new", "tokens") in row]
-    columns = ["cached_tokens", *(key_of(outcome, "tokens") for outcome in OUTCOMES if outcome != "hit")]
-    tokens = np.array([[row.get(column) or 0 for column in columns] for row in rows], dtype=np.int64)
-    blocks = np.zeros((len(rows), len(OUTCOMES)), dtype=np.int64)
-    if len(rows):
+    columns = ["cached_tokens", *_KEYS[1:]]
+    tokens, requests = list[list[int]](), list[int]()
+    for where, row in _lines(directory / REQUESTS):
+        if key_of("new", "tokens") in row:
+            tokens.append([count_in(row, column, where, absent=0) for column in columns])
+            requests.append(count_in(row, "request", where))
+    blocks = np.zeros((len(tokens), len(OUTCOMES)), dtype=np.int64)
+    if len(tokens):
+        missed = [key_of(outcome, "blocks") for outcome in OUTCOMES[HIT + 1 :]]
         blocks[0] = [
-            result["hit_blocks"],
-            *(result.get(key_of(o, "blocks"), 0) for o in OUTCOMES if o != OUTCOMES[HIT]),
+            count_in(result, "hit_blocks", source),
+            *(count_in(result, key, source, absent=0) for key in missed),
         ]
-    regret = directory / REGRET
-    lost = read_jsonl(regret) if regret.exists() else []
+    lost = [_checked(row, where) for where, row in _lines(directory / REGRET)] if (directory / REGRET).exists() else []
     return Account(
         blocks=blocks,
-        tokens=tokens.reshape(-1, len(OUTCOMES)),
+        tokens=np.array(tokens, dtype=np.int64).reshape(-1, len(OUTCOMES)),
         evictions=Evictions.of_rows(lost),
         policy=str(result.get("eviction") or ""),
-        preempted_tokens=int(result.get("missed_preempted_tokens") or 0),
-        num_forgotten=int(result.get("missed_forgotten_contents") or 0),
-        requests=[int(row["request"]) for row in rows],
+        preempted_tokens=count_in(result, "missed_preempted_tokens", source, absent=0),
+        num_forgotten=count_in(result, "missed_forgotten_contents", source, absent=0),
+        requests=requests,
     )
+
+
+def _lines(path: Path) -> Iterator[tuple[str, JsonObject]]:
+    """(file and line, object) of a run's JSON lines."""
+    for number, row in iter_objects(path, RunDirectoryError, drop_partial_last=True):
+        yield f"{path}:{number}", row
+
+
+def _checked(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """A row of regret.jsonl, as `Evictions.rows` gives it."""
+    for key in _LOSS:
+        count_in(row, key, where, least=-1 if key == "evicted_for" else 0)
+    for key in ("lru_tokens", "optimum_tokens", "turn"):
+        count_in(row, key, where, absent=0)
+    for key in ("tenant", "category"):
+        if not isinstance(row.get(key), str | None):
+            raise RunDirectoryError(f"{where}: {key} must be a text or null, found {shown(row[key])}")
+    return row

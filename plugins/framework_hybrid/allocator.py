@@ -38,6 +38,7 @@ from framework.types import (
 )
 from framework_hybrid.memory import Memory, stranded_bytes
 from framework_hybrid.replay import GroupCounts, Run, give_up, state_tokens, step_end
+from framework_hybrid.rules import GuardedRule
 
 _LONGEST = 1 << 31  # tokens: more than any request has, where only windows and states take room
 _NO_TABLE = np.empty(0, dtype=np.int32)
@@ -99,7 +100,7 @@ class SharedGroups(Allocator):
         self, memory: Memory, rule: CheckpointRule, hash: HashScheme, *, num_blocks: int, num_bytes: int,
         step_tokens: int,
     ) -> None:  # fmt: skip
-        self.memory, self.rule, self.num_blocks, self.block_size = memory, rule, num_blocks, memory.unit
+        self.memory, self.rule, self.num_blocks, self.block_size = memory, GuardedRule(rule), num_blocks, memory.unit
         self._block_bytes, self._step_tokens = num_bytes / num_blocks, step_tokens
         if not isinstance(memory.parents, list) or memory.parents:
             raise InvalidArgument("the memory of a full replay begins with an empty list of parents")

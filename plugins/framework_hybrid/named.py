@@ -312,7 +312,7 @@ def shares_of(groups: Sequence[KVGroup]) -> list[float]:
     parts = [WINDOW_TOKENS * group.block_bytes / page if group.length else float(group.kind == "full")
              for group in groups]  # fmt: skip
     states = STATE_BYTES * sum(parts) / max(1, parts.count(0.0))
-    parts = [part or states for part in parts]
+    parts = [part or states or 1.0 for part in parts]  # of states alone, alike
     return [part / sum(parts) for part in parts]
 
 

@@ -88,14 +88,17 @@ class Pool:
     def attach(self, **computed: Callable[[int], Any]) -> None:
         """Give the policy its view, with these columns of GroupView worked out of a block; once, before all else."""
         rows = self.num_blocks + 1
+        lists = {
+            "depth": self.depth, "num_tokens": self.end, "admitted": self.admitted, "last_access": self.last_access,
+            "hits": self.hits, "priority": self.priority, "tenant": self.tenant, "children": self.children,
+            "last_request": self.last_request, "group": self.group, "num_bytes": self.num_bytes, "end": self.end,
+            "partners": self.partners,
+        }  # fmt: skip
+        facts: dict[str, Callable[[int], Any]] = {name: column.__getitem__ for name, column in lists.items()}
+        facts |= {"key": self._key, "parent": self._above, **computed}
         self._host.policy.attach(GroupView(
-            depth=self.depth, num_tokens=self.end, admitted=self.admitted, last_access=self.last_access, hits=self.hits,
-            priority=self.priority, tenant=self.tenant, children=self.children,
-            next_use=ConstantColumn(float("inf"), rows), key=ComputedColumn(self._key, rows),
-            parent=ComputedColumn(self._above, rows),
-            partial=ConstantColumn(False, rows), last_request=self.last_request, group=self.group,
-            num_bytes=self.num_bytes, end=self.end, partners=self.partners,
-            **{name: ComputedColumn(fact, rows) for name, fact in computed.items()},
+            next_use=ConstantColumn(float("inf"), rows), partial=ConstantColumn(False, rows),
+            **{name: ComputedColumn(fact, rows) for name, fact in facts.items()},
         ))  # fmt: skip
 
     @property

@@ -13,6 +13,7 @@ from framework.groups.checkpoints import Asked, CheckpointRule
 from framework.groups.kinds import GroupHit, Kind
 from framework.replay.paths import Ints, RequestPaths
 from framework_hybrid.memory import Memory, stranded_bytes
+from framework_hybrid.rules import GuardedRule
 
 
 @dataclass
@@ -107,7 +108,7 @@ def replay_groups(
 
     O(blocks of all requests) Python steps, besides the policy's and the rule's own.
     """
-    prompt = paths.input_tokens if prompt_tokens is None else prompt_tokens
+    prompt, guarded = paths.input_tokens if prompt_tokens is None else prompt_tokens, GuardedRule(rule)
     found, refused, checkpoints = list[GroupHit](), 0, 0
     resident, stranded = list[list[int]](), list[list[int]]()
     drop = memory.step * any(group.lookahead_drop for group in memory.groups)
@@ -121,10 +122,10 @@ def replay_groups(
         junction = hit.tokens + hit.junction if hit.junction else 0
         asked = Asked(prompt=int(prompt[number]), total=int(paths.input_tokens[number]), hit=hit.tokens,
                       junction=junction, step=memory.step, drop=drop)  # fmt: skip
-        run = Run(memory, path, asked, rule.places(asked))
+        run = Run(memory, path, asked, guarded.places(asked))
         try:
             run.begin(refresh)
-            for start, end in steps(asked, memory, rule.pauses(asked), chunk_tokens):
+            for start, end in steps(asked, memory, guarded.pauses(asked), chunk_tokens):
                 run.step(start, end)
                 if seen is not None:
                     seen(number, end, run.tables)
@@ -135,7 +136,7 @@ def replay_groups(
             continue
         run.leave()
         checkpoints += run.num_states
-        give_up(memory, path, rule, asked)
+        give_up(memory, path, guarded, asked)
         found.append(hit)
         if number in sampled:
             resident.append(memory.bytes_by_group())
@@ -273,9 +274,9 @@ class Run:
                 self.memory.pools[g].release(blocks)
 
 
-def give_up(memory: Memory, path: Sequence[int], rule: CheckpointRule, asked: Asked) -> None:
+def give_up(memory: Memory, path: Sequence[int], rule: GuardedRule, asked: Asked) -> None:
     """Discard what the rule has too much of, of states that nobody uses."""
-    if type(rule).surplus is CheckpointRule.surplus:
+    if not rule.gives_up:
         return
     for g, group in enumerate(memory.groups):
         if group.kind != "state":

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from framework.errors import ConfigError
+from framework.errors import ConfigError, ModelError, shown
+from framework.files.jsonl import read_object
 from framework.groups.kinds import Kind, KVGroup, unified_block_tokens
+from framework.model.hf_config import num_layers_of, value_of
 
 _KINDS: dict[str, Kind] = {
     "full_attention": "full", "attention": "full", "sliding_attention": "window", "chunked_attention": "chunk",
@@ -43,9 +44,9 @@ def groups_of(
     """
     try:
         kinds = _layers(_config(config))
-    except KeyError as error:
-        raise ConfigError(f"the model's configuration has no {error}, which its groups are made from; give the "
-                          "config.json of a decoder, or a named shape") from error  # fmt: skip
+    except ModelError as error:
+        raise ConfigError(f"{error}; a model's groups are made from the config.json of a decoder, or of a named "
+                          "shape") from error  # fmt: skip
     ordered = [(kind, kinds[kind]) for kind in ("full", "window", "chunk", "state") if kind in kinds]
     if layout == "by_kind":
         return tuple(
@@ -103,11 +104,17 @@ def flops_of(config: Mapping[str, Any] | str) -> Flops:
         ConfigError: an unknown name; no hidden_size; layers of other kinds, which Marconi's formula does not have.
     """
     config = _config(config)
-    types, width = _types(config), config.get("hidden_size")
-    if width is None or not set(types) <= {"full", "state"}:
-        raise ConfigError(f"Marconi counts layers of full attention and states and needs hidden_size, found layers "
-                          f"{sorted(set(types))} and hidden_size {width}; choose another order")  # fmt: skip
-    state_width = config.get("linear_attn_config", {}).get("head_dim") or config.get("linear_key_head_dim", 0)
+    try:
+        types, state_width = _types(config), 0
+        if "state" in types:
+            linear = _linear(config)
+            state_width = value_of(linear or config, "head_dim" if linear else "linear_key_head_dim", int)
+        width = value_of(config, "hidden_size", int) if set(types) <= {"full", "state"} else 0
+    except ModelError as error:
+        raise ConfigError(f"{error}; Marconi's order needs it: choose another order") from error
+    if not width:
+        raise ConfigError(f"Marconi counts layers of full attention and states, found layers {sorted(set(types))}; "
+                          "choose another order")  # fmt: skip
     return Flops(attention=types.count("full"), mlp=len(types), state=types.count("state"), width=width,
                  state_width=state_width)  # fmt: skip
 
@@ -117,69 +124,77 @@ def _config(config: Mapping[str, Any] | str) -> Mapping[str, Any]:
     if isinstance(config, str) and config not in SHAPES:
         path = Path(config)
         try:
-            config = json.loads((path / "config.json" if path.is_dir() else path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            config = read_object(path / "config.json" if path.is_dir() else path, ConfigError)
+        except ConfigError as error:
             raise ConfigError(f"no groups are known of {config!r}; give a config.json or one of "
                               f"{', '.join(sorted(SHAPES))} ({error})") from error  # fmt: skip
-    found: Any = SHAPES[config] if isinstance(config, str) else config
-    return dict(found.get("text_config", found)) if isinstance(found, Mapping) else {}
+    found = SHAPES[config] if isinstance(config, str) else config
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"a model's configuration is a mapping, found {shown(found)}")
+    return dict(value_of(found, "text_config", dict, {}) or found)
+
+
+def _linear(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Kimi's part on its layers with a state; empty where there is none."""
+    return value_of(config, "linear_attn_config", dict, {})
 
 
 def _layers(config: Mapping[str, Any]) -> dict[Kind, _Layers]:
     types = _types(config)
     if "kv_lora_rank" in config:  # multi-head latent attention: one vector and its rotary part
-        token = (config["kv_lora_rank"] + config["qk_rope_head_dim"]) * 2
+        token = (value_of(config, "kv_lora_rank", int) + value_of(config, "qk_rope_head_dim", int)) * 2
     else:
-        heads = config["num_attention_heads"]
-        dim = config.get("head_dim") or config["hidden_size"] // heads
-        token = 2 * config.get("num_key_value_heads", heads) * dim * 2
+        heads, given = value_of(config, "num_attention_heads", int), config.get("head_dim") is not None
+        dim = value_of(config, "head_dim", int) if given else value_of(config, "hidden_size", int) // heads
+        token = 2 * value_of(config, "num_key_value_heads", int, heads) * dim * 2
     found: dict[Kind, _Layers] = {}
     for kind in dict.fromkeys(types):
         if kind == "state":
             found[kind] = _Layers(types.count(kind), _state(config))
         else:
-            length = {"full": 0, "window": config.get("sliding_window"), "chunk": config.get("attention_chunk_size")}[
-                kind
-            ]
-            if length is None:
-                raise ConfigError(f"layers of kind {kind} and no length of it; config.json has sliding_window or "
-                                  "attention_chunk_size")  # fmt: skip
-            found[kind] = _Layers(types.count(kind), token, length)
+            length = "" if kind == "full" else "sliding_window" if kind == "window" else "attention_chunk_size"
+            found[kind] = _Layers(types.count(kind), token, value_of(config, length, int) if length else 0)
     return found
 
 
 def _types(config: Mapping[str, Any]) -> list[Kind]:
     """The kind of each layer, from whichever way the family has to say it."""
-    count = config["num_hidden_layers"]
-    linear = config.get("linear_attn_config")
+    count = num_layers_of(config)
     if names := config.get("layer_types"):
-        unknown = set(names) - set(_KINDS)
-        if unknown or len(names) != count:
-            raise ConfigError(f"layer_types names {len(names)} of {count} layers, unknown ones {sorted(unknown)}; "
-                              f"known are {sorted(_KINDS)}")  # fmt: skip
+        if not isinstance(names, list) or len(names) != count or not all(_is_kind(name) for name in names):
+            raise ConfigError(f"config.json: 'layer_types' must be a list of {count}, one a layer, of "
+                              f"{', '.join(sorted(_KINDS))}, found {shown(names)}")  # fmt: skip
         return [_KINDS[name] for name in names]
-    if linear:
-        full = set(linear["full_attn_layers"])  # numbered from 1
+    if linear := _linear(config):
+        full = linear.get("full_attn_layers")  # numbered from 1
+        if not isinstance(full, list):
+            raise ConfigError(f"config.json: 'full_attn_layers' must be a list of layers, found {shown(full)}")
         return ["full" if number in full else "state" for number in range(1, count + 1)]
     for key, other in (("full_attention_interval", "state"), ("sliding_window_pattern", "window")):
-        if every := config.get(key):
+        if every := value_of(config, key, int, 0):
             kind = _KINDS["linear_attention" if other == "state" else "sliding_attention"]
             return ["full" if number % every == 0 else kind for number in range(1, count + 1)]
-    if config.get("sliding_window"):
-        return ["window"] * count
-    return ["full"] * count
+    return ["window" if value_of(config, "sliding_window", int, 0) else "full"] * count
+
+
+def _is_kind(name: Any) -> bool:
+    return isinstance(name, str) and name in _KINDS
 
 
 def _state(config: Mapping[str, Any]) -> int:
     """Bytes of one layer's recurrent state: a matrix a head, and what the short convolution looks back to."""
-    if linear := config.get("linear_attn_config"):
-        heads, key, value = linear["num_heads"], linear["head_dim"], linear["head_dim"]
-        channels, kernel = 3 * heads * key, linear["short_conv_kernel_size"]
+    if linear := _linear(config):
+        heads, key, kernel = (
+            value_of(linear, name, int) for name in ("num_heads", "head_dim", "short_conv_kernel_size")
+        )
+        value, channels = key, 3 * heads * key
     else:
-        heads, key, value = (config[f"linear_{name}"] for name in ("num_value_heads", "key_head_dim", "value_head_dim"))
-        channels = 2 * config["linear_num_key_heads"] * key + heads * value
-        kernel = config["linear_conv_kernel_dim"]
-    return int(heads * key * value * 4 + (kernel - 1) * channels * 2)
+        heads, key, value, key_heads, kernel = (
+            value_of(config, f"linear_{name}", int)
+            for name in ("num_value_heads", "key_head_dim", "value_head_dim", "num_key_heads", "conv_kernel_dim")
+        )
+        channels = 2 * key_heads * key + heads * value
+    return heads * key * value * 4 + (kernel - 1) * channels * 2
 
 
 def _qwen(num_layers: int, width: int, num_kv_heads: int, num_value_heads: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from framework.errors import ConfigError
+from framework.cli.options import require_in_bounds
 from framework.files.atomic import require_new
 from framework.interfaces.command import Command
 
@@ -31,10 +31,7 @@ class RecordEvents(Command):
         from framework_kv_events.recording import record
         from framework_kv_events.zeromq import Subscriber
 
-        for name in ("seconds", "batches", "idle"):
-            value = getattr(options, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"--{name} must be above 0, found {value}")
+        require_in_bounds(options, "seconds", "batches", "idle")
         require_new(options.out)
         with Subscriber(options.source, options.replay, topic=options.topic) as subscriber:
             found = record(

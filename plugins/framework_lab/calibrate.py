@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from framework.engine.executors.replay import StepCosts
 from framework.errors import ConfigError, WorkloadError
+from framework.files.atomic import require_new, write_json
 from framework.files.jsonl import iter_objects
 from framework.interfaces.command import Command
 
@@ -26,6 +27,7 @@ WORK = ("rows", "new_tokens", "context_tokens", "pairs")
 FEWEST_STEPS = 50
 _OWN_SHARE = 0.02  # of a column that no other column explains, in which its cost is looked for
 _RESAMPLES = 200
+_MOST = 10**18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +61,14 @@ class Calibrate(Command):
             help="metrics.jsonl of a serve run, or what TraceConnector wrote under its option steps",
         )  # fmt: skip
         parser.add_argument("--out", type=Path, metavar="FILE", help="write the costs there, for replay.costs=FILE")
+        parser.add_argument("--force", action="store_true", help="replace a file that exists already")
         parser.add_argument("--json", action="store_true", help="print JSON alone")
 
     def run(self, options: argparse.Namespace) -> int:
+        require_new(options.out, inputs=options.steps, force=options.force)
         found = asdict(calibrate(*read_steps(options.steps)))
         if options.out is not None:
-            options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+            write_json(options.out, found)
         print(json.dumps(found, indent=2) if options.json else _table(found))  # noqa: T201
         return 0
 
@@ -81,14 +85,18 @@ def read_steps(paths: Sequence[Path]) -> tuple[Floats, Floats]:
             values = [line.get(key) for key in (*WORK, "step_s")]
             if values[-1] is None and "step_s" in line:
                 continue  # the last step before an engine had nothing to do
-            if not all(isinstance(value, (int, float)) and value >= 0 for value in values):
+            if not all(_is_amount(value) for value in values):
                 raise WorkloadError(
-                    f"{path}:{number}: a timed step has {', '.join(WORK)} and step_s, numbers of at least 0; found "
+                    f"{path}:{number}: a timed step has {', '.join(WORK)} and step_s, numbers of 0 to 10^18; found "
                     f"{dict(zip((*WORK, 'step_s'), values, strict=True))}. A replay on a clock of steps times nothing"
                 )
             work.append([1.0, *values[:-1]])
             seconds.append(values[-1])
     return np.array(work, dtype=np.float64).reshape(-1, len(COSTS)), np.array(seconds, dtype=np.float64)
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST
 
 
 def calibrate(work: Floats, seconds: Floats) -> Calibration:
@@ -99,9 +107,12 @@ def calibrate(work: Floats, seconds: Floats) -> Calibration:
         seconds: (S,).
 
     Raises:
-        ConfigError: SciPy is not installed; too few steps; a cost that these steps cannot tell from the others.
+        ConfigError: SciPy is not installed; too few steps; a cost that these steps cannot tell from the others; steps
+            that took no time.
     """
     _require_tellable(work)
+    if not seconds.any():
+        raise ConfigError(f"step_s is 0 in all {len(work)} steps: their clock did not move; record steps of a real run")
     costs, half = _fitted(work, seconds), np.arange(len(work)) % 2 == 0
     predicted = np.empty(len(work))
     for part in (half, ~half):  # every second step: load and machine drift over a run

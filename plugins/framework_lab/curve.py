@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from framework.cli.exit import complain
+from framework.cli.options import require_in_bounds
 from framework.cli.progress import reference_progress
 from framework.errors import ConfigError
-from framework.files.atomic import require_new
+from framework.files.atomic import beside, require_new, write_json
 from framework.interfaces.command import Command
 from framework.workload.traces import formats, open_trace
 
@@ -63,13 +64,10 @@ def _run(options: argparse.Namespace) -> None:
     from framework.replay.paths import build_paths
     from framework_report.figures.style import require_format
 
-    if options.limit is not None and options.limit < 1:
-        raise ConfigError(f"--limit must be at least 1, found {options.limit}")
-    if options.plot:
+    require_in_bounds(options, "limit", "block_tokens", "jobs")
+    if options.plot is not None:
         require_format(Path(options.plot))
-    for output in (options.csv, options.plot, options.json):
-        if output and output != "-":
-            require_new(output, force=options.force)
+    require_new(options.csv, options.plot, options.json, inputs=[options.file], force=options.force)
     trace = open_trace(
         options.file, format=options.format, block_tokens=options.block_tokens, on_error=options.on_error
     )
@@ -125,17 +123,16 @@ def _report(
             "infinite_hit_rate": _ceiling(paths),
             "points": [asdict(point) for point in points],
         }
-        text = json.dumps(data, indent=2)
         if options.json == "-":
-            print(text)  # noqa: T201
+            print(json.dumps(data, indent=2))  # noqa: T201
             return
-        Path(options.json).write_text(text + "\n", encoding="utf-8")
+        write_json(Path(options.json), data)
     _print_table(name, points, paths)
 
 
 def _write_csv(path: Path, points: Sequence[CurvePoint]) -> None:
     rows = [asdict(point) for point in points]
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with beside(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

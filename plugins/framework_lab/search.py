@@ -13,7 +13,8 @@ import math
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,10 +23,13 @@ from typing import Any, cast
 
 from framework import registry
 from framework.cli.exit import FAILED
+from framework.cli.options import require_in_bounds
 from framework.commands import run_command
 from framework.config.check import check_below
 from framework.errors import ConfigError, FrameworkError
 from framework.files.atomic import is_disk_failure, no_empty_folders
+from framework.files.jsonl import iter_objects
+from framework.files.lines import require_file
 from framework.files.secrets import hidden, secrets_of
 from framework.interfaces.command import Command
 from framework.registry.signatures import did_you_mean
@@ -152,8 +156,12 @@ def axes_of(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[Axis, ...]
         raise ConfigError(f"cannot read the overrides: {' '.join(str(error).split())}") from error
     fixed = tuple(override.input_line for override in parsed if not override.is_sweep_override())
     axes = tuple(_axis(override) for override in parsed if override.is_sweep_override())
+    if any(override.get_key_element() == "run.dir" for override in parsed):
+        raise ConfigError("run.dir is for a single run; trials lie below the search's folder: leave it out")
     if not axes:
         raise ConfigError("nothing to search: give an override several values, such as eviction=lru,fifo")
+    if twice := [axis.key for number, axis in enumerate(axes) if axis.key in (one.key for one in axes[:number])]:
+        raise ConfigError(f"{twice[0]} is given several values twice; give all of them at once")
     return tuple(str(word) for word in fixed), axes
 
 
@@ -195,11 +203,12 @@ class SearchCommand(Command):
         return parser.parse_intermixed_args(words)  # an option may stand between two overrides
 
     def run(self, options: argparse.Namespace) -> int:
-        if options.trials < 1:
-            raise ConfigError(f"--trials must be at least 1, found {options.trials}")
-        if options.seed < 0:
-            raise ConfigError(f"--seed must be at least 0, found {options.seed}")
+        require_in_bounds(options, "trials")
         check_below("search NAME", options.name, "--folder FOLDER")
+        if "/" in options.name:
+            raise ConfigError(
+                f"search NAME is one folder's name, found {options.name!r}; for another place set --folder"
+            )
         fixed, axes = axes_of(options.overrides)
         plan = Search(
             folder=Path(options.folder) / options.name,
@@ -223,15 +232,17 @@ class SearchCommand(Command):
 def _one(optuna: Any, study: Any, plan: Search, done: int, say: Callable[[str], None]) -> str:
     """Run one more trial. Why it failed, empty where it did not."""
     study.sampler = optuna.samplers.TPESampler(seed=(plan.seed * 1_000_003 + done) % 2**32)
-    trial = study.ask()
-    varied = [axis.suggest(trial) for axis in plan.axes]
-    trial.set_user_attr("overrides", varied)
+    with _journal(plan):
+        trial = study.ask()
+        varied = [axis.suggest(trial) for axis in plan.axes]
+        trial.set_user_attr("overrides", varied)
     value, reason = _evaluate((*plan.fixed, *varied), plan)
-    if value is None:
-        trial.set_user_attr("reason", reason)
-        study.tell(trial, state=optuna.trial.TrialState.FAIL)
-    else:
-        study.tell(trial, value)
+    with _journal(plan):
+        if value is None:
+            trial.set_user_attr("reason", reason)
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            study.tell(trial, value)
     say(f"trial {done + 1} of {plan.trials}: {' '.join(varied)}: {reason or f'{plan.metric} {value:g}'}")
     return reason
 
@@ -269,30 +280,76 @@ def _evaluate(words: Sequence[str], plan: Search) -> tuple[float | None, str]:
 
 
 def _study(optuna: Any, plan: Search, say: Callable[[str], None]) -> Any:
-    """The study of these settings and this code. Trials of others stay in the journal, where no sampler sees them."""
-    from optuna.storages.journal import JournalFileBackend
+    """The study of these settings and this code. Trials of others stay in the journal, where no sampler sees them.
 
+    Raises:
+        ConfigError: a line of the journal that no search writes; names it.
+    """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = plan.folder / JOURNAL
     _drop_partial_line(path)
-    # This process holds the folder's lock already: the journal's own would outlive a kill.
-    held = SimpleNamespace(acquire=lambda: True, release=lambda: None)
-    storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), lock_obj=cast(Any, held)))
+    for _ in iter_objects(path, ConfigError) if path.exists() else ():
+        pass  # each line is an object
     made_of = _made_of(plan)
-    known = {study.study_name: study.user_attrs.get("made_of") for study in storage.get_all_studies()}
     name = config_hash(made_of)
+    with _journal(plan):
+        backend = _backend(path)
+        try:
+            storage = optuna.storages.JournalStorage(backend)
+        except Exception as error:  # whatever optuna trips over
+            raise ConfigError(
+                f"{path}:{backend.line}: no line of a search: {type(error).__name__}: {' '.join(str(error).split())}; "
+                "restore the file, or remove it to begin the search anew (trials' results are kept, and read)"
+            ) from error
+        known = {study.study_name: study.user_attrs.get("made_of") for study in storage.get_all_studies()}
     if known and name not in known:
-        old = list(known.values())[-1] or {}
+        last = list(known.values())[-1]
+        old = last if isinstance(last, dict) else {}
         changed = sorted(key for key in {*old, *made_of} if old.get(key) != made_of.get(key))
         say(f"the search begins anew, since this has changed: {', '.join(changed)}; results that still hold are read")
-    study = optuna.create_study(
-        storage=storage,
-        study_name=name,
-        direction="maximize" if plan.maximize else "minimize",
-        load_if_exists=True,
-    )
-    study.set_user_attr("made_of", made_of)
+    with _journal(plan):
+        study = optuna.create_study(
+            storage=storage,
+            study_name=name,
+            direction="maximize" if plan.maximize else "minimize",
+            load_if_exists=True,
+        )
+        study.set_user_attr("made_of", made_of)
     return study
+
+
+def _backend(path: Path) -> Any:
+    """optuna's reader of a journal, which says in `line` how far it has read."""
+    from optuna.storages.journal import JournalFileBackend
+
+    class Numbered(JournalFileBackend):
+        line = 0
+
+        def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+            for self.line, log in enumerate(super().read_logs(log_number_from), start=log_number_from + 1):
+                yield log
+
+    # This process holds the folder's lock already: the journal's own would outlive a kill.
+    held = SimpleNamespace(acquire=lambda: True, release=lambda: None)
+    return Numbered(str(path), lock_obj=cast(Any, held))
+
+
+@contextmanager
+def _journal(plan: Search) -> Iterator[None]:
+    """What optuna raises within is a fault of what the journal holds, or of the disk that it lies on."""
+    path = plan.folder / JOURNAL
+    try:
+        yield
+    except FrameworkError:
+        raise
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{path} holds what no search writes: {type(error).__name__}: {' '.join(str(error).split())}; restore it, "
+            "or remove it to begin the search anew (trials' results are kept, and read)"
+        ) from error
 
 
 def _made_of(plan: Search) -> dict[str, str]:
@@ -315,6 +372,8 @@ def _made_of(plan: Search) -> dict[str, str]:
 
 def _drop_partial_line(path: Path) -> None:
     """What a killed process had half written would join the next line."""
+    if path.exists():
+        require_file(path, ConfigError)
     if path.is_file() and not (data := path.read_bytes()).endswith(b"\n"):
         os.truncate(path, data.rfind(b"\n") + 1)
 
@@ -322,12 +381,13 @@ def _drop_partial_line(path: Path) -> None:
 def _trials(study: Any, plan: Search) -> Trials:
     """The finished trials, as the report reads them; what a killed process had begun has neither value nor reason."""
     trials: list[Trial] = []
-    for trial in study.get_trials(deepcopy=False):
-        value, reason = trial.value, trial.user_attrs.get("reason", "")
-        if value is not None or reason:
-            varied = tuple(trial.user_attrs["overrides"])
-            folder = folder_name((*plan.fixed, *varied))
-            trials.append(Trial(len(trials) + 1, folder, varied, value, reason))
+    with _journal(plan):
+        for trial in study.get_trials(deepcopy=False):
+            value, reason = trial.value, trial.user_attrs.get("reason", "")
+            if value is not None or reason:
+                varied = tuple(trial.user_attrs["overrides"])
+                folder = folder_name((*plan.fixed, *varied))
+                trials.append(Trial(len(trials) + 1, folder, varied, value, str(reason)))
     return Trials(metric=plan.metric, maximize=plan.maximize, trials=tuple(trials))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from framework.errors import ConfigError
 from framework.interfaces.command import Command
 
 
@@ -20,6 +21,8 @@ class Report(Command):
         parser.add_argument("--publish", action="store_true", help="give it to the tracker of the runs, too")
 
     def run(self, options: argparse.Namespace) -> int:
+        if options.to == "":
+            raise ConfigError("--to names no folder; leave it out to write into the first DIR")
         from framework_report.write import print_study, publish, write_report
 
         report = write_report(

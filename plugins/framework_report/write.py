@@ -11,7 +11,9 @@ from pkgutil import resolve_name
 from typing import IO, Any
 
 from framework import registry
-from framework.files.atomic import require_new, write_json
+from framework.errors import RunDirectoryError
+from framework.files.atomic import require_new, write_json, write_text
+from framework.files.lines import require_file
 from framework.interfaces.tracker import Tracker
 from framework.registry.components import build_component
 from framework.results.catalogue import sections
@@ -19,7 +21,7 @@ from framework.results.catalogue import title as title_of
 from framework.results.console import Table, lines, new_console, print_table
 from framework.results.layout import CONFIG, REPORT
 from framework.results.records import Run, collect
-from framework_report.figures.style import FORMATS, as_svg, save
+from framework_report.figures.style import FORMATS, as_svg, save_plot
 from framework_report.plots import Plot, pictures_of, plots_of
 from framework_report.sentences import headline, lead, origin
 from framework_report.study import Study
@@ -226,8 +228,7 @@ def write_report(
     study = Study(collect(folders), metric=metric, baseline=baseline, trials=trials)
     title, target = _title(folders), Path(to)
     if not force and not (target / REPORT).is_file():
-        for path in (*(target / name for name in (PAGE, RUNS, SETTINGS, LATEX)), *(target / FIGURES).glob("*")):
-            require_new(path)
+        require_new(*(target / name for name in (PAGE, RUNS, SETTINGS, LATEX)), *(target / FIGURES).glob("*"))
     target.mkdir(parents=True, exist_ok=True)
     plots, pictures = plots_of(study), pictures_of(study)
     texts = {
@@ -238,9 +239,7 @@ def write_report(
     }
     write_json(target / REPORT, {"files": list(texts)})
     for name, text in texts.items():
-        temporary = target / f".{name}.tmp"
-        temporary.write_text(text, encoding="utf-8", errors="replace", newline="\n")
-        temporary.replace(target / name)
+        write_text(target / name, text.encode("utf-8", "replace").decode())
     for plot in (*plots, *pictures):
         _write_figure(plot, target / FIGURES)
     return Report(study=study, files=tuple(target / name for name in texts))
@@ -259,9 +258,7 @@ def _write_figure(plot: Plot, folder: Path) -> None:
     name = re.sub(r"[^A-Za-z0-9._=,+-]+", "_", plot.name)
     folder.mkdir(exist_ok=True)
     for suffix in FORMATS:
-        temporary = folder / f".{name}.tmp{suffix}"
-        save(plot.figure, temporary)
-        temporary.replace(folder / f"{name}{suffix}")
+        save_plot(plot.figure, folder / f"{name}{suffix}")
 
 
 def print_study(study: Study, *, file: IO[str] | None = None, width: int | None = None) -> None:
@@ -292,6 +289,7 @@ def _tracker_of(study: Study) -> dict[str, Any]:
 
     for row in study.rows:
         try:
+            require_file(row.path / CONFIG, RunDirectoryError)
             config = yaml.safe_load((row.path / CONFIG).read_text(encoding="utf-8"))
         except (OSError, ValueError, yaml.YAMLError):
             continue

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,7 +10,8 @@ import numpy as np
 
 from framework.engine.executors.base import BoolArray, Executor, FloatArray, Step, work_of
 from framework.engine.rows import IntArray, Rows
-from framework.errors import ConfigError, Unsupported
+from framework.errors import ConfigError, Unsupported, shown
+from framework.files.jsonl import read_object
 from framework.types import BlockCopy, TokenArray
 
 OUTPUT_BASE = 2**30
@@ -59,21 +58,29 @@ class StepCosts:
         """The costs in a file of `python -m framework calibrate`.
 
         Raises:
-            ConfigError: no such file, or a cost in it is missing or no finite number of at least 0.
+            ConfigError: no such file, a cost in it that is missing, unknown or no number of 0 to 10^9.
         """
+        written = "write the file with `python -m framework calibrate STEPS --out FILE`"
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))["costs"]
-            costs = {field.name: float(found[field.name]) for field in fields(cls)}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            costs = read_object(path, ConfigError).get("costs")
+        except ConfigError as error:
+            raise ConfigError(f"replay.costs={error}; {written}") from error
+        names = [field.name for field in fields(cls)]
+        if not isinstance(costs, dict) or {*costs} != {*names}:
+            found = list(costs) if isinstance(costs, dict) else costs
             raise ConfigError(
-                f"replay.costs={path} has no costs of a step ({error!r}); write the file with "
-                "`python -m framework calibrate STEPS --out FILE`"
-            ) from error
-        if wrong := [name for name, value in costs.items() if not (math.isfinite(value) and value >= 0)]:
-            raise ConfigError(f"replay.costs={path}: {', '.join(wrong)} must be finite numbers of at least 0")
+                f"replay.costs={path}: costs must have {', '.join(names)}, found {shown(found)}; {written}"
+            )
+        wrong = [f"{name}={shown(value)}" for name, value in costs.items() if not _is_cost(value)]
+        if wrong:
+            raise ConfigError(f"replay.costs={path}: seconds must be numbers of 0 to 10^9, found {', '.join(wrong)}")
         if not any(costs.values()):
             raise ConfigError(f"replay.costs={path}: every cost is 0, and time would stand still")
-        return cls(**costs)
+        return cls(**{name: float(value) for name, value in costs.items()})
+
+
+def _is_cost(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1e9
 
 
 class ReplayExecutor(Executor):

@@ -175,19 +175,11 @@ def write_trace(path: str | Path, requests: Iterable[WorkloadRequest], *, block_
 
     Raises:
         InvalidArgument: a request in blocks of another size, one of text, or an arrival before the previous one.
-        WorkloadError: the file cannot be written.
+        OSError: the file cannot be written.
     """
     path = Path(path)
-    try:
-        if path.exists() and not path.is_file():  # a terminal or a pipe has no name to take over
-            with open_writer(path, path.suffix) as file:
-                return _write(file, requests, block_tokens, notes)
-        with beside(path) as temporary, open_writer(temporary, path.suffix) as file:
-            return _write(file, requests, block_tokens, notes)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise WorkloadError(f"{path}: cannot be written: {error.strerror or error}") from error
+    with beside(path) as temporary, open_writer(temporary, path.suffix) as file:
+        return _write(file, requests, block_tokens, notes)
 
 
 def _write(file: IO[bytes], requests: Iterable[WorkloadRequest], block_tokens: int, notes: dict[str, Any]) -> int:

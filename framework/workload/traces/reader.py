@@ -103,21 +103,16 @@ class Trace:
 
         reader.block_tokens = self.line_tokens
         try:
-            for record in reader.read(lines(), self.path):
-                answer: Any = record
+            for answer in boundary.iterate("read", reader.read, lines(), self.path, passing=(FieldError,)):
                 if type(answer) is not tuple or len(answer) != 2 or not isinstance(answer[1], _READ):
                     boundary.wrong("read", "must yield (line number, WorkloadRequest or FieldError)", answer)
                 size = getattr(answer[1], "block_tokens", 0)
                 if size != self.line_tokens and getattr(answer[1], "block_ids", None) is not None:
                     rule = f"yielded blocks of {size} tokens where block_size said {self.line_tokens}"
                     raise boundary.fault("read", rule)
-                yield record
-        except GeneratorExit:
-            raise
+                yield answer
         except FieldError as error:
             raise WorkloadError(f"{self.path}:{number}: {text_of(error)}") from error
-        except BaseException as error:
-            boundary.contain("read", error)
 
     def _failed(self, line_number: int, error: FieldError) -> None:
         message = f"{self.path}:{line_number}: {text_of(error)}"

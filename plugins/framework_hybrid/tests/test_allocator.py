@@ -14,7 +14,14 @@ from hybrid_helpers import branching, lru, memories, paths_of
 
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
-from framework.errors import DuplicateRequest, InvalidArgument, InvariantViolation, StaleHit, UnknownRequest
+from framework.errors import (
+    DuplicateRequest,
+    InvalidArgument,
+    InvariantViolation,
+    PluginError,
+    StaleHit,
+    UnknownRequest,
+)
 from framework.groups.checkpoints import CheckpointRule, Retention
 from framework.groups.kinds import KVGroup
 from framework.interfaces.workload import Sampling
@@ -70,6 +77,22 @@ def talks_of(count: int, seed: int, *, longest_answer: int = 9) -> list[Talk]:
         made.append((prompt, output))
         known.append(prompt + output)
     return made
+
+
+@pytest.mark.parametrize("hook", ["places", "pauses", "surplus"])
+def test_a_rule_that_fails_is_named_where_its_request_fails(hook: str) -> None:
+    def fails(self: Any, *given: Any) -> Any:
+        raise GeneratorExit("broken")
+
+    rule: CheckpointRule = type(
+        "Odd", (CheckpointRule,), {"places": lambda *given: [4], "pauses": lambda *given: (), hook: fails}
+    )()
+    engine, _ = over(empty_memory("one pool", (group("full"), group("state")), 4000), rule)
+    try:
+        said = run(engine, [([1] * 40, [7, 8])])[0].reason
+    except PluginError as error:
+        said = str(error)
+    assert f"checkpoint rule Odd.{hook}: raised GeneratorExit" in said
 
 
 def watched(memory: Memory) -> list[tuple[int, int]]:

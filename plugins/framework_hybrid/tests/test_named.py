@@ -43,6 +43,10 @@ def one_pool(
     return memory, paths, replay_groups(paths, memory, rule or Retention(0))
 
 
+def test_groups_of_states_alone_share_alike() -> None:
+    assert shares_of([group("state", name="a"), group("state", name="b")]) == [0.5, 0.5]
+
+
 def test_the_columns_say_what_of_a_block_is_worth_what() -> None:
     policy = Coupled()
     memory, paths, _ = one_pool(lambda: policy, [[1] * 21, [1] * 20 + [2] * 17], 40)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
+from itertools import count, repeat
+from typing import Any
+
 import pytest
 from groups_plain import group
 from hybrid_helpers import memories, paths_of
 
+from framework.errors import PluginError
 from framework.groups.checkpoints import Asked, CheckpointRule, Retention
+from framework.types import BlockId
+from framework_builtin.eviction.lru import Lru
 from framework_hybrid.replay import replay_groups
 from framework_hybrid.rules import AtMost, Dense, EveryFew, Junctions, Superseding
 
@@ -27,6 +35,56 @@ ASKED = Asked(prompt=41, total=59, hit=8, junction=20, step=4)
 def test_the_places_of_each_rule(rule: CheckpointRule, places: set[int]) -> None:
     assert set(rule.places(ASKED) or ()) == places
     assert Dense().places(ASKED) is None
+
+
+def answering(**answers: Any) -> CheckpointRule:
+    """A rule whose methods do as these callables do."""
+    methods = {"places": lambda self, asked: [4], **answers}
+    made: CheckpointRule = type("Odd", (CheckpointRule,), methods)()
+    return made
+
+
+def raises(self: Any, *given: Any) -> Any:
+    raise GeneratorExit("broken")
+
+
+def yields_and_raises(self: Any, *given: Any) -> Iterator[int]:
+    yield 4
+    raise ArithmeticError("broken")
+
+
+FAULTS = (
+    raises, yields_and_raises, lambda *given: 4, lambda *given: [math.nan], lambda *given: [1.5], lambda *given: [-512],
+    lambda *given: [True], lambda *given: ["4"], lambda *given: [None], lambda *given: count(4, 4),
+    lambda *given: repeat(4),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("hook", ["places", "pauses", "surplus"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_whatever_a_rule_does_wrong_names_it(hook: str, fault: Any) -> None:
+    paths = paths_of([[1] * 40])
+    memory = memories((group("full"), group("state")), 10**4, paths)["one pool"]
+    with pytest.raises(PluginError, match=rf"checkpoint rule Odd\.{hook}: "):
+        replay_groups(paths, memory, answering(**{hook: fault}))
+
+
+def test_only_resident_ends_are_given_up() -> None:
+    paths = paths_of([[1] * 40])
+    memory = memories((group("full"), group("state")), 10**4, paths)["one pool"]
+    with pytest.raises(PluginError, match=r"Odd\.surplus: must name some of the ends"):
+        replay_groups(paths, memory, answering(surplus=lambda self, ends, asked: [7]))
+
+
+def test_a_policy_cannot_write_to_what_it_reads_of_groups() -> None:
+    class Writes(Lru):
+        def release(self, blocks: Sequence[BlockId], now: float) -> None:
+            self.blocks.hits[blocks[0]] = 7  # type: ignore[index]
+
+    paths = paths_of([[1] * 40])
+    memory = memories((group("full"), group("state")), 10**4, paths, policy=Writes)["one pool"]
+    with pytest.raises(PluginError, match=r"Writes\.release: raised TypeError"):
+        replay_groups(paths, memory, Dense())
 
 
 def test_a_lookahead_moves_the_places_by_what_it_takes_off() -> None:

@@ -73,8 +73,17 @@ def test_a_configuration_may_be_a_file_or_a_folder(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "config.json"):
         assert groups_of(str(path)) == groups_of("gpt-oss-120b")
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(ConfigError, match="num_hidden_layers"):
+    with pytest.raises(ConfigError, match=r"config\.json holds list, not a JSON object"):
         groups_of(str(tmp_path))
+
+
+def test_a_key_of_another_type_is_named_with_what_was_found() -> None:
+    for name, shape in SHAPES.items():
+        unread = {"hidden_size", "num_attention_heads"} if "kv_lora_rank" in shape else {"hidden_size"}
+        for key in {*shape} - unread:
+            for value in ("x", [1], {"a": 1}, -1, 1.5, True, 10**30):
+                with pytest.raises(ConfigError, match=f"'({key}|num_heads|full_attn_layers|layer_types)'"):
+                    print(name, value, groups_of({**shape, key: value}))
 
 
 def test_a_configuration_may_say_its_layers_in_each_known_way() -> None:

@@ -76,6 +76,38 @@ def test_steps_count_by_their_relative_error() -> None:
     np.testing.assert_allclose([getattr(found, name) for name in COSTS], best, rtol=1e-6)
 
 
+def test_what_exists_is_written_over_when_asked_alone_and_an_input_never(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = steps()
+    source, out = written(tmp_path / "steps", work, work @ TRUE), tmp_path / "costs.json"
+    before = Path(source).read_text()
+    (tmp_path / "link").symlink_to(source)
+    for target in (source, str(tmp_path / "link")):
+        assert main([source, "--out", target, "--force"]) == 2
+        assert "is what is read here" in capsys.readouterr().err
+    assert Path(source).read_text() == before
+    out.write_text("mine")
+    assert main([source, "--out", str(out)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert main([source, "--out", str(out), "--force"]) == 0
+    assert json.loads(out.read_text())["num_steps"] == len(work)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [("0", "step_s is 0 in all"), ("1e400", "numbers of 0 to 10^18"), ("true", "numbers of 0")]
+)
+def test_steps_without_a_time_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], seconds: str, said: str
+) -> None:
+    work = steps()
+    path = Path(written(tmp_path / "steps", work, np.zeros(len(work))))
+    path.write_text(path.read_text().replace('"step_s": 0.0', f'"step_s": {seconds}'))
+    assert main([str(path)]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_cost_is_never_negative() -> None:
     work = steps()
     found = calibrate(work, (work @ (TRUE * [1, 1, 1, -1, 1])).clip(min=1e-3))

@@ -87,6 +87,50 @@ def test_a_foreign_folder_is_not_searched_in(place: Path) -> None:
     assert [path.name for path in (place / "mine").iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [("null", 4), ("[]", 4), ("{", 4), ("{}", 4), ('{"op_code":99,"worker_id":"x"}', 4), ('{"op_code":4}', 4),
+     ('{"op_code":"x","worker_id":"x"}', 4), ('{"op_code":6,"worker_id":"x","trial_id":0,"state":77,"values":[1]}', 4),
+     ('{"op_code":8,"worker_id":"x","trial_id":0,"user_attr":5}', 4),
+     ('{"op_code":2,"worker_id":"x","study_id":0,"user_attr":7}', 4)],
+)  # fmt: skip
+def test_a_damaged_journal_is_named_with_its_line(
+    place: Path, capsys: pytest.CaptureFixture[str], damage: str, line: int
+) -> None:
+    search(plan(1))
+    journal = place / "sweeps" / "x" / "search.journal"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join([*lines[: line - 1], f"{damage}\n", *lines[line - 1 :]]))
+    assert main(["x", *FIXED, *VARIED, "--trials", "2"]) == 2
+    said = capsys.readouterr().err
+    assert f"sweeps/x/search.journal:{line}: " in said, said
+    assert "internal error" not in said, said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("n", "seed=1,2", "seed=3,4"), "seed is given several values twice"), (("n", "run.dir=a,b"), "run.dir is for"),
+     (("a/b", "seed=1,2"), "one folder's name"), (("n", "seed=1,2", "--seed", "-1"), "--seed must be at least 0")],
+)  # fmt: skip
+def test_a_search_that_means_nothing_is_refused(
+    place: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    assert main([*words, *FIXED]) == 2
+    assert said in capsys.readouterr().err
+    assert not (place / "sweeps").exists()
+
+
+def test_a_full_disk_behind_the_journal_is_named_by_it(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert main(["x", *FIXED, *VARIED, "--trials", "1"]) == 1
+    assert capsys.readouterr().err.endswith("sweeps/x/search.journal: No space left on device\n")
+
+
 def test_a_full_disk_ends_a_search_and_its_trial_is_tried_again(place: Path, failing: Any) -> None:
     error = RunDirectoryError(errno.ENOSPC, "no space left")
     with failing(error), pytest.raises(RunDirectoryError, match="no space left"):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from framework.errors import ConfigError
+from framework.files.atomic import beside
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -142,30 +143,29 @@ def clipped(label: str) -> str:
 
 
 @style()
-def save(figure: Figure, path: Any) -> None:
+def save(figure: Figure, path: Any, suffix: str = ".png") -> None:
     """Write a figure for use outside a page: on white, in our style; the same figure makes the same file.
 
     Args:
-        path: with a suffix of `FORMATS`, or a stream, which gets a PNG.
+        path: or a stream. suffix: of `FORMATS`.
 
     Raises:
         OSError: the file cannot be written.
     """
-    undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(str(getattr(path, "suffix", "")).lower())
-    figure.savefig(path, dpi=150, facecolor="white", metadata=undated)
+    undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(suffix)
+    figure.savefig(path, format=suffix[1:], dpi=150, facecolor="white", metadata=undated)
 
 
 def save_plot(figure: Figure, path: Path) -> None:
-    """Write a figure where a user asked for it.
+    """Write a figure to a file, whole or not at all.
 
     Raises:
-        ConfigError: a suffix other than those of `FORMATS`, or a file that cannot be written.
+        ConfigError: a suffix other than those of `FORMATS`.
+        OSError: the file cannot be written.
     """
     require_format(path)
-    try:
-        save(figure, path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+    with beside(path) as temporary:
+        save(figure, temporary, path.suffix.lower())
 
 
 def require_format(path: Path) -> None:

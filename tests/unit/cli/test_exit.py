@@ -6,9 +6,14 @@ import errno
 import inspect
 import os
 import signal
+import subprocess
+import sys
 import threading
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
+from processes import wait_until, written
 
 from framework import errors
 from framework.cli.exit import FAILED, INVALID, command, describe, exit_status, interrupts, sentence, status_of
@@ -99,6 +104,58 @@ def test_a_signal_that_is_ignored_stays_ignored_as_under_nohup() -> None:
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+WORKERS = """
+import os, sys, time
+from framework.cli.exit import end_with_parent
+
+def sleep(number):
+    end_with_parent()
+    with open(f"{sys.argv[1]}/{number}", "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(300)
+
+if __name__ == "__main__":
+    end_with_parent()  # of a process that is nobody's worker nothing
+    from %s
+    for number in range(2):
+        pool.submit(sleep, number)
+    time.sleep(300)
+"""
+POOLS = {
+    "joblib": "joblib.externals.loky import get_reusable_executor\n    pool = get_reusable_executor(2)",
+    "spawn": "concurrent.futures import ProcessPoolExecutor\n    from multiprocessing import get_context\n"
+             "    pool = ProcessPoolExecutor(2, mp_context=get_context('spawn'))",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_no_worker_outlives_a_parent_that_is_killed(tmp_path: Path, name: str) -> None:
+    if name == "joblib":
+        pytest.importorskip("joblib")
+    (tmp_path / "parent.py").write_text(WORKERS % POOLS[name])
+    parent = subprocess.Popen([sys.executable, tmp_path / "parent.py", tmp_path], start_new_session=True)
+    try:
+        wait_until(lambda: all(written(tmp_path / number) for number in "01"), parent)
+        workers = [int((tmp_path / number).read_text()) for number in "01"]
+        parent.kill()
+        parent.wait()
+        wait_until(lambda: not any(_runs(worker) for worker in workers))
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(parent.pid, signal.SIGKILL)
+
+
+def _runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_sentence_on_a_full_disk_is_not_on_standard_output() -> None:
+    assert ended(OSError(errno.ENOSPC, "No space left on device")) == FAILED
 
 
 def test_another_thread_leaves_signals_alone() -> None:

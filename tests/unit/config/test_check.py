@@ -86,6 +86,11 @@ def test_a_name_alone_is_a_component() -> None:
         ({"run": {}}, "run.dir has no value; set run.dir=..."),
         ({"seed": 10**5000}, "seed must be at most 9223372036854775807"),
         ({"mode": "serve", "executor": "roofline"}, "executor=roofline cannot be in mode=serve"),
+        ({"replay": {"costs": "x"}}, "replay.costs times the steps of mode=replay executor=none, found mode=serve"),
+        (
+            {"mode": "replay", "executor": "cache_only", "replay": {"costs": "x"}},
+            "found mode=replay executor=cache_only",
+        ),
         ({"allocator": 3}, "allocator must be a name"),
         ({"allocator": {"watermark": 3}}, "allocator must be a name"),
         ({"model": None}, "model must be a name"),
@@ -163,7 +168,7 @@ def test_observers_are_a_list_each_once_and_of_runs_that_they_can_hear() -> None
         ({"observers": [name, {"name": name}]}, "twice"),
         ({"observers": ["nope"]}, "no observer named"),
         ({"observers": [{"name": name, "x": 1}]}, "no option 'x'"),
-        ({"observers": [name], "mode": "kernel"}, "not of mode=kernel; leave it out"),
+        ({"observers": [name], "mode": "kernel"}, "observers cannot be in mode=kernel"),
         ({"observers": [name], "mode": "replay", "executor": "cache_only"}, "not of mode=replay executor=cache_only"),
     ):
         with pytest.raises(FrameworkError, match=said):

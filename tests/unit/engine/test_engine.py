@@ -160,6 +160,63 @@ def test_a_step_that_comes_late_lands_nowhere() -> None:
         assert tokens_of(request) == expected(FakeModel(), request)
 
 
+def test_who_reads_the_state_from_another_thread_gets_it_between_steps_or_is_refused() -> None:
+    llm = LLM("tiny", cache=CacheOptions(num_blocks=24))
+    engine, seen, ends = llm.engine, [0, 0], threading.Event()
+    faults: list[BaseException] = []
+
+    def read() -> None:
+        while not ends.is_set():
+            for number, ask in enumerate((llm.stats, engine.check)):
+                try:
+                    found = ask()
+                    if found is not None:
+                        assert found["free_blocks"] + found["cached_blocks"] + found["used_blocks"] == 24, found
+                    seen[number] += 1
+                except EngineInterrupted as error:
+                    if "is in a step" not in str(error):
+                        faults.append(error)
+                except BaseException as error:
+                    faults.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    prompts = [[number, *range(40)] for number in range(12)]
+    for _ in range(5):
+        llm.generate(prompts, Sampling(max_tokens=8, ignore_eos=True))
+    ends.set()
+    for thread in threads:
+        thread.join()
+    assert not faults, faults[:3]
+    assert min(seen) > 0, seen
+
+
+def test_a_state_half_changed_is_shown_to_nobody() -> None:
+    engine, refused = small_engine("prefix_cow"), list[str]()
+    forward = engine.executor.forward
+
+    def look() -> None:
+        with pytest.raises(EngineInterrupted, match="is in a step") as found, engine.between_steps():
+            pytest.fail("it was let in")
+        with pytest.raises(EngineInterrupted, match="is in a step"):
+            engine.check()
+        refused.append(str(found.value))
+
+    def slow(step: Any, rows: Any) -> None:
+        look()
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        forward(step, rows)
+
+    engine.executor.forward = slow  # type: ignore[method-assign]
+    request = engine.submit([1, 2, 3], Sampling(max_tokens=1))
+    engine.run()
+    assert (request.status, len(refused)) == (Status.FINISHED, 2), request.reason
+    engine.check()
+
+
 def test_an_engine_in_a_step_refuses_another_thread_and_its_own_callbacks() -> None:
     engine = small_engine("prefix_cow")
     caught: list[Exception] = []

@@ -18,6 +18,8 @@ from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
+from framework.registry.components import build_component
+from framework_builtin.eviction.lru import Lru
 
 
 class NoBlocks(Unreadable, OutOfBlocks):
@@ -85,6 +87,20 @@ class Raising:
 def test_a_constructor_that_raises_is_an_error_of_the_plugin(error: BaseException) -> None:
     with pytest.raises(PluginError, match=r"hash 'x' \(.*\): its constructor raised"):
         construct("hash", "x", Raising, {"error": error})
+
+
+class NoTruth:
+    def __bool__(self) -> bool:
+        raise RuntimeError("neither")
+
+
+@pytest.mark.parametrize("value", [NoTruth(), 1, None, "no", property(lambda self: 1 / 0)])
+@pytest.mark.parametrize("flag", ["bypass", "needs_future", "needs_requests", "recency_stack"])
+def test_a_flag_that_is_neither_true_nor_false_names_the_plugin(flag: str, value: object) -> None:
+    odd = type("Odd", (Lru,), {flag: value})
+    for make in (lambda: construct("eviction", "odd", odd, {}), lambda: build_component("eviction", odd(), {})):
+        with pytest.raises(PluginError, match=rf"eviction Odd\.{flag}: "):
+            make()
 
 
 def test_what_a_plugin_returns_is_shown_short_and_on_one_line() -> None:

@@ -29,7 +29,7 @@ OURS = sorted(
     ),
     key=lambda cls: cls.__name__,
 )
-FAULTS: list[Any] = [Unreadable, SystemExit, ArithmeticError, *OURS]
+FAULTS: list[Any] = [Unreadable, SystemExit, GeneratorExit, ArithmeticError, *OURS]
 
 
 class Faulty(Workload):

@@ -109,9 +109,11 @@ def test_a_part_of_a_trace_is_called_that(
 @pytest.mark.parametrize(
     ("words", "said"),
     [(("--policies", "nope"), "no eviction named 'nope'"), (("--policies", ","), "names none"),
-     (("--limit", "-1"), "--limit must be at least 1"),
+     (("--limit", "-1"), "--limit must be above 0"),
      (("--capacities", "5GB"), "--shape"), (("--plot", "x.gif"), ".pdf, .svg or .png"),
-     (("--capacities", ","), "names none")],
+     (("--capacities", ","), "names none"), (("--capacities", "101%"), "at most 100%"),
+     (("--jobs", "-1"), "--jobs must be above 0"), (("--seed", "-1"), "--seed must be at least 0"),
+     (("--csv", "q", "--json", "q"), "two outputs go to q")],
 )  # fmt: skip
 def test_a_wrong_word_ends_with_one_sentence(
     trace: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str

@@ -17,6 +17,8 @@ from framework.results.reading import what_went_wrong
         ({"num_finished": 0, "num_cancelled": 1, "num_rejected": 2}, ""),
         ({"num_finished": 0, "num_rejected": 2}, "all 2 requests were rejected"),
         ({"num_finished": 1, "num_failed": 2, "first_failure": "no room"}, "2 requests failed (the first: no room)"),
+        ({"num_finished": 1, "first_failure": "acme: Odd.facts"}, "a plugin failed: acme: Odd.facts"),
+        ({"num_finished": 1, "loss_exceeded": 1, "attention_error_declared": "x"}, "declared 'x'"),
         ({"status": "interrupted", "reasons": ["SIGTERM"]}, "SIGTERM"),
     ],
 )

@@ -33,9 +33,13 @@ def test_a_prompt_costs_what_is_not_cached(tmp_path: Path) -> None:
     assert costs.prefill_s(8, 10) == pytest.approx(1 + 0.1 + 0.02 + 0.008 + (9 + 10) * 0.0001)
 
 
-@pytest.mark.parametrize("wrong", [{"row_s": -1.0}, {"pair_s": float("nan")}, dict.fromkeys(COSTS, 0.0)])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"row_s": -1.0}, {"pair_s": float("nan")}, {"pair_s": 1e308}, {"row_s": True}, {"row_s": None}, {"rows": 1.0},
+     dict.fromkeys(COSTS, 0.0)],
+)  # fmt: skip
 def test_costs_that_no_clock_can_have_are_refused(tmp_path: Path, wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=r"at least 0|stand still"):
+    with pytest.raises(ConfigError, match=r"0 to 10\^9|costs must have|stand still"):
         StepCosts.read(written(tmp_path / "costs.json", **wrong))
 
 
