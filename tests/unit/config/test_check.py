@@ -169,7 +169,7 @@ def test_observers_are_a_list_each_once_and_of_runs_that_they_can_hear() -> None
         ({"observers": ["nope"]}, "no observer named"),
         ({"observers": [{"name": name, "x": 1}]}, "no option 'x'"),
         ({"observers": [name], "mode": "kernel"}, "observers cannot be in mode=kernel"),
-        ({"observers": [name], "mode": "replay", "executor": "cache_only"}, "not of mode=replay executor=cache_only"),
+        ({"observers": [name], "mode": "replay", "executor": "cache_only"}, "is not of executor=cache_only"),
     ):
         with pytest.raises(FrameworkError, match=said):
             parse({**HERE, **changed})
