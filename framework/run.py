@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from framework import __version__
+from framework.cli import COMMAND
 from framework.cli.exit import (
     DONE,
     FAILED,
@@ -55,6 +56,7 @@ _NOT_HYDRAS = {
 
 def main() -> None:
     """The console script: runs `sys.argv` and exits with its status."""
+    os.environ.pop(COMMAND, None)  # of a worker that started this process: what is run here is said by its own
     exit_with(lambda: call(sys.argv[1:]))
 
 

@@ -121,6 +121,7 @@ def cells(paths: RequestPaths, model: str, share: float, choices: Choices = CHOI
                 "model": model, "budget": share, "num_bytes": num_bytes, "sharing": sharing, "rule": choice,
                 "hit_rate": float(found["hit_rate"]), "bound": bound / total, "alpha": alpha,
                 **{f"lost_{kind}": found.get(f"{kind}_lost_tokens", 0) / total for kind in KINDS},
+                "lost_full": (found.get("full_lost_tokens", 0) + found["unseen_tokens"]) / total,
                 "junction": found["junction_tokens"] / total, "stranded": found["stranded_bytes"] / num_bytes,
                 "checkpoints": found["checkpoint_bytes"] / num_bytes, "resident": found["resident_bytes"] / num_bytes,
                 "refused": found["refused_requests"], "evictions": found["num_evictions"],

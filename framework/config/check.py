@@ -60,7 +60,8 @@ def parse(config: Mapping[str, Any]) -> Config:
         raise ConfigError("run.dir has no value; set run.dir=...")
     checked = Config(**values)
     _check_mode(checked)
-    if checked.replay.costs is not None and (checked.mode.name != "replay" or checked.executor not in (None, "none")):
+    replays = "none" in registry.load("mode", checked.mode.name).executors  # type: ignore[attr-defined]
+    if checked.replay.costs is not None and not (replays and checked.executor in (None, "none")):
         raise ConfigError(
             f"replay.costs times the steps of mode=replay executor=none, found mode={checked.mode.name} "
             f"executor={checked.executor}; leave it out"

@@ -32,6 +32,7 @@ class Lifecycle:
         if not seq.was_admitted:
             request.num_cached_tokens += num_cached
             request.first_scheduled_s = self.state.executor.now()
+            self.state.metrics.admitted(len(request.prompt), num_cached)
         else:
             again = seq.computed_before - num_cached
             request.num_recomputed_tokens += max(0, again)

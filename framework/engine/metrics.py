@@ -55,12 +55,18 @@ class Metrics:
         self.request_hit_rates: list[float] = []
         self.prompt_tokens = self.hit_tokens = self.prompt_blocks = self.hit_blocks = 0
         self.num_recomputed_tokens = self.num_spared_tokens = 0
+        self._admitted_tokens = self._found_tokens = self._num_evictions = 0
 
     def submitted(self, request: Request) -> None:
         """A request was submitted."""
         self.num_submitted += 1
         arrival = request.arrival_s
         self.first_arrival_s = arrival if self.first_arrival_s is None else min(self.first_arrival_s, arrival)
+
+    def admitted(self, prompt_tokens: int, num_cached: int) -> None:
+        """A request got its row for the first time, with the KV of its first `num_cached` tokens."""
+        self._admitted_tokens += prompt_tokens
+        self._found_tokens += num_cached
 
     def ended(self, request: Request) -> None:
         """A request ended, in whatever way."""
@@ -109,6 +115,7 @@ class Metrics:
         external = stats.external_blocks * size
         free = stats.free_blocks * size - external
         self.slots = [live, internal, unwritten - internal, external, stats.cached_blocks * size, free]
+        self._num_evictions = stats.evictions
         self.peak_used_blocks = max(self.peak_used_blocks, stats.used_blocks)
         self.peak_rows = max(self.peak_rows, len(active))
         decodes_only = step.num_decodes == len(step.rows)
@@ -128,8 +135,8 @@ class Metrics:
         self._slot_steps = [total + count for total, count in zip(self._slot_steps, slots, strict=True)]
 
     def step_row(self) -> dict[str, Any]:
-        """Of a line for a run's metrics file: the last step's seconds and work, and the state after it. Shares of 0
-        reserved slots are None."""
+        """Of a line for a run's metrics file: the last step's seconds and work, and the state after it: hits of all
+        requests admitted so far, evictions so far. Shares of 0 reserved slots are None."""
         timed: dict[str, Any] = {}
         if self._last is not None:
             step, seconds = self._last
@@ -141,6 +148,10 @@ class Metrics:
             "running": self._rows.num_active,
             "output_tokens": self.num_output_tokens,
             "preemptions": self.num_preemptions,
+            "prompt_tokens": self._admitted_tokens,
+            "hit_tokens": self._found_tokens,
+            "hit_rate": _ratio(self._found_tokens, self._admitted_tokens),
+            "evictions": self._num_evictions,
             **{f"{kind}_slots": count for kind, count in zip(KINDS, self.slots, strict=True)},
             **shares,
         }

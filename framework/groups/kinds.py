@@ -104,6 +104,7 @@ class GroupHit:
         cut_by: the group that shortened it last, None where none did.
         junction: what the full-attention groups share beyond the hit (without any: the group that could give most):
             prefix that others have computed and that cannot be resumed from.
+        seen: tokens of the prompt's beginning that an earlier request had; None where the caller does not know.
     """
 
     tokens: int
@@ -111,6 +112,7 @@ class GroupHit:
     lost: tuple[int, ...]
     cut_by: int | None
     junction: int
+    seen: int | None = None
 
 
 def resumable(group: KVGroup, present: Callable[[int], bool], limit: int, step: int) -> int:

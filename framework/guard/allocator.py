@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -33,8 +34,12 @@ class GuardedAllocator(Allocator):
     Observers hear of each call that changes something when it has ended, with the cache events that it sent; without
     any, a call pays one comparison for them, and the allocator makes no events.
 
+    NOTE. A table has at least the blocks that its tokens need, and may have more, of which the pool is the only bound:
+    an allocator may double what a request has, or reserve all it will ever need. Executors have room for the blocks of
+    the longest sequence; what a table has beyond them no token reaches, and `table` leaves it out.
+
     Args:
-        max_table_blocks: longest table that executors have room for; None: `num_blocks`.
+        max_table_blocks: blocks of the longest sequence, for which executors have room; None: no bound.
 
     Attributes:
         plugin: the allocator itself.
@@ -48,7 +53,8 @@ class GuardedAllocator(Allocator):
         if allocator.max_request_tokens is not None:
             self.max_request_tokens = self._size("max_request_tokens")
         self.num_groups, self.ends_steps = allocator.num_groups, allocator.ends_steps
-        self._max_blocks = self.num_blocks if max_table_blocks is None else max_table_blocks
+        self._max_blocks = 2**31 if max_table_blocks is None else max_table_blocks
+        self._usual_blocks = min(self._max_blocks, self.num_blocks)
         self._contain = self._boundary.contain
         self._num_null: dict[RequestId, int] = {}  # of requests that `unref_leading` took blocks from
         self._observers: Observers | None = None
@@ -118,8 +124,9 @@ class GuardedAllocator(Allocator):
             self._contain("extend", error)
         if self._observers is not None:
             self._end("extend", request, num_tokens=num_tokens)
-        if type(change) is TableChange and not change.copies and type(change.start) is int and change.start >= 0:
-            return change
+        if type(change) is TableChange and not change.copies and type(change.start) is int:  # noqa: SIM102
+            if 0 <= change.start <= self._max_blocks:
+                return change
         return self._checked("extend", change)
 
     def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
@@ -130,8 +137,9 @@ class GuardedAllocator(Allocator):
             self._contain("commit", error)
         if self._observers is not None:
             self._end("commit", request, tokens=tokens)
-        if type(change) is TableChange and not change.copies and type(change.start) is int and change.start >= 0:
-            return change
+        if type(change) is TableChange and not change.copies and type(change.start) is int:  # noqa: SIM102
+            if 0 <= change.start <= self._max_blocks:
+                return change
         return self._checked("commit", change)
 
     def step_end(self, request: RequestInfo, start: int, end: int, hit: Hit | None = None) -> int:
@@ -181,7 +189,7 @@ class GuardedAllocator(Allocator):
         if not isinstance(copies, (tuple, list)) or not all(map(self._is_copy, copies)):
             rule = f"must copy blocks 1 to {self.num_blocks} with BlockCopy"
             self._boundary.wrong(hook, rule, copies)
-        return change
+        return change if change.start <= self._max_blocks else replace(change, start=self._max_blocks)
 
     def _is_copy(self, copy: Any) -> bool:
         return isinstance(copy, BlockCopy) and all(
@@ -229,12 +237,13 @@ class GuardedAllocator(Allocator):
     def table(
         self, request: RequestId, group: int = 0, *, num_tokens: int = 0, start: int = 0
     ) -> npt.NDArray[np.int32]:
-        """The request's blocks, with room for `num_tokens`. Those of the first group from `start` on are checked:
-        executors index memory with them.
+        """The request's blocks, with room for `num_tokens` and no longer than executors have room for.
+
+        Those of the first group from `start` on are checked: executors index memory with them.
         """
         if group:
             further: npt.NDArray[np.int32] = self._boundary.call("table", self.plugin.table, request, group)
-            return further
+            return further[: self._max_blocks]
         try:
             table: Any = self.plugin.table(request)
         except BaseException as error:
@@ -243,9 +252,15 @@ class GuardedAllocator(Allocator):
         if type(table) is not np.ndarray or (table.dtype is not _INT32 and table.dtype != _INT32) or table.ndim != 1:
             self._boundary.wrong("table", "must return (m,) int32 block ids", table)
         count = len(table)
-        if count > self._max_blocks or count < start or count * self.block_size < num_tokens:
+        if count > self._usual_blocks:
+            if count - self._num_null.get(request, 0) > self.num_blocks:
+                rule = f"must give sequence {request} at most the pool's {self.num_blocks} blocks"
+                raise self._boundary.fault("table", f"{rule}, gave {count}")
+            table = table[: self._max_blocks]
+            count = len(table)
+        if count < start or count * self.block_size < num_tokens:
             least = max(start, -(-num_tokens // self.block_size))
-            rule = f"must give sequence {request} {least} to {self._max_blocks} blocks of {self.block_size} tokens"
+            rule = f"must give sequence {request} at least {least} blocks of {self.block_size} tokens"
             raise self._boundary.fault("table", f"{rule}, gave {count}")
         if self._num_null:  # leading entries that were unreferenced are the null block
             null = self._num_null.get(request, 0)

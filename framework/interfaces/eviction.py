@@ -183,6 +183,8 @@ class EvictionPolicy(ABC):
     def victims(self, count: int, now: PolicyTime) -> list[BlockId]:
         """The next `count` victims in order, evicted: as `victim` and `evicted` by turns. Override it for speed only.
 
+        The same blocks in the same order, and the same memory of them: whoever calls this does not call `evicted`.
+
         Raises:
             NoCandidate: there are fewer.
         """

@@ -17,6 +17,7 @@ import orjson
 from framework.interfaces.records import (
     MAX_TOKENS,
     FieldError,
+    ScopedIds,
     check_block_count,
     hint,
     integer,
@@ -38,6 +39,7 @@ __all__ = [
     "Namespace",
     "Record",
     "Sampling",
+    "ScopedIds",
     "TraceReader",
     "WorkloadRequest",
     "check_block_count",

@@ -38,7 +38,9 @@ class WorkloadRequest:
             Token ids become one read-only array here and are handed on as they are.
         input_tokens: of the prompt; 0 for text, whose length its tokenizer decides.
         block_ids: (n,) int64, one a block of `block_tokens` tokens, the last may be partial. Two requests share block
-            i when their ids 0 to i are equal and their namespaces are equal. None where the content is not named so.
+            i when their ids 0 to i are equal and their namespaces are equal. Equal ids are equal content, of other
+            namespaces too: a trace that counts ids anew in each session takes `interfaces.trace.ScopedIds`. None where
+            the content is not named so.
         block_tokens: tokens a block; 0 without block ids.
         output: (m,) int32, the recorded answer; a full replay generates it again. None: unknown.
         output_tokens: its length; None: unknown.

@@ -20,7 +20,7 @@ from framework.interfaces.observer import RunView
 from framework.modes.watchdog import Watchdog
 from framework.registry.components import build_component
 from framework.results.layout import EVENTS, JOB
-from framework.results.reading import read_json, what_went_wrong
+from framework.results.reading import read_json, status_at_the_end, what_went_wrong
 from framework.sweep import identity
 from framework.sweep.job import fail
 from framework.tracking import RunDirectory, RunLabel, TrackedRun
@@ -174,7 +174,7 @@ class Session:
                 raised: then it gives what there is, quickly.
 
         Returns:
-            what `result.json` holds, status "ok".
+            what `result.json` holds; its status is "ok" where nothing went wrong.
         """
 
         def measure(complete: bool) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class Session:
             failure = self._failure(error)
             self._finish({**found, **failure, "reasons": [*failure["reasons"], *found.get("reasons", ())]})
             raise
-        return self._finish({"status": "ok", **measured})
+        return self._finish({"status": status_at_the_end(measured), **measured})
 
     def _finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         status = {"status": result["status"]}

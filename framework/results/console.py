@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from framework.results.catalogue import catalogue, find, sections
-from framework.results.metric import Metric, is_number
+from framework.results.metric import Metric, is_number, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -156,7 +156,8 @@ def lines(result: Result, section: str) -> Iterator[tuple[Metric, str]]:
         texts = [peer.text(result[peer.key]) for peer in peers]
         text = " ".join(f"{text:>7}" for text in texts).lstrip() if peers[1:] else texts[0]
         if metric.of and is_number(result.get(metric.of)):
-            text = f"{text} of {result[metric.of]:,}"
+            whole = find(metric.of)
+            text = f"{text} of {plain(result[metric.of]) if whole is None else whole.text(result[metric.of])}"
         yield metric, text
 
 

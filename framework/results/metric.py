@@ -95,9 +95,12 @@ def _numeric(write: Callable[[float], str]) -> Callable[[Any], str]:
 
 
 def scale(unit: str, largest: float) -> tuple[str, float]:
-    """(word, factor) of the unit that suits a size: of the first of its scales in which it is 1 or more."""
+    """(word, factor) of the unit that suits a size: the first of its scales in which it is 1 or more, the unit itself
+    for 0."""
     scales = SCALES[unit]
-    return next((pair for pair in scales if largest * pair[1] >= 1), scales[-1] if largest else scales[0])
+    if not largest:
+        return next((pair for pair in scales if pair[1] == 1), scales[0])
+    return next((pair for pair in scales if largest * pair[1] >= 1), scales[-1])
 
 
 def in_scale(value: float, unit: str) -> str:

@@ -20,8 +20,9 @@ def by_kind() -> Iterator[Metric]:
                     f"Prompt tokens that the groups of {name} could have given, whatever the others have.",
                     of="prompt_tokens")  # fmt: skip
         yield cache(f"{kind}_lost_tokens", "tokens", "lower", f"lost to {name}",
-                    f"Prompt tokens by which {name} shortened hits, full attention first, then the others by turns: "
-                    "with the hits, these sum to all that could be hit.", of="prompt_tokens")  # fmt: skip
+                    f"Prompt tokens that an earlier request had, and by which {name} shortened hits, full attention "
+                    "first, then the others by turns: with the hits, these sum to what memory without a bound would "
+                    "hit.", of="prompt_tokens")  # fmt: skip
 
 
 def served() -> Iterator[Metric]:
@@ -85,7 +86,9 @@ def by_step(share: Metric) -> Metric:
 
 
 DECLARED: tuple[Metric, ...] = (
-    text("run", "status", "status", "`ok`, `failed`, `unavailable` or `interrupted`."),
+    text("run", "status", "status",
+         "`ok`; `failed`, `unavailable` or `interrupted` where a run did not come to its end; `failed_requests` where "
+         "requests failed or all were rejected, `faulty` where something else makes its numbers no result."),
     text("run", "mode", "mode", "`serve`, `replay` or `kernel`."),
     text("run", "executor", "executor", "What stood behind the scheduler in a replay: see docs/traces.md."),
     text("run", "clock", "clock", "What times are counted on: `wall`, `virtual`, or the length of a step."),

@@ -59,20 +59,28 @@ def count_in(
     return value
 
 
+FAILED_REQUESTS, FAULTY = "failed_requests", "faulty"
+"""What a run's status is that came to its end and is no good result: requests failed, or something else went wrong."""
+
+
+def status_at_the_end(measured: Mapping[str, Any]) -> str:
+    """The status of a run that came to its end and measured this: `ok` only where nothing went wrong."""
+    if _failed_requests(measured):
+        return FAILED_REQUESTS
+    return FAULTY if what_went_wrong(measured) else "ok"
+
+
 def what_went_wrong(result: Mapping[str, Any]) -> str:
     """A run that ended is still a failure when a request failed, none was served, or tokens are wrong."""
     reasons = []
-    if result.get("status", "ok") != "ok":
+    if result.get("status", "ok") not in ("ok", FAILED_REQUESTS, FAULTY):
         listed = result.get("reasons")
         why = f": {listed[0]}" if isinstance(listed, list) and listed else ""
         reasons.append(f"the run's status is {result['status']!r}{why}")
-    if result.get("num_failed"):
-        first = f" (the first: {result['first_failure']})" if result.get("first_failure") else ""
-        reasons.append(f"{result['num_failed']} requests failed{first}")
-    elif result.get("first_failure"):
+    if failed := _failed_requests(result):
+        reasons.append(failed)
+    elif result.get("first_failure") and not result.get("num_failed"):
         reasons.append(f"a plugin failed: {result['first_failure']}")
-    elif result.get("num_rejected") and not result.get("num_finished") and not result.get("num_cancelled"):
-        reasons.append(f"all {result['num_rejected']} requests were rejected; requests.jsonl says why")
     reasons += [f"{one.fails}: {result[one.key]}" for one in catalogue().values() if one.fails and result.get(one.key)]
     if result.get("loss_exceeded"):
         lost, declared = result.get("attention_error"), result.get("attention_error_declared")
@@ -82,8 +90,19 @@ def what_went_wrong(result: Mapping[str, Any]) -> str:
         )
     if result.get("dense_mismatches"):
         reasons.append(f"{result['dense_mismatches']} requests differ from the dense model")
+    if result.get("status") in (FAILED_REQUESTS, FAULTY) and not reasons:
+        reasons.append(f"the run's status is {result['status']!r}")
     return " and ".join(reasons)
 
 
 def _short(value: Any) -> str:
     return f"{value or 0:.2g}" if isinstance(value, int | float | None) else shown(value)
+
+
+def _failed_requests(result: Mapping[str, Any]) -> str:
+    if result.get("num_failed"):
+        first = f" (the first: {result['first_failure']})" if result.get("first_failure") else ""
+        return f"{result['num_failed']} requests failed{first}"
+    if result.get("num_rejected") and not result.get("num_finished") and not result.get("num_cancelled"):
+        return f"all {result['num_rejected']} requests were rejected; requests.jsonl says why"
+    return ""

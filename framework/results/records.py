@@ -12,7 +12,14 @@ from framework.errors import ConfigError, RunDirectoryError, Unsupported
 from framework.files.jsonl import JsonObject, read_jsonl
 from framework.results.layout import CONFIG, FAILURE, JOB, METRICS, PROVENANCE, RESULT, files_of_a_run
 from framework.results.metric import is_number
-from framework.results.reading import read_json, read_result, what_went_wrong
+from framework.results.reading import (
+    FAILED_REQUESTS,
+    FAULTY,
+    read_json,
+    read_result,
+    status_at_the_end,
+    what_went_wrong,
+)
 from framework.results.settings import Value, settings_of
 
 if TYPE_CHECKING:
@@ -145,6 +152,8 @@ def _read_whole(path: Path, name: str) -> Run:
         if failure and not reason:  # an earlier result, of other settings, that a job which cannot start left alone
             result = {}
         ended = result.get("status", "ok")
+        if ended in ("ok", FAILED_REQUESTS, FAULTY) and reason:  # one that an older version wrote may say "ok"
+            ended = status_at_the_end(result)
         status = str(failure.get("status", "failed" if ended == "ok" else ended)) if reason or failure else "ok"
         reason = str(failure.get("reason", reason))
     except RunDirectoryError as error:

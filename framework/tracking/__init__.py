@@ -7,7 +7,7 @@ from typing import Any
 
 from framework import registry
 from framework.interfaces.tracker import RunLabel, Tracker
-from framework.tracking.provenance import checkout_state
+from framework.tracking.provenance import checkout_state, handed_on
 from framework.tracking.provenance import collect as collect_provenance
 from framework.tracking.run_directory import RunDirectory
 from framework.tracking.tracker import TrackedRun, TrackerWarning
@@ -21,6 +21,7 @@ __all__ = [
     "build",
     "checkout_state",
     "collect_provenance",
+    "handed_on",
 ]
 
 

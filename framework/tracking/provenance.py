@@ -7,13 +7,15 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from framework import registry
+from framework.cli import COMMAND
 from framework.errors import FrameworkError
 from framework.files.digest import sha256_of
 from framework.files.secrets import masked
@@ -61,7 +63,7 @@ def collect(
         },
         "components": {key: _component(key, name) for key, name in components},
         "libraries": {name: version for name in _LIBRARIES if (version := _version(name)) is not None},
-        "argv": masked(list(sys.argv if argv is None else argv)),
+        "argv": masked(list(_arguments() if argv is None else argv)),
         "command": command_line() if argv is None else shlex.join(masked(list(argv))),
         "seeds": dict(seeds or {}),
         "device": _device(device),
@@ -100,8 +102,27 @@ def headline(provenance: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
+@contextmanager
+def handed_on() -> Iterator[None]:
+    """Workers that are started meanwhile say the command of this process, not their own."""
+    before = os.environ.get(COMMAND)
+    os.environ[COMMAND] = command_line()
+    try:
+        yield
+    finally:
+        del os.environ[COMMAND]
+        if before is not None:
+            os.environ[COMMAND] = before
+
+
+def _arguments() -> list[str]:
+    return shlex.split(os.environ[COMMAND]) if COMMAND in os.environ else sys.argv
+
+
 def command_line() -> str:
-    """How this process was called, as a shell would take it; secrets are masked."""
+    """How the user called this process, or the one whose worker it is, as a shell would take it; secrets are masked."""
+    if COMMAND in os.environ:
+        return os.environ[COMMAND]
     called = masked(list(sys.orig_argv))
     if "-m" in called[1:3]:
         return shlex.join(["python", *called[called.index("-m") :]])

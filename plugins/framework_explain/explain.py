@@ -99,9 +99,14 @@ def _recorded(options: argparse.Namespace) -> dict[str, Account]:
 
     stream, log = sorted(options.file, key=_is_stream, reverse=True)
     trace = open_trace(log, format=options.format, block_tokens=options.block_tokens)
-    account, ledger, unseen = explain_stream(Path(stream), [*islice(trace, options.limit)], most_contents=2**31)
+    account, ledger, unseen, unsure = explain_stream(Path(stream), [*islice(trace, options.limit)], most_contents=2**31)
     if unseen:
         print(f"{unseen:,} requests of {log} are not in {stream}, and are left out", file=sys.stderr)  # noqa: T201
+    if unsure:
+        print(  # noqa: T201
+            f"{unsure:,} of {len(account.requests):,} requests ran beside others while what they asked for was removed "
+            "or stored: events do not say in which order, and their causes may be other ones", file=sys.stderr,
+        )  # fmt: skip
     if options.num_blocks is not None:
         account = against_models(account, ledger.paths, ledger.block_size, options.num_blocks)
     return {stream: account}

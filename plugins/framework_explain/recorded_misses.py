@@ -47,8 +47,9 @@ class _Asked:
 
 def explain_stream(
     path: Path, requests: Sequence[WorkloadRequest], *, most_contents: int
-) -> tuple[Account, Ledger, int]:
-    """One cause for each prompt token of these requests, their ledger, and how many of them the stream does not show.
+) -> tuple[Account, Ledger, int, int]:
+    """One cause for each prompt token of these requests, their ledger, how many of them the stream does not show, and
+    of how many, that ran beside others, it allows another reading.
 
     The stream begins with the engine, and says tokens; requests come in order of arrival. A request is admitted at its
     first store, and hit what lies above; what is removed in the same step before it made room for it. A request that
@@ -73,7 +74,7 @@ def explain_stream(
     blocks = np.zeros_like(tokens)
     blocks[:1] = account.blocks
     account = replace(account, tokens=tokens, blocks=blocks, requests=[one.number for one in reader.admitted])
-    return account, ledger, len(requests) - len(reader.admitted)
+    return account, ledger, len(requests) - len(reader.admitted), len(reader.unsure)
 
 
 class _Reader:
@@ -91,6 +92,9 @@ class _Reader:
         self._asked = deque(self._named(number, request) for number, request in enumerate(trace_items(requests)))
         self._late: list[_Asked] = []
         self._gone: list[list[bytes]] = []  # in this step, and the ledger does not know yet
+        self._shared = False  # requests run at once
+        self._unsure: set[int] = set()  # where that decides
+        self._lately: deque[set[bytes]] = deque([set()], maxlen=3)  # what each of the last steps removed
         self._names: dict[Hash, bytes] = {}
         self._waiting: dict[bytes, deque[_Asked]] = {}
         self._latest: dict[bytes, _Asked] = {}
@@ -107,6 +111,11 @@ class _Reader:
         total = None if answer is None else (len(tokens) + max(1, answer) - 1) // size
         full, request = len(tokens) // size, replace(request, input_tokens=len(tokens), namespace=space)
         return _Asked(number, request, names, full, tokens[full * size :].tobytes(), total)
+
+    @property
+    def unsure(self) -> set[int]:
+        """Admitted requests of which the stream allows another reading; none where it shows one request at a time."""
+        return self._unsure if self._shared else set()
 
     def read(self) -> None:
         """All of it."""
@@ -126,6 +135,7 @@ class _Reader:
                     raise WorkloadError(f"{self._path}: batch {number}: {error}") from error
                 self.ledger.serve(-1)
                 self._remove()
+                self._lately.append(set())
         self._admit_silent(None)
 
     def _event(self, event: Event) -> None:
@@ -136,6 +146,7 @@ class _Reader:
         elif event.medium in (None, GPU) and event.group_idx in (None, 0) and event.block_hashes:
             if isinstance(event, BlockRemoved):
                 self._gone.append([self._name(key) for key in event.block_hashes])
+                self._lately[-1].update(self._gone[-1])
             elif not self._index.is_report(event):
                 self._store(event)
         self._index.apply((event,))
@@ -169,6 +180,7 @@ class _Reader:
             above = one.done if goes_on else one.names.index(names[0])
             if goes_on:
                 ending.remove(one)
+            self._shared |= one.done >= 0 and one is not self.admitted[-1]
             if one.done < 0:
                 self._admit_silent(one)
                 self._admit(one, min(above, one.prompt_blocks))
@@ -184,18 +196,24 @@ class _Reader:
         when it was preempted; one that is seen for the first time, in the log's order. An answer that the log has not
         comes a block at a time.
         """
-        going = next((one for one in ending if one.names[one.done : one.done + len(names)] == names), None)
+        able = [one for one in ending if one.names[one.done : one.done + len(names)] == names]
+        going = able[0] if able else None
         answers = (one for one in ending if one.done >= len(one.names))
         answer = next((one for one in answers if one.done > one.prompt_blocks or data.startswith(one.rest)), None)
         if going is None and len(names) == 1:
             going = answer
         again = self._latest.get(names[-1])
-        if going is not None or (again is not None and again.total is not None and again.done < again.total):
-            return going or again
+        runs_still = again is not None and again.total is not None and again.done < again.total
         waiting = self._waiting.get(names[-1], deque())
         while waiting and waiting[0].done >= 0:
             waiting.popleft()
-        return waiting[0] if waiting and self._may_be_next(waiting[0]) else again or answer
+        fresh = waiting[0] if waiting and self._may_be_next(waiting[0]) else None
+        if going is not None or runs_still:
+            readings = able if going is not None else [one for one in (again, fresh) if one is not None]
+            if len(readings) > 1:
+                self._unsure.update(one.number for one in readings)
+            return going or again
+        return fresh or again or answer
 
     def _may_be_next(self, one: _Asked) -> bool:
         """Whether few requests before this one would have been passed over: had they been admitted, they had stored."""
@@ -208,7 +226,12 @@ class _Reader:
         return passed <= _MOST_PASSED
 
     def _reached(self, one: _Asked, done: int, last: bytes | None) -> None:
-        """`one` found or stored its `done` leading blocks, of which this is the last."""
+        """`one` found or stored its `done` leading blocks, of which this is the last. What it computes behind a hole,
+        and the pool has still, is stored no second time.
+        """
+        held = self.ledger.num_leading(one.names[done:])
+        if held:
+            done, last = done + held, one.names[done + held - 1]
         one.done = done
         if one.total is None or done < one.total:
             self._tails.setdefault(last, []).append(one)
@@ -223,6 +246,9 @@ class _Reader:
         for one in self._late:
             names = one.names[: one.prompt_blocks]
             if self.ledger.num_leading(names) == len(names):
+                storers = (self._latest.get(name) for name in names)
+                if any(other is not None and (other.total is None or other.done < other.total) for other in storers):
+                    self._unsure.add(one.number)  # it may have computed them beside one that runs still
                 self._admit(one, len(names))
                 self._reached(one, len(names), names[-1] if names else None)
 
@@ -233,6 +259,8 @@ class _Reader:
         missed = names[found : found + 1]
         before = [count for count, keys in enumerate(self._gone, 1) if missed and missed[0] in keys]
         self._remove(before[-1] if before else 0)  # had it been there, it would have been found
+        if not all(removed.isdisjoint(names) for removed in self._lately):
+            self._unsure.add(one.number)  # nothing says whether before it was admitted, or for whom of those that run
         hit = size * min(found, ledger.num_leading(names), (len(tokens) - 1) // size)
         others = ledger.others(tokens, request.namespace) if len(tokens) >= size else ()
 

@@ -132,7 +132,7 @@ class SharedGroups(Allocator):
             return previous
         _, names = self._hasher.of(tokens, namespace, previous)
         known = [self._nodes[name] for name in names if name in self._nodes]  # of a path, a leading part
-        found = self.memory.hit(known, len(tokens) - 1)
+        found = replace(self.memory.hit(known, len(tokens) - 1), seen=len(known) * self.memory.unit)
         return FoundHit(found.tokens, (), names, self._version, num_asked=len(tokens), found=found)
 
     def _beyond(self, hit: Hit, most: Sequence[int]) -> list[int]:

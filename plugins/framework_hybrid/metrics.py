@@ -5,6 +5,8 @@ from framework.results.metric import section
 cache = section("prefix cache")
 
 METRICS = (
+    cache("unseen_tokens", "tokens", "", "new content", "Prompt tokens, in whole units of a hit, that no earlier "
+          "request had: nothing could hit them.", of="prompt_tokens"),
     cache("junction_tokens", "tokens", "lower", "shared, not resumable",
           "Prompt tokens beyond the hit that full attention still had: computed again for want of a window or state.",
           of="prompt_tokens"),

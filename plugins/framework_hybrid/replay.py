@@ -24,6 +24,7 @@ class GroupCounts:
         prompt: (R,) tokens of each prompt. hits: (R,) hit of each.
         could: (R, G) what each group could have given. lost: (R, G) by how much each shortened the hit.
         junctions: (R,) shared with others beyond the hit, but not resumable.
+        unseen: (R,) of the losses, what no earlier request had: the group that is asked first is short of it.
         kinds: (G,) of the groups.
         refused: requests that needed more blocks than the memory has; they hit nothing and leave nothing.
         evictions, checkpoints: contents given up; states published.
@@ -35,6 +36,7 @@ class GroupCounts:
     could: Ints
     lost: Ints
     junctions: Ints
+    unseen: Ints
     kinds: tuple[Kind, ...]
     refused: int = 0
     evictions: int = 0
@@ -47,12 +49,16 @@ class GroupCounts:
         """Of these prompts and what each found; `counted` are the fields that follow `kinds`."""
         kinds = tuple(group.kind for group in memory.groups)
         wide = (len(found), len(kinds))
+        allowed = [hit.tokens + sum(hit.lost) for hit in found]
+        seen = [most if hit.seen is None else hit.seen // memory.step * memory.step
+                for hit, most in zip(found, allowed, strict=True)]  # fmt: skip
         return cls(
             prompt=np.asarray(prompt, np.int64),
             hits=np.array([hit.tokens for hit in found], np.int64),
             could=np.array([hit.could for hit in found], np.int64).reshape(wide),
             lost=np.array([hit.lost for hit in found], np.int64).reshape(wide),
             junctions=np.array([hit.junction for hit in found], np.int64),
+            unseen=np.maximum(0, np.array(allowed, np.int64) - np.array(seen, np.int64)),
             kinds=kinds, evictions=memory.num_evictions, **counted,
         )  # fmt: skip
 
@@ -66,12 +72,15 @@ class GroupCounts:
             columns = [g for g, other in enumerate(self.kinds) if other == kind]
             by_kind[f"{kind}_hit_tokens"] = int(self.could[:, columns].min(axis=1).sum())
             by_kind[f"{kind}_lost_tokens"] = int(self.lost[:, columns].sum())
+        first = "full" if "full" in self.kinds else self.kinds[0]
+        by_kind[f"{first}_lost_tokens"] -= int(self.unseen.sum())
         return {
             "hit_tokens": int(self.hits.sum()),
             "prompt_tokens": total,
             "hit_rate": float(self.hits.sum() / total) if total else 0.0,
             "num_evictions": self.evictions,
             **by_kind,
+            "unseen_tokens": int(self.unseen.sum()),
             "junction_tokens": int(self.junctions.sum()),
             "stranded_bytes": int(mean["stranded"].sum()),
             "resident_bytes": int(mean["resident"].sum()),
@@ -109,6 +118,7 @@ def replay_groups(
     O(blocks of all requests) Python steps, besides the policy's and the rule's own.
     """
     prompt, guarded = paths.input_tokens if prompt_tokens is None else prompt_tokens, GuardedRule(rule)
+    infinite = paths.infinite_hits
     found, refused, checkpoints = list[GroupHit](), 0, 0
     resident, stranded = list[list[int]](), list[list[int]]()
     drop = memory.step * any(group.lookahead_drop for group in memory.groups)
@@ -116,7 +126,7 @@ def replay_groups(
     facts = any(isinstance(pool.last_request, list) for pool in memory.pools)
     for number, path in enumerate(paths.walk()):
         memory.clock.now = paths.times[number]
-        hit = memory.hit(path, int(prompt[number]) - 1)
+        hit = replace(memory.hit(path, int(prompt[number]) - 1), seen=int(infinite[number]) * paths.block_tokens)
         if facts:
             memory.clock.facts = paths.request_facts(number, hit.tokens // paths.block_tokens)
         junction = hit.tokens + hit.junction if hit.junction else 0

@@ -1,4 +1,4 @@
-"""Rules that say where a replay keeps windows and states, beside the one that is served, and the boundary around rules."""
+"""Rules that say where a replay keeps windows and states, beside the one that is served, and their error boundary."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from framework_report.statistics import Estimate
 from framework_report.study import Study
 
 _MOST_DECIMALS = 3
+_LOPSIDED = 1.1  # of the nearer end's distance: from there on both ends are written
 _TITLES = {"hit_rate": "hit rate by tokens"}
 """Metric -> its name beside others, where its title leaves out what those say: gaps are by blocks."""
 
@@ -46,11 +47,13 @@ class Column:
         return f"{self.scale * value:+,.{self.decimals}f}"
 
     def mean(self, found: Estimate | None) -> str:
-        """A mean with the half-width of its interval, where runs differ."""
-        if found is None:
-            return "-"
-        half = "" if found.interval is None else f" ± {self.number(found.interval[1] - found.value)}"
-        return self.number(found.value) + half
+        """A mean with the half-width of its interval, or with its ends where one is farther off, where runs differ."""
+        if found is None or found.interval is None:
+            return "-" if found is None else self.number(found.value)
+        low, high = found.interval
+        if high - found.value > _LOPSIDED * (found.value - low):
+            return f"{self.number(found.value)} ({self.number(low)} to {self.number(high)})"
+        return f"{self.number(found.value)} ± {self.number(high - found.value)}"
 
     def scaled(self, interval: tuple[float, float] | None) -> tuple[float, float] | None:
         """An interval as a figure draws it; None for none."""

@@ -9,7 +9,9 @@ begins where another ends were cut from one recording, and are one.
 NOTE 3: sign flips of N units cannot give a p below 2 / 2^N: with C comparisons N units can show something only if C
 times that is at most 5 %, see `Comparison.too_few`.
 NOTE 4: over several traces each has a verdict of its own, adjusted for all of them; where they contradict each other
-there is no verdict over all.
+there is no verdict over all. A mean over what goes both ways says nothing of either: settings of one trace (capacities,
+say) contradict each other where differences have opposite signs, the lesser of them at least a tenth of the greatest,
+and so do traces, unless traces are the unit that is tested, of which one in many may go the other way.
 NOTE 5: a session is what one user or agent sent; where a trace names none, each request is a unit of its own. What a
 resample leaves out still passed through the cache: intervals say how much a difference hangs on which sessions were
 recorded, not how a cache would fare without them.
@@ -39,6 +41,7 @@ from framework_report.statistics import (
     Estimate,
     Floats,
     can_test,
+    enough,
     holm,
     least_p,
     mean_of,
@@ -48,6 +51,10 @@ from framework_report.statistics import (
 )
 
 _MOST_BYTES = 300_000_000
+_MOST_TIMES = 100
+"""The evidence there is, up to which a report says how much would show a difference."""
+_OPPOSED = 0.1
+"""Of the greatest difference: what an opposite one must be to contradict it."""
 _SUMMED = ("cached_tokens", "prompt_tokens")
 
 
@@ -148,6 +155,7 @@ class Comparison:
         num_traces: recordings that the pair was compared on.
         p_adjusted: None where there is no test.
         by_trace: name of a trace -> the comparison on it alone, where there are several; adjusted over all of them.
+        opposed: "trace" or "setting": what contradicts each other by its sign; empty where nothing does.
     """
 
     challenger: Key
@@ -160,16 +168,22 @@ class Comparison:
     num_traces: int
     p_adjusted: float | None = None
     by_trace: Mapping[str, Comparison] = field(default_factory=dict)
+    opposed: str = ""
 
     @property
-    def contradicted(self) -> bool:
-        """Whether one trace shows a difference and another the opposite."""
-        return len({made.difference.value > 0 for made in self.by_trace.values() if made.shown}) > 1
+    def contradicted(self) -> str:
+        """What contradicts each other, so that nothing is said over all: `trace`, `setting`; empty for nothing."""
+        shown = {made.difference.value > 0 for made in self.by_trace.values() if made.shown}
+        return "trace" if len(shown) > 1 else self.opposed if self._beyond_chance else ""
+
+    @property
+    def _beyond_chance(self) -> bool:
+        return self.p_adjusted is not None and self.p_adjusted <= 0.05
 
     @property
     def shown(self) -> bool:
         """Whether the difference is beyond chance at 5 %, adjusted for the number of comparisons."""
-        return not self.contradicted and self.p_adjusted is not None and self.p_adjusted <= 0.05
+        return not self.contradicted and self._beyond_chance
 
     @property
     def p(self) -> str:
@@ -184,7 +198,7 @@ class Comparison:
         if self.identical:
             return "equal"
         if self.contradicted:
-            return "differs by trace"
+            return f"differs by {self.contradicted}"
         if not self.shown:
             return "not shown"
         if self.better is None:
@@ -206,7 +220,19 @@ class Comparison:
             return f"{traces}, no repetition"
         words = f"{count:,} {plural(unit, count)}"
         words = words if unit == "trace" else f"{words}, {traces}"
-        return f"{words}: {self.too_few}" if self.too_few else words
+        lacking = self.too_few or self._not_enough()
+        return f"{words}: {lacking}" if lacking else words
+
+    def _not_enough(self) -> str:
+        """How many units would show this difference, where those there are do not: its interval narrows with their
+        root."""
+        found = self.difference
+        if self.p_adjusted is None or self._beyond_chance or found.interval is None or not found.value:
+            return ""
+        times = ((found.interval[1] - found.interval[0]) / 2 / abs(found.value)) ** 2
+        if not 1 < times <= _MOST_TIMES:
+            return ""
+        return f"about {math.ceil(times * found.count):,} would show such a difference"
 
 
 class Evidence:
@@ -235,6 +261,8 @@ class Evidence:
     ) -> None:
         self._metric, self._higher_is_better = metric, higher_is_better
         self._sessions_of = cache(sessions_of)
+        rest_keys = [key for key in keys if key not in compared]
+        self._settings = [place for place, key in enumerate(rest_keys) if not key.startswith("workload")]
         self._runs: dict[Key, dict[Context, list[Run]]] = {}
         self.offline: set[Key] = set()
         for run in runs:
@@ -242,7 +270,7 @@ class Evidence:
             if run.result.get("eviction_needs_future"):
                 self.offline.add(value)
             if run.number(metric) is not None:
-                rest = tuple(run.settings.get(key) for key in keys if key not in compared)
+                rest = tuple(map(run.settings.get, rest_keys))
                 self._runs.setdefault(value, {}).setdefault(Context(rest, run.trace), []).append(run)
         baselines = [value for value in self._runs if value[:1] == (baseline,)]
         self._reference = min(baselines, key=lambda value: tuple(map(str, value)), default=None)
@@ -370,7 +398,22 @@ class Evidence:
             best_at=0 if value in self.offline else len(best),
             identical=identical,
             num_traces=len({self._recordings[trace] for trace in means}),
+            opposed=self._opposed(by_setting, means, difference.unit),
         )
+
+    def _opposed(self, by_setting: Mapping[Context, float], by_trace: Mapping[str, float], unit: str) -> str:
+        """What contradicts each other by its sign: settings, or traces where these are not the unit that is tested."""
+        groups: dict[object, dict[str, float]] = {}
+        for context, number in by_setting.items():
+            setting = tuple(context.values[place] for place in self._settings)
+            key, part = (setting, context.trace) if unit == "trace" else (context.trace, str(context.values))
+            groups.setdefault(key, {})[part] = number
+        if unit == "trace":  # settings that all traces have, each the mean over them
+            whole = [fmean(found.values()) for found in groups.values() if found.keys() == by_trace.keys()]
+            return "setting" if _both_ways(whole) else ""
+        if any(_both_ways([*found.values()]) for found in groups.values()):
+            return "setting"
+        return "trace" if _both_ways([*by_trace.values()]) else ""
 
     def _difference(
         self, value: Key, differences: Differences, by_trace: Mapping[str, float], num_comparisons: int
@@ -450,10 +493,22 @@ def _too_few(found: Estimate, num_comparisons: int) -> str:
     """Why these units can show nothing; empty where they can."""
     if not can_test():
         return "SciPy is not installed"
+    if found.p is None and found.missing:
+        return f"too few, {found.missing:,} more would be enough for a test"
+    least, more = num_comparisons * least_p(found.count), enough(num_comparisons) - found.count
     if found.p is None:
-        return "too few"
-    least = num_comparisons * least_p(found.count)
-    return f"too few for {num_comparisons} comparisons, p {least:.2g} at least" if least > 0.05 else ""
+        return f"too few, {more} more would be enough for a test"
+    return (
+        f"too few for {num_comparisons} comparisons, p {least:.2g} at least; {more} more would be enough"
+        if more > 0
+        else ""
+    )
+
+
+def _both_ways(differences: Sequence[float]) -> bool:
+    """Whether some are below 0 and some above, and the lesser side is not small beside the greater."""
+    least, most = min(differences, default=0.0), max(differences, default=0.0)
+    return least < 0 < most and min(-least, most) >= _OPPOSED * max(-least, most)
 
 
 def _identical(differences: Differences) -> bool:

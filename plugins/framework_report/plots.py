@@ -268,9 +268,17 @@ def _tradeoff(study: Study) -> Iterator[Plot]:
     xs, ys = (column(key, [setting.means[key].value for setting in points]) for key in (throughput, latency))
     lines = []
     for name in sorted(order[:MOST_SERIES], key=lambda name: _average(study, groups[name])):  # the curves' order
-        along = sorted((setting.means[throughput].value, setting.means[latency].value) for setting in groups[name])
-        lines.append(curve.Line(label=name, x=[xs.scale * x for x, _ in along], y=[ys.scale * y for _, y in along]))
+        along = sorted((setting.means for setting in groups[name]), key=lambda means: means[throughput].value)
+        x, y = ([means[key] for means in along] for key in (throughput, latency))
+        lines.append(
+            curve.Line(
+                label=name, x=[xs.scale * one.value for one in x], y=[ys.scale * one.value for one in y],
+                x_intervals=[xs.scaled(one.interval) for one in x], intervals=[ys.scaled(one.interval) for one in y],
+            )
+        )  # fmt: skip
     note = "Down and to the right is better. Each point is the mean over the seeds of one setting."
+    if any(interval for line in lines for interval in (*line.x_intervals, *line.intervals)):
+        note += " Bars: 95 % intervals over seeds; one that ends at the edge goes on."
     if len(order) > MOST_SERIES:
         note += f" The fastest {MOST_SERIES}; {len(order) - MOST_SERIES} more are in the table."
     figure = curve.draw(lines, x_label=xs.head, y_label=ys.head, measured_x=True)

@@ -57,8 +57,14 @@ def basis(study: Study) -> str:
         parts.append("Intervals and p values need SciPy: pip install 'kvcache-framework[report]'.")
     if cut := study.evidence.pieces():
         parts.append(f"Cut from one recording, and counted as one trace: {'; '.join(cut)}.")
-    if any(entry.contradicted for entry in made):
-        parts.append("Where traces show opposite differences there is no verdict over all, only one on each.")
+    opposed = {entry.contradicted for entry in (*made, *(alone for entry in made for alone in entry.by_trace.values()))}
+    if "trace" in opposed:
+        parts.append("Where traces have opposite differences there is no verdict over all, only one on each.")
+    if "setting" in opposed:
+        parts.append(
+            "Where settings of one trace have opposite differences, of which the lesser is a tenth of the greatest or "
+            "more, there is no verdict over them: choose one by its row in the table of differences."
+        )
     return " ".join(parts)
 
 
@@ -138,7 +144,7 @@ def _difference(study: Study, made: Comparison, against: str) -> str:
 def _shown(made: Comparison) -> str:
     """What a comparison shows, over all traces."""
     if made.contradicted:
-        return "Traces contradict each other"
+        return f"{made.contradicted.capitalize()}s contradict each other"
     if made.difference.p is None:
         return f"Not shown beyond these runs: {made.evidence}"
     return f"{'Shown' if made.shown else 'Not shown'}: {made.evidence}, p {made.p}"

@@ -11,6 +11,7 @@ runs no longer correlate (`run_length`); a record that has too few of them says 
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -42,6 +43,7 @@ class Estimate:
         interval: ends of the 95 % interval; None where nothing independent repeats.
         p: two-sided, of a difference; None where evidence is too little for a test.
         count: independent observations, of what `unit` names: trace, seed, repeat, session; 0 and empty for none.
+        missing: how many more there must be for a test, of each trace where they are drawn within one.
     """
 
     value: float
@@ -49,6 +51,7 @@ class Estimate:
     p: float | None = None
     count: int = 0
     unit: str = ""
+    missing: int = 0
 
 
 @cache
@@ -57,12 +60,22 @@ def can_test() -> bool:
     return importlib.util.find_spec("scipy") is not None
 
 
-def mean_of(values: Sequence[float]) -> Estimate:
-    """Mean and interval over runs; equal values are copies of one observation and have no interval."""
+def mean_of(values: Sequence[float], *, share: bool = False) -> Estimate:
+    """Mean and interval over runs; equal values are copies of one observation and have no interval.
+
+    Of values all above 0 the interval is Student's t on the logarithm of the mean, of shares on its log odds (the
+    delta method): it ends where values can be, and is the plain one where that is narrow beside the mean.
+    """
     array = np.asarray(values, dtype=np.float64)
     if (array == array[0]).all():
         return Estimate(value=float(array[0]))
-    return Estimate(value=float(array.mean()), interval=_t_interval(array) if can_test() else None)
+    mean, interval = float(array.mean()), _t_interval(array) if can_test() else None
+    if interval is not None and array.min() >= 0:
+        rest = 1 - mean if share and array.max() <= 1 else None
+        factor = math.exp(min((interval[1] - mean) / (mean if rest is None else mean * rest), 500.0))
+        low, high = mean / factor, mean * factor
+        interval = (low, high) if rest is None else (low / (low + rest), high / (high + rest))
+    return Estimate(value=mean, interval=interval)
 
 
 def paired(differences: Sequence[float], unit: str) -> Estimate:
@@ -82,6 +95,11 @@ def paired(differences: Sequence[float], unit: str) -> Estimate:
 def least_p(count: int) -> float:
     """The least two-sided p that sign flips of so many differences can give."""
     return float(min(1.0, 2.0 ** (1 - count)))
+
+
+def enough(num_comparisons: int) -> int:
+    """Differences from which sign flips can show one of so many comparisons."""
+    return max(FEW, 1 + math.ceil(math.log2(num_comparisons / 0.05)))
 
 
 def sign_flip(differences: Floats) -> float:
@@ -104,15 +122,20 @@ def sessions(traces: Sequence[tuple[Floats, Floats]], word: str) -> Estimate:
     rates = [float(parts.sum() / wholes.sum()) for parts, wholes in traces]
     mean, lengths = float(np.mean(rates)), [run_length(parts, wholes) for parts, wholes in traces]
     if min(len(parts) for parts, _ in traces) < 2 or not can_test():
-        return Estimate(value=mean, count=sum(len(parts) for parts, _ in traces), unit=word)
+        count, fewest = sum(len(parts) for parts, _ in traces), min(len(parts) for parts, _ in traces)
+        return Estimate(value=mean, count=count, unit=word, missing=max(0, FEW_SESSIONS - fewest))
     merged = [(_merged(p, length), _merged(w, length)) for (p, w), length in zip(traces, lengths, strict=True)]
     low, high, p = _studentised([_resampled(*pair) for pair in merged])
     flips = sign_flip(np.concatenate([parts / (len(merged) * wholes.sum()) for parts, wholes in merged]))
     few = min(len(parts) for parts, _ in traces) < FEW_SESSIONS or min(len(parts) for parts, _ in merged) < FEW_RUNS
     lengths_used = [len(parts) / len(runs) for (parts, _), (runs, _) in zip(traces, merged, strict=True)]
+    missing = max(
+        max(FEW_RUNS, -(-FEW_SESSIONS // length)) - len(runs) for (runs, _), length in zip(merged, lengths, strict=True)
+    )
     return Estimate(
         value=mean, interval=(low, high), p=None if few else max(p, flips),
         count=sum(len(parts) for parts, _ in merged), unit=_run_of(word, lengths_used),
+        missing=max(1, missing) if few else 0,
     )  # fmt: skip
 
 
@@ -121,7 +144,8 @@ def rate_interval(parts: Floats, wholes: Floats) -> tuple[float, float] | None:
     length = run_length(parts, wholes)
     if not can_test() or len(parts) < FEW_SESSIONS or len(parts) // length < FEW_RUNS:
         return None
-    return _studentised([_resampled(_merged(parts, length), _merged(wholes, length))])[:2]
+    low, high, _ = _studentised([_resampled(_merged(parts, length), _merged(wholes, length))])
+    return max(0.0, low), min(1.0, high)
 
 
 def run_length(parts: Floats, wholes: Floats) -> int:

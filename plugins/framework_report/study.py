@@ -10,7 +10,7 @@ from typing import Any
 
 from framework.errors import ConfigError
 from framework.registry.signatures import did_you_mean, listing
-from framework.results.catalogue import higher_is_better
+from framework.results.catalogue import find, higher_is_better
 from framework.results.metric import is_number
 from framework.results.records import Run
 from framework.results.settings import Value
@@ -113,7 +113,7 @@ class Study:
             runs = tuple(sorted(groups[values], key=lambda row: sortable((row.settings.get(SEED), row.name))))
             numbers = {metric: [run.number(metric) for run in runs] for metric in self.metrics}
             known = {metric: [n for n in found if n is not None] for metric, found in numbers.items()}
-            means = {metric: mean_of(found) for metric, found in known.items() if found}
+            means = {metric: mean_of(found, share=_is_share(metric)) for metric, found in known.items() if found}
             named = dict(zip(self.keys, values, strict=True))
             compared = tuple(named[key] for key in self.compared_keys)
             made.append(Setting(values=named, compared=compared, runs=runs, means=means))
@@ -208,6 +208,11 @@ def _word(key: str, value: Value) -> str:
     if key.endswith(".path"):
         return str(value).rstrip("/").rpartition("/")[2]
     return str(value) if key in _DEFAULTS or isinstance(value, str) else f"{key.rpartition('.')[2]} {value}"
+
+
+def _is_share(metric: str) -> bool:
+    declared = find(metric)
+    return declared is not None and declared.unit == "share"
 
 
 def sortable(values: Sequence[Any]) -> tuple[tuple[int, float, str], ...]:

@@ -42,7 +42,9 @@ def ranking(study: Study) -> Table:
         for rank, setting in study.ranked
     ]
     header = ["rank", *keys, *(made.head for made in columns.values()), "runs"]
-    return Table("Ranking", header, rows, ties(study))
+    bars = any(found.interval for _, setting in study.ranked for found in setting.means.values())
+    note = "± and (a to b) are 95 % intervals of a mean over runs that differ in their seed, as many as `runs` says."
+    return Table("Ranking", header, rows, " ".join(filter(None, (ties(study), note if bars else ""))))
 
 
 def comparison(study: Study) -> Table:
@@ -109,15 +111,17 @@ def runs_csv(study: Study) -> str:
 
 
 def settings_csv(study: Study) -> str:
-    """One line a setting: rank, settings, number of runs, then mean and half-width of every metric. Unrounded."""
-    heads = [name for metric in study.metrics for name in (metric, f"{metric}_ci95")]
+    """One line a setting: rank, settings, number of runs, then of every metric its mean and the ends of its 95 %
+    interval. Unrounded.
+    """
+    heads = [name for metric in study.metrics for name in (metric, f"{metric}_ci95_low", f"{metric}_ci95_high")]
     rows = []
     for rank, setting in study.ranked_with_ties:
         numbers: list[float | None] = []
         for metric in study.metrics:
             mean = setting.means.get(metric)
-            half = mean.interval[1] - mean.value if mean is not None and mean.interval is not None else None
-            numbers += [None if mean is None else mean.value, half]
+            ends = (None, None) if mean is None or mean.interval is None else mean.interval
+            numbers += [None if mean is None else mean.value, *ends]
         rows.append([rank, *setting.values.values(), len(setting.runs), *numbers])
     return _csv([["rank", *study.keys, "runs", *heads], *rows])
 

@@ -10,17 +10,22 @@ that are seen to share.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from random import Random
 from typing import Any
 
-from framework.errors import OutOfBlocks, PluginError
+import numpy as np
+
+from framework.errors import OutOfBlocks, PluginError, UnknownRequest
 from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import Allocator
-from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.interfaces.hash import HashScheme
-from framework.types import Namespace, RequestId, RequestInfo, TokenArray, as_tokens
+from framework.types import BlockId, Hint, Namespace, RequestId, RequestInfo, TokenArray, as_tokens
 from framework_testing.adversarial import (
     Constant,
     Fickle,
@@ -35,7 +40,7 @@ from framework_testing.driver import Driver, Traits, Violation
 from framework_testing.hash import spreads
 from framework_testing.histories import PROMISING, WINDOWED, Step, fail_shortest, play, random_history
 from framework_testing.oracles.eviction import SlowFifo, SlowLru
-from framework_testing.rules import checks_of, require_plain_facts
+from framework_testing.rules import checks_of, large_checks_of, require_plain_facts
 
 Make = Callable[..., Allocator]
 
@@ -43,7 +48,10 @@ PLAIN = Namespace()
 
 
 def traits_of(make: Make, *, collides: bool = False, num_blocks: int = 8, block_size: int = 2) -> Traits:
-    """What a fresh allocator is seen to do: share, keep tables exact, give one request the whole pool."""
+    """What a fresh allocator is seen to do: share, keep tables exact, give one request the whole pool.
+
+    Nothing else is inferred, and each only from what is seen at every length that this pool holds.
+    """
     try:
         return _traits(make, collides, num_blocks, block_size)
     except Exception as error:
@@ -53,16 +61,13 @@ def traits_of(make: Make, *, collides: bool = False, num_blocks: int = 8, block_
 def _traits(make: Make, collides: bool, num_blocks: int, block_size: int) -> Traits:
     allocator = fresh(make, 8, 2)
     prompt = as_tokens([0, 1, 0, 1, 0])
-    allocator.allocate(info(1, 16), prompt[:1], allocator.lookup(prompt[:1], PLAIN))
-    exact = len(allocator.table(RequestId(1))) == 1
-    allocator.free(RequestId(1))
-    allocator.allocate(info(2, 5), prompt, allocator.lookup(prompt, PLAIN))
-    allocator.promise(RequestId(2), prompt)
+    allocator.allocate(info(1, 5), prompt, allocator.lookup(prompt, PLAIN))
+    allocator.promise(RequestId(1), prompt)
     promises = allocator.lookup(prompt, PLAIN).num_tokens > 0
-    allocator.commit(RequestId(2), prompt)
+    allocator.commit(RequestId(1), prompt)
     shares = allocator.lookup(prompt, PLAIN).num_tokens > 0
     idle = fresh(make, num_blocks, block_size)
-    capacity = _most_blocks(idle)
+    exact, capacity = _is_exact(idle) and _is_exact(fresh(make, 8, 2)), _most_blocks(idle)
     idle.allocate(info(1, 1), prompt[:1], idle.lookup(prompt[:1], PLAIN))
     kept = num_blocks - 1 - _most_blocks(idle) if exact else 0
     return Traits(
@@ -73,6 +78,29 @@ def _traits(make: Make, collides: bool, num_blocks: int, block_size: int) -> Tra
         promises=promises,
         strict=shares and not collides,
     )
+
+
+def _is_exact(idle: Allocator) -> bool:
+    """Whether tables have the blocks that their tokens need and no more, at every length that an empty pool holds.
+
+    Both of requests allocated with that length and of one that grows to it. A table may be longer: by a run of two
+    blocks, by doubling, by a reservation; one that is exact for short requests need not be for long ones.
+    """
+    size, most = idle.block_size, GuardedAllocator(idle).max_request_tokens
+    lengths = [1, *(tokens for tokens in range(size, most + 1, size))]
+    for grows in (False, True):
+        for tokens in lengths:
+            first = 1 if grows else tokens
+            prompt, request = as_tokens([1] * first), RequestInfo(id=RequestId(tokens), max_total_tokens=tokens)
+            idle.allocate(request, prompt, idle.lookup(prompt, PLAIN))
+            lengths_seen = [(first, len(idle.table(request.id)))]
+            for more in range(size, tokens + 1, size) if grows else ():
+                idle.extend(request.id, more)
+                lengths_seen.append((more, len(idle.table(request.id))))
+            idle.free(request.id)
+            if any(blocks != -(-length // size) for length, blocks in lengths_seen):
+                return False
+    return True
 
 
 def _most_blocks(allocator: Allocator) -> int:
@@ -147,13 +175,23 @@ def _allocate(allocator: Allocator, request: RequestInfo, prompt: TokenArray) ->
 
 
 def check_max_request_tokens_is_true(make: Make) -> None:
-    """Up to `max_request_tokens` an empty pool has room; for more it has none."""
-    for tokens in range(1, 13):
-        allocator = fresh(make, 4, 2)
+    """Up to `max_request_tokens` an empty pool has room, at once and as a request grows; for more it has none."""
+    for num_blocks, tokens, grows in product((1, 4, 7), range(1, 17), (False, True)):
+        allocator = fresh(make, num_blocks, 2)
         promised = tokens <= GuardedAllocator(allocator).max_request_tokens
-        given = _allocate(allocator, info(1, tokens), as_tokens([1] * tokens))
-        if promised != given:
-            raise Violation(f"{tokens} tokens in 4 blocks of 2: max_request_tokens says {promised}, the pool {given}")
+        given = _allocate(allocator, info(1, tokens), as_tokens([1] if grows else [1] * tokens))
+        if grows and given and promised:
+            try:
+                for length in range(2, tokens + 1):
+                    allocator.extend(RequestId(1), length)
+            except OutOfBlocks:
+                given = False
+        if promised != given and (promised or not grows):
+            how = "one after another" if grows else "at once"
+            raise Violation(
+                f"{type(allocator).__name__}: {tokens} tokens {how} in {num_blocks} blocks of 2: max_request_tokens "
+                f"says {promised}, the pool {given}"
+            )
 
 
 def check_facts_are_plain(make: Make) -> None:
@@ -190,7 +228,7 @@ def check_discarded_content_is_not_found(make: Make) -> None:
             driver.do_compute(-1, len(tokens), extend=True, commit=True)
         if passed:
             driver.do_unref_leading(0, passed // 2)
-        allocator.reset(RequestId(1))
+        driver.call("reset(request 1)", partial(allocator.reset, RequestId(1)))
         driver.truth.published.clear()
         driver.need(not allocator.lookup(longer, PLAIN).num_tokens, "what was discarded is found")
         driver.do_free(0)
@@ -203,6 +241,202 @@ def check_discarded_content_is_not_found(make: Make) -> None:
         driver.do_admit(short, PLAIN)
         driver.do_compute(0, 9, extend=True, commit=True)
         driver.do_free(0)
+
+
+class _Reads(SlowLru):
+    """LRU that keeps the time of each call, and reads all that a policy may."""
+
+    needs_future = True
+    needs_requests = True
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def release(self, blocks: Sequence[BlockId], now: float) -> None:
+        super().release(blocks, now)
+        self.times.append(now)
+
+
+def check_the_policy_reads_all_that_is_known(make: Make) -> None:
+    """The policy reads each request's priority, tenant, session and the rest, the time, and, if promised, the future.
+
+    A view without `last_request` says that nobody keeps it; one with it has what the request came with. Binds an
+    allocator that shares and attaches the policy that it is given.
+    """
+    if not traits_of(make).shares:
+        return
+    policy = _Reads()
+    allocator = fresh(make, 16, 2, policy=policy)
+    if not hasattr(policy, "blocks"):
+        return  # it has an order of its own
+
+    def need(holds: bool, rule: str, seen: object) -> None:
+        if not holds:
+            raise Violation(f"{type(allocator).__name__}: {rule}: {seen}")
+
+    tenants = []
+    for number, given in enumerate(_KNOWN, 1):
+        request = replace(given, id=RequestId(number), max_total_tokens=5)
+        prompt = as_tokens([number, 1, 2, 3, 4])
+        allocator.advance(10.0 * number)
+        allocator.allocate(request, prompt, allocator.lookup(prompt, PLAIN))
+        allocator.commit(request.id, prompt)
+        blocks = allocator.table(request.id)[:2].tolist()
+        view = policy.blocks
+        need({view.priority[block] for block in blocks} == {given.priority}, "the policy reads another priority than "
+             f"the request's {given.priority}", [view.priority[block] for block in blocks])  # fmt: skip
+        tenants.append(view.tenant[blocks[0]])
+        allocator.free(request.id, (50.0 + number, 60.0 + number))
+        need(policy.times[-1:] == [10.0 * number], f"advance({10.0 * number}) does not reach the policy",
+             f"its last release was called with now={policy.times[-1:]}")  # fmt: skip
+        if allocator.takes_future:
+            read = [view.next_use[block] for block in blocks]
+            need(read == [50.0 + number, 60.0 + number], "it says takes_future, and blocks have another next_use than "
+                 f"free was given, {[50.0 + number, 60.0 + number]}", read)  # fmt: skip
+        if view.last_request is not BlockView.__dataclass_fields__["last_request"].default:
+            facts = view.last_request[blocks[0]]
+            for name in ("tenant", "session", "category", "hint", "turn", "arrival", "prompt_tokens"):
+                found, wanted = getattr(facts, name), getattr(given, name)
+                need(found == wanted, f"the last request's {name} is not the request's", f"{found!r}, not {wanted!r}")
+    need(tenants[0] == tenants[2] != tenants[1], "the policy reads tenants 'a', 'b' and 'a' as", tenants)
+
+
+_KNOWN = (
+    RequestInfo(id=RequestId(0), max_total_tokens=5, priority=3, tenant="a", session="s", category="chat", turn=0,
+                hint=Hint(continues=0.5), arrival=1.0, prompt_tokens=5),
+    RequestInfo(id=RequestId(0), max_total_tokens=5, priority=1, tenant="b", session="t", category="code", turn=2,
+                hint=Hint(returns_s=9.0), arrival=2.0, prompt_tokens=5),
+    RequestInfo(id=RequestId(0), max_total_tokens=5, priority=7, tenant="a", session="u", category="tool", turn=4,
+                hint=Hint(continues=0.0), arrival=3.0, prompt_tokens=5),
+)  # fmt: skip
+
+
+def check_a_prompt_gets_its_room_in_parts(make: Make) -> None:
+    """`allocate` with `num_tokens` gives room for so many at least, and `extend` the rest; all of it is found later."""
+    traits = traits_of(make)
+    for total, first in ((9, 3), (9, 9), (9, 1), (8, 4), (8, 7)):
+        allocator = fresh(make, 12, 2, max_model_len=24)
+        name, prompt = type(allocator).__name__, as_tokens([3, 1, 4, 1, 5, 9, 2, 6, 5][:total])
+        allocator.allocate(info(1, total), prompt, allocator.lookup(prompt, PLAIN), first)
+        for end in range(first, total + 1):
+            allocator.extend(RequestId(1), end)
+            blocks = len(allocator.table(RequestId(1)))
+            if 2 * blocks < end:
+                raise Violation(
+                    f"{name}: a prompt of {total} tokens, {first} at first: {end} tokens have {blocks} blocks of 2"
+                )
+            allocator.commit(RequestId(1), prompt[:end])
+        if allocator.stats().prompt_tokens != total:
+            raise Violation(f"{name}: a prompt of {total} tokens, {first} at first, counts as {allocator.stats()}")
+        allocator.free(RequestId(1))
+        found = allocator.lookup(as_tokens([*prompt, 0]), PLAIN).num_tokens
+        if traits.strict and found < total // 2 * 2:
+            raise Violation(f"{name}: of a prompt of {total} tokens, computed in parts, {found} are found")
+        _all_have_ended(allocator, "the only one, which got its room in parts")
+
+
+def check_namespaces_are_kept_apart(make: Make) -> None:
+    """What one model, adapter or salt computed is found under the same three alone."""
+    named = [Namespace(), *(Namespace(**{name: "x"}) for name in ("model", "adapter", "salt"))]
+    for owner in named:
+        driver = driver_of(make, 16, 2)
+        if not driver.traits.shares:
+            return
+        driver.do_admit([0, 1, 1, 0, 1], owner)
+        driver.do_compute(0, 5, extend=True, commit=True)
+        for other in named:
+            driver.do_lookup([0, 1, 1, 0, 1, 0], other)  # which holds its rules
+        driver.do_free(0)
+
+
+def check_collisions_are_counted(make: Make) -> None:
+    """`stats().collisions` counts names that matched other content: where one name hides what was published."""
+    driver = driver_of(make, 16, 2, Constant())
+    if not driver.traits.shares:
+        return
+    prompts = [0, 1, 1, 0, 1], [1, 0, 0, 1, 0]
+    for prompt in prompts:
+        driver.do_admit(prompt, PLAIN)
+        driver.do_compute(0, 5, extend=True, commit=True)
+        driver.do_free(0)
+    found = [driver.do_lookup(prompt, PLAIN).num_tokens for prompt in prompts]
+    if min(found) == 0:  # else it needs no names
+        collisions = driver.allocator.stats().collisions
+        driver.need(collisions > 0, "content is hidden by a name that another has, and no collision is counted",
+                    f"prompts {prompts} of one name hit {found} tokens, collisions {collisions}")  # fmt: skip
+
+
+def check_scattered_tables_are_given_back(make: Make) -> None:
+    """Requests that grow by turns to 30 blocks each, and one of 40 where every other block is free: all come back."""
+    allocator = fresh(make, 256, 1, max_model_len=96)
+    for turn in range(3):
+        first = 1000 * turn
+        grown = [first + number for number in (1, 2, 3) if _allocate(allocator, info(first + number, 30), _ONE)]
+        for length in range(2, 31):
+            for request in grown:
+                with suppress(OutOfBlocks):  # who reserves more than is needed
+                    allocator.extend(RequestId(request), length)
+        for request in grown:
+            allocator.free(RequestId(request))
+        _all_have_ended(allocator, "of which three grew by turns")
+        small = [first + number for number in range(10, 900) if _allocate(allocator, info(first + number, 1), _ONE)]
+        for request in small[::2]:
+            allocator.free(RequestId(request))
+        large = [first + 999] if _allocate(allocator, info(first + 999, 40), as_tokens([7] * 40)) else []
+        for request in (*large, *small[1::2]):
+            allocator.free(RequestId(request))
+        _all_have_ended(allocator, "of which one had scattered blocks")
+
+
+_ONE = as_tokens([1])
+
+
+def _all_have_ended(allocator: Allocator, which: str) -> None:
+    stats = allocator.stats()
+    try:
+        allocator.check()
+        if stats.used_blocks or stats.free_blocks + stats.cached_blocks != stats.num_blocks:
+            raise Violation(f"blocks are in use or lost: {stats}")
+    except Exception as error:
+        raise Violation(f"{type(allocator).__name__}: all requests have ended, {which}: {error}") from error
+
+
+def check_large_pools(make: Make) -> None:
+    """100,000 blocks, prompts of 3,000, blocks of 128 and 512 tokens: what is published is found, and nothing is lost.
+
+    Five of six share two thirds of their prompt, and they are freed in another order than they came.
+    """
+    traits = traits_of(make)
+    for num_blocks, size, blocks in ((100_000, 1, 3000), (100_000, 16, 3000), (2000, 128, 30), (1000, 512, 12)):
+        allocator = fresh(make, num_blocks, size, max_model_len=2 * blocks * size)
+        what = f"{type(allocator).__name__}, {num_blocks} blocks of {size}"
+        shared = [token % 50_000 for token in range(blocks * size * 2 // 3)]
+        for number in range(1, 49):
+            own = [(number * 7919 + token) % 50_000 for token in range(blocks * size - len(shared))]
+            prompt = as_tokens((shared if number % 6 else own[:1]) + own)
+            found = allocator.lookup(prompt, PLAIN)
+            least = 0 if number % 6 == 0 or number == 1 or not traits.strict else len(shared) // size * size
+            if not least <= found.num_tokens < len(prompt):
+                raise Violation(f"{what}: a hit of {found.num_tokens} tokens, of {least} that are published")
+            if not _allocate(allocator, info(number, 2 * blocks * size), prompt):
+                break
+            allocator.extend(RequestId(number), len(prompt) + 1)
+            allocator.commit(RequestId(number), prompt)
+            table = allocator.table(RequestId(number))
+            if len(table) * size <= len(prompt) or len(np.unique(table)) != len(table) or table.min() < 1:
+                raise Violation(
+                    f"{what}: {len(prompt) + 1} tokens have {len(table)} blocks, {len(np.unique(table))} distinct"
+                )
+            if number % 3 == 0:
+                allocator.free(RequestId(number - 2))
+        live = allocator.stats().num_requests
+        for request in range(number, 0, -1):
+            with suppress(UnknownRequest):
+                allocator.free(RequestId(request))
+                live -= 1
+        if live:
+            raise Violation(f"{what}: num_requests was {live} more than there were")
+        _all_have_ended(allocator, "of thousands of blocks")
 
 
 def check_what_fits_is_given(make: Make) -> None:
@@ -367,4 +601,4 @@ def check_the_same_history_gives_the_same_events(make: Make) -> None:
         fail_shortest(run, random_history(Random(seed), num_steps=30, longest=8))
 
 
-allocator_checks = checks_of(globals())
+allocator_checks, allocator_large_checks = checks_of(globals()), large_checks_of(globals())

@@ -46,7 +46,7 @@ from framework_testing.attention_runs import (
     wrong_lse,
 )
 from framework_testing.oracles.attention import gather_tokens
-from framework_testing.rules import checks_of, elsewhere
+from framework_testing.rules import checks_of, elsewhere, large_checks_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -410,6 +410,50 @@ def check_rows_of_unequal_length(make: Make, device: str = "cpu", cases: str = "
             _judged(make, build_problem(case, device), lse=True)
 
 
+def check_contexts_beyond_8192(make: Make, device: str = "cpu", cases: str = "full") -> None:
+    """A decode row and a chunk of 3 over 8,500 keys beside a short row: the first keys and the last count, lse too."""
+    _judge_long(make, device, 8500, {"block_size": 16}, (1, 3) if cases == "full" else (1,))
+
+
+def _judge_long(make: Make, device: str, longest: int, wanted: dict[str, Any], queries: tuple[int, ...]) -> None:
+    """Rows of that many keys, of which the first, the last and one between have a third of the weight each."""
+    spec = _nearest(make, device, wanted | {"num_heads": 2, "num_kv_heads": 1})
+    for query in queries:
+        case = Case(spec, (3, longest) if query > 1 else (longest, 3), (1, query), seed=longest)
+        problem = build_problem(case, device)
+        row = case.contexts.index(longest)
+        last = problem.q[sum(case.queries[: row + 1]) - 1, 0].float()
+        strong = last * (math.log(4 * longest) / (spec.softmax_scale * float(last @ last)))
+        for position in (0, longest // 2 + 1, longest - query):
+            block = int(problem.batch.block_tables[row, position // spec.block_size])
+            slot = torch.tensor([block * spec.block_size + position % spec.block_size])
+            problem.pool.k[places(slot, spec.block_size, spec.layout)] = strong.to(problem.pool.k.dtype)
+        _judged(make, problem, lse=True)
+
+
+def check_many_rows(make: Make, device: str = "cpu", cases: str = "full") -> None:
+    """140 decode rows, 70 rows of 2, and a chunk of 150 tokens: every row is written, with its log-sum-exp."""
+    spec = _nearest(make, device, {"num_heads": 2, "num_kv_heads": 1})
+    size = spec.block_size
+    many = tuple(1 + (7 * row) % (2 * size + 1) for row in range(140 if cases == "full" else 70))
+    found = [Case(spec, many, (1,) * len(many), seed=5)]
+    if cases == "full":
+        found.append(Case(spec, tuple(context + 1 for context in many[:70]), (2,) * 70, seed=6))
+        found.append(Case(spec, (size, 150 + size), (1, 150), seed=7))
+    for case in found:
+        _judged(make, build_problem(case, device), lse=True)
+
+
+def check_large_contexts(make: Make, device: str = "cpu", cases: str = "full") -> None:
+    """Contexts of 33,000 and 131,100 keys, blocks of 128 and 256, 520 decode rows, and a chunk of 600 tokens."""
+    for longest, size in ((33_000, 128), (131_100, 16), (20_000, 256)):
+        _judge_long(make, device, longest, {"block_size": size}, (1,) if cases == "small" else (1, 5))
+    spec = _nearest(make, device, {"num_heads": 2, "num_kv_heads": 1, "block_size": 128})
+    rows = tuple(1 + (37 * row) % (3 * spec.block_size) for row in range(520))
+    _judged(make, build_problem(Case(spec, rows, (1,) * len(rows), seed=8), device), lse=True)
+    _judged(make, build_problem(Case(spec, (5, 9000), (1, 600), seed=9), device), lse=True)
+
+
 def check_rows_may_share_blocks(make: Make, device: str = "cpu", cases: str = "full") -> None:
     """Decode rows whose tables begin alike, part early, or agree in some blocks only; and each alone if it is the same.
 
@@ -598,7 +642,8 @@ def check_numbers_match_fp64_over_the_grid(make: Make, device: str = "cpu", case
                 wrong += wrong_lse(sums, problem, verdict)
         if not same_bytes(before, pool_bytes(problem.pool)):
             wrong.append(f"{case}: attend wrote to the pool")
-    assert not wrong, f"{len(wrong)} of {len(chosen)} cases are wrong:\n" + "\n".join(wrong[:20])
+    more = f"\nand {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    assert not wrong, f"{len(wrong)} of {len(chosen)} cases are wrong:\n" + "\n".join(wrong[:3]) + more
 
 
 def check_blocks_beyond_2_31_elements_are_addressed(make: Make, device: str = "cpu", cases: str = "full") -> None:
@@ -668,5 +713,5 @@ def _gap(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double()).abs().max())
 
 
-backend_checks = checks_of(globals())
-"""All checks, cheap first; each is called as check(make, device="cpu", cases="full" | "small")."""
+backend_checks, backend_large_checks = checks_of(globals()), large_checks_of(globals())
+"""All checks, cheap first, and the large part; each is called as check(make, device="cpu", cases="full" | "small")."""

@@ -1,7 +1,8 @@
 """Conformance kit of eviction policies.
 
-`eviction_checks` are plain functions `check(make)`, cheap first; `make()` builds a fresh policy. A `Cache`
-(framework_testing.eviction) calls the policy as an allocator does and never breaks a rule itself.
+`eviction_checks` are plain functions `check(make)`, cheap first, and `eviction_large_checks` are those of large pools;
+`make()` builds a fresh policy. A `Cache` (framework_testing.eviction) calls the policy as an allocator does and never
+breaks a rule itself.
 """
 
 from __future__ import annotations
@@ -9,23 +10,25 @@ from __future__ import annotations
 import operator
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from random import Random
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
 from framework.errors import NoCandidate, PluginError
-from framework.guard.policy import PolicyHost
+from framework.guard.policy import PolicyHost, names_in_bulk
 from framework.interfaces.eviction import Block, BlockView, EvictionPolicy, ScoredPolicy
 from framework.paged.cache import BlockCache
 from framework.paged.index import PrefixIndex
 from framework.paged.pool import BlockPool, LastRequests
 from framework.types import UNKNOWN_REQUEST, BlockHash, BlockId, Hint, RequestFacts
-from framework_testing.driver import Violation
+from framework_testing.driver import Violation, last_calls, shortened
 from framework_testing.histories import fail_shortest
 from framework_testing.oracles.eviction import SlowLru
-from framework_testing.rules import checks_of, require_plain_facts
+from framework_testing.rules import checks_of, large_checks_of, require_plain_facts
 
 Step = tuple[str, int, int]
 Path = tuple[int, ...]
@@ -80,6 +83,11 @@ class Checked(EvictionPolicy):
         self.need(block == again, "asked twice, victim answers differently", f"{block} then {again}")
         return block
 
+    def victims(self, count: int, now: float) -> list[BlockId]:
+        named = self.policy.victims(count, now)
+        self.history.append(f"victims({count}, now={now}) -> {named!r}")
+        return named
+
     def evicted(self, block: BlockId, now: float) -> None:
         self.history.append(f"evicted({block}, now={now})")
         self.policy.evicted(block, now)
@@ -94,12 +102,14 @@ class Cache:
         labels: where given, there are three block ids for each of the `num_blocks` slots: "same": a slot keeps its
             first id; "next": each reuse takes the slot's next id, so that the order of ids in the cache stays; "any":
             each reuse takes any free id.
+        in_turns: many victims are asked for by `victim` and `evicted` by turns, also of a policy with `victims` of its
+            own.
 
     Attributes:
         evictions, contents_evicted: blocks whose content went, in order, and their paths.
     """
 
-    def __init__(self, policy: EvictionPolicy, num_blocks: int, labels: str = "") -> None:
+    def __init__(self, policy: EvictionPolicy, num_blocks: int, labels: str = "", *, in_turns: bool = False) -> None:
         self.policy, self.num_blocks, self._labels = policy, num_blocks, labels
         self.history: list[str] = []
         self.evictions: list[int] = []
@@ -110,6 +120,7 @@ class Cache:
         self.pool = BlockPool(_IDS_A_SLOT * num_blocks if labels else num_blocks, 16)
         index = PrefixIndex(self.pool, compares_tokens=False)
         self.host = PolicyHost(Checked(policy, self.need, self.history), self.pool.candidate)
+        self.host.policy.in_bulk = names_in_bulk(policy) and not in_turns  # as an allocator sees the policy itself
         self.requests = LastRequests(len(self.pool.ref))
         self.cache = BlockCache(self.pool, index, self.host, False, self._choose if labels else None)
         self.call(lambda: self.host.policy.attach(self.pool.view(self.requests)))
@@ -138,9 +149,8 @@ class Cache:
     def need(self, holds: bool, rule: str, seen: object = "") -> None:
         """Raise unless the rule holds."""
         if not holds:
-            calls = "\n".join(f"  {number}. {call}" for number, call in enumerate(self.history, 1))
-            name = type(self.policy).__name__
-            raise Violation(f"{rule}: {seen}\n{name}, {self.num_blocks} blocks\ncalls so far:\n{calls}")
+            about = f"{type(self.policy).__name__}, {self.num_blocks} blocks"
+            raise Violation(f"{rule}: {shortened(seen)}\n{about}\n{last_calls(self.history)}")
 
     def call(self, work: Callable[[], Result]) -> Result:
         """Do it; what the policy raises or answers wrongly breaks a rule."""
@@ -165,12 +175,12 @@ class Cache:
         else:
             self.need(False, "victim without candidates must raise NoCandidate, it returned", repr(block))
 
-    def evict(self) -> None:
-        """Evict what the policy names."""
-        [block] = self.call(lambda: self.host.victims(1))
-        self.evictions.append(block)
-        self.contents_evicted.append(self._paths[self.pool.block_hash[block]])  # type: ignore[index]
-        self.cache.give_up(block)
+    def evict(self, count: int = 1) -> None:
+        """Evict what the policy names, all at once as an allocator does."""
+        for block in self.call(lambda: self.host.victims(count)):
+            self.evictions.append(block)
+            self.contents_evicted.append(self._paths[self.pool.block_hash[block]])  # type: ignore[index]
+            self.cache.give_up(block)
 
     def begin(self, path: Path, priority: int = 0) -> bool:
         """A request for this path: hits its cached prefix and publishes the rest. False when there is no room."""
@@ -184,8 +194,9 @@ class Cache:
         self._paths.update(zip(keys, (path[: depth + 1] for depth in range(len(path))), strict=True))
         table = array("i", found)
         self.call(lambda: self.cache.take(0, found, priority))
-        while len(pool.free) - spare < more:
-            self.evict()
+        short = more + spare - len(pool.free)
+        if short > 0:
+            self.evict(short)
         table.fromlist(self.cache.take(more))
         facts = self._facts_of(path, len(found))
         self.requests.used(table[len(found) :], facts)
@@ -221,7 +232,7 @@ class Cache:
             elif name == "end":
                 self.end(first)
             elif name == "evict" and self.candidates:
-                self.evict()
+                self.evict(min(1 + second % 5, len(self.candidates)))
             elif name == "advance":
                 self.host.now += 1.0
             elif name == "reset":
@@ -229,13 +240,13 @@ class Cache:
             if not self.candidates:
                 self.nobody()
 
-    def drain(self) -> None:
-        """End everything, then evict everything: each candidate goes exactly once."""
+    def drain(self, at_once: int = 1) -> None:
+        """End everything, then evict everything, `at_once` at a time: each candidate goes exactly once."""
         while self.running:
             self.end(0)
         left, gone = self.candidates, len(self.evictions)
-        while self.candidates:
-            self.evict()
+        for first in range(0, len(left), at_once):
+            self.evict(min(at_once, len(left) - first))
         self.need(sorted(self.evictions[gone:]) == sorted(left), "evicting all did not evict each once")
         self.nobody()
 
@@ -364,8 +375,106 @@ def check_facts_are_plain_and_change_nothing(make: Make) -> None:
     cache.need(cache.evictions == unasked, "facts changed what is evicted", f"{cache.evictions}, else {unasked}")
 
 
+def _stream(cache: Cache, seed: int, num_requests: int) -> Cache:
+    """Requests of up to 8 blocks for 60 contents, some far more often than others; two or three run at a time."""
+    draw = Random(seed)
+    for _ in range(num_requests):
+        content = int(60 * draw.random() ** 3)
+        cache.begin((content % 7, content, *range(draw.randint(0, 6))), priority=content % 3)
+        while len(cache.running) > 2:
+            cache.end(draw.randrange(3))
+        cache.host.now += 1.0
+    cache.drain(at_once=5)
+    return cache
+
+
+def check_many_victims_are_one_after_another(make: Make) -> None:
+    """`victims(n)` names, in order, what n turns of `victim` and `evicted` name, and remembers of them what they do."""
+    if not names_in_bulk(make()):
+        return  # it is asked by turns
+
+    def compare(play: Callable[[Cache], Cache], num_blocks: int) -> None:
+        once = play(Cache(make(), num_blocks))
+        turns = play(Cache(make(), num_blocks, in_turns=True))
+        pairs = enumerate(zip(once.evictions, turns.evictions, strict=False))
+        number = next((number for number, (one, other) in pairs if one != other), None)
+        first, second = (cache.evictions[number or 0 : (number or 0) + 5] for cache in (once, turns))
+        once.need(
+            once.evictions == turns.evictions,
+            "victims(count) evicts other blocks than victim and evicted by turns",
+            f"from eviction {number} on {first}, by turns {second}",
+        )
+
+    for seed in range(24):
+
+        def run(history: list[Step], num_blocks: int = 2 + seed % 8) -> None:
+            compare(lambda cache: _played(cache, history), num_blocks)
+
+        fail_shortest(run, random_steps(seed, 60))
+    for seed in range(6):
+        compare(partial(_stream, seed=seed, num_requests=150), 26 + seed)
+
+
+def check_what_is_remembered_is_bounded(make: Make) -> None:
+    """What a policy remembers of contents that are gone (ghosts, sessions) has a bound, reached by 18,000 contents.
+
+    Counted are the entries of its dicts, sets, lists and deques, not those of arrays of numbers.
+    """
+    policy = make()
+    columns = _attached(policy, 32, list)
+    sizes = []
+    for number in range(1, 36_001):
+        if number > 32:
+            block = policy.victim(float(number))
+            policy.evicted(block, float(number))
+        else:
+            block = BlockId(number)
+        columns["key"][block] = BlockHash(b"%d" % number)
+        columns["last_access"][block] = columns["admitted"][block] = number
+        session = RequestFacts(turn=0, prompt_tokens=16, new_blocks=1, arrival=float(number), session=f"s{number}")
+        columns["last_request"][block] = session
+        policy.admit([block], float(number))
+        policy.release([block], float(number))
+        if number in (18_000, 36_000):
+            sizes.append(_entries(policy))
+    if sizes[1] - sizes[0] > 9_000:
+        name = type(policy).__name__
+        raise Violation(
+            f"{name} remembers ever more: {sizes[0]} entries after 18,000 contents in a pool of 32 blocks, "
+            f"{sizes[1]} after 36,000; give what it keeps of contents that are gone (ghosts, sessions) a bound"
+        )
+
+
+def _attached(policy: EvictionPolicy, num_blocks: int, column: type[list[Any]]) -> dict[str, list[Any]]:
+    """A policy's facts, by name, of blocks that have none yet."""
+    columns = {name: column([0] * (num_blocks + 1)) for name in BlockView.__dataclass_fields__}
+    columns["key"] = column([b"%d" % block for block in range(num_blocks + 1)])
+    columns["last_request"] = column([UNKNOWN_REQUEST] * (num_blocks + 1))
+    policy.attach(BlockView(**columns))
+    return columns
+
+
+def _entries(policy: EvictionPolicy) -> int:
+    """Entries of all containers that a policy holds; those of its view of the blocks are the cache's."""
+    seen, todo, count = {id(policy.blocks)}, list[Any]([policy]), 0
+    while todo:
+        thing = todo.pop()
+        if id(thing) in seen or isinstance(thing, (type, str, bytes, ModuleType)) or callable(thing):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, Mapping):
+            todo += [*thing.keys(), *thing.values()]
+            count += len(thing)
+        elif isinstance(thing, (list, tuple, set, frozenset, deque)):
+            todo += thing
+            count += len(thing)
+        slots = (name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ()))
+        todo += [*getattr(thing, "__dict__", {}).values(), *(getattr(thing, name, None) for name in slots)]
+    return count
+
+
 def check_a_large_pool(make: Make) -> None:
-    """Hundreds of blocks, published, hit, evicted and drained by the same rules as a few."""
+    """Hundreds of blocks, published, hit, evicted and drained by the same rules as a few; also when all were hit."""
     cache = Cache(make(), 160)
     for turn in range(200):
         cache.begin((turn % 70, turn % 3, turn % 2))
@@ -373,6 +482,24 @@ def check_a_large_pool(make: Make) -> None:
             cache.end(turn)
         cache.host.now += turn % 5 == 0
     cache.drain()
+    _many_are_hit(Cache(make(), 720), at_once=40)
+
+
+def _many_are_hit(cache: Cache, at_once: int) -> None:
+    """Five sixths of the pool are hit twice, what is new takes the rest and more, and all are evicted."""
+    contents = cache.num_blocks // 6
+    for turn in range(contents * 3 + contents // 2):
+        cache.begin((turn % contents if turn < contents * 3 else turn, *range(4)))
+        cache.end(0)
+        cache.host.now += turn % 50 == 0
+        cache.history.clear()
+    cache.drain(at_once)
+
+
+def check_large_pools(make: Make) -> None:
+    """100,000 blocks, most of them hit, evicted a thousand at a time; 2,000 of a policy that is `time_varying`."""
+    time_varying = getattr(make(), "time_varying", False)
+    _many_are_hit(Cache(make(), 2000 if time_varying else 100_000), at_once=1000)
 
 
 def check_work_does_not_grow_with_the_pool(make: Make) -> None:
@@ -414,10 +541,7 @@ def _work(policy: EvictionPolicy, num_blocks: int, rounds: int = 64) -> float:
         def __getitem__(self, index: Any) -> Any:
             return super().__getitem__(index)
 
-    columns = {name: Column([0] * (num_blocks + 1)) for name in BlockView.__dataclass_fields__}
-    columns["key"] = Column([b"%d" % block for block in range(num_blocks + 1)])
-    columns["last_request"] = Column([UNKNOWN_REQUEST] * (num_blocks + 1))
-    policy.attach(BlockView(**columns))
+    columns = _attached(policy, num_blocks, Column)
     ids: list[Any] = [CountedId(block) for block in range(num_blocks + 1)]
     for block in range(1, num_blocks + 1):
         columns["last_access"][block] = columns["admitted"][block] = block
@@ -447,4 +571,4 @@ def _work(policy: EvictionPolicy, num_blocks: int, rounds: int = 64) -> float:
     return (calls + CountedId.compared) / rounds
 
 
-eviction_checks = checks_of(globals())
+eviction_checks, eviction_large_checks = checks_of(globals()), large_checks_of(globals())

@@ -1,6 +1,7 @@
 """Conformance kit of hash schemes.
 
-`hash_checks` are plain functions `check(make)`, cheap first; `make()` builds a fresh scheme. A scheme that is not
+`hash_checks` are plain functions `check(make)`, cheap first, and `hash_large_checks` those of long prompts; `make()`
+builds a fresh scheme. A scheme that is not
 collision resistant may collide; it may not forget the namespace, the prefix or the order.
 """
 
@@ -15,7 +16,7 @@ import numpy as np
 from framework.interfaces.hash import HashScheme
 from framework.types import BlockHash, Namespace, as_tokens
 from framework_testing.driver import Violation
-from framework_testing.rules import checks_of, elsewhere, need
+from framework_testing.rules import checks_of, elsewhere, large_checks_of, need
 
 Make = Callable[[], HashScheme]
 
@@ -68,10 +69,10 @@ def check_naming_is_pure(make: Make) -> None:
 def check_one_call_equals_many(make: Make) -> None:
     """blocks() names each full block as block() does, and no partial one."""
     scheme = make()
-    for size in (1, 2, 3, 16):
+    for size in (1, 2, 3, 16, 128, 257, 1024):
         parent = scheme.root(Namespace(), size)
         for count in (0, 1, size - 1, size, size + 1, 3 * size, 5 * size + size // 2):
-            tokens = as_tokens([(7 * i + 3) % 101 for i in range(count)])
+            tokens = as_tokens([(7 * i + 3) % 150_001 for i in range(count)])
             names, expected = scheme.blocks(parent, tokens, size), [parent]
             for start in range(0, count - size + 1, size):
                 expected.append(scheme.block(expected[-1], tokens[start : start + size]))
@@ -103,8 +104,11 @@ def check_namespace_and_block_size_matter(make: Make) -> None:
     scheme = make()
     if scheme.collision_resistant or spreads(scheme):
         roots = {(space, size): scheme.root(space, size) for space in NAMESPACES for size in (1, 2, 16, 256)}
+        roots |= {(NAMESPACES[0], size): scheme.root(NAMESPACES[0], size) for size in BLOCK_SIZES}
         _distinct(scheme, roots, "two roots have one name")
-        firsts = {key: scheme.blocks(root, as_tokens([1] * 256), key[1])[0] for key, root in roots.items()}
+        firsts = {
+            key: scheme.blocks(root, as_tokens([1] * 256), key[1])[0] for key, root in roots.items() if key[1] <= 256
+        }
         _distinct(scheme, firsts, "first blocks of different roots have one name")
 
 
@@ -124,6 +128,60 @@ def check_prefix_order_and_content_matter(make: Make) -> None:
             named[tuple(row), tuple(second)] = scheme.block(name, as_tokens(second))
     _distinct(scheme, named, "two contents have one name")
 
+
+def check_every_token_of_a_large_block_matters(make: Make) -> None:
+    """In blocks of 64 to 1,024 tokens a name depends on each token, and so do the names of 1,000 blocks below it.
+
+    Of names of fewer than 4 bytes two may be equal by chance: they are not asked.
+    """
+    scheme = make()
+    if not (scheme.collision_resistant or spreads(scheme)) or len(scheme.root(Namespace(), 16)) < 4:
+        return
+    for size in (64, 65, 128, 256, 257, 512, 1024):
+        root, plain = scheme.root(Namespace(), size), [(7 * i + 3) % 150_001 for i in range(size)]
+        step = 1 if size <= 128 else 37
+        named: dict[Any, BlockHash] = {f"blocks of {size}": scheme.block(root, as_tokens(plain))}
+        for place in sorted(
+            {*range(0, size, step), *range(size - 3, size), *(2**n for n in range(size.bit_length() - 1))}
+        ):
+            changed = as_tokens([*plain[:place], plain[place] + 1, *plain[place + 1 :]])
+            named[f"the same with another token {place}"] = scheme.blocks(root, changed, size)[0]
+        _distinct(scheme, named, "two contents have one name")
+    for size in (1, 16):
+        root = scheme.root(Namespace(), size)
+        one, other = (scheme.blocks(root, as_tokens([first, *[5] * (1000 * size - 1)]), size) for first in (5, 6))
+        chained: dict[Any, BlockHash] = {
+            ("prompt", p, "block", i): n for p, ns in enumerate((one, other)) for i, n in enumerate(ns)
+        }
+        _distinct(scheme, chained, f"two blocks of {size}, of one prompt or of two that differ in their first token")
+
+
+def check_large_prompts(make: Make) -> None:
+    """A million tokens in blocks of 1 to 4,096: as many names as blocks, each its own, `blocks` as `block`."""
+    scheme = make()
+    if not (scheme.collision_resistant or spreads(scheme)):
+        return
+    tokens = as_tokens(np.random.default_rng(0).integers(0, 150_000, 1 << 20))
+    for size in (1, 16, 128, 4096):
+        part = tokens[: min(len(tokens), 200_000 * size)]
+        root = scheme.root(Namespace(), size)
+        names = scheme.blocks(root, part, size)
+        need(scheme, len(names) == len(part) // size, f"{len(part)} tokens in blocks of {size} have names", len(names))
+        if len(names[0]) >= 8:  # else two of so many may well be equal
+            _distinct(scheme, dict(enumerate(names)), f"two blocks of {size} have one name")
+        for index in {1, 255, 256, 257, len(names) // 2, len(names) - 1} & {*range(1, len(names))}:
+            alone = scheme.block(names[index - 1], part[index * size : (index + 1) * size])
+            need(scheme, alone == names[index], f"block {index} of {size} tokens is named differently alone", alone)
+        for index in (len(names) // 2, len(names) - 1):
+            other = part.copy()
+            other[index * size + size // 2] += 1
+            again = scheme.blocks(root, other, size)
+            need(scheme, again[:index] == names[:index], f"a token of block {index} changes blocks before it", size)
+            _distinct(scheme, dict(enumerate([*names[index:], *again[index:]])), f"names after block {index} stay")
+
+
+BLOCK_SIZES = (1, 2, 3, 4, 8, 16, 32, 64, 128, 255, 256, 257, 258, 272, 384, 512, 513, 1024, 4096, 65536, 65537, 65552)
+"""Some that differ by a multiple of 256 or of 65,536: one byte, or two, tell them not apart."""
 
 GOLDEN = ([108879, 39402, 22434, 64464, 80930], [24108, 98172, 9969, 97247, 62542])
 """At positions 0, 4, 8, 12, 16 of an otherwise equal block: one xxh64 digest over little-endian int64 tokens."""
@@ -171,4 +229,4 @@ def probe(make: Make) -> str:
     return " ".join(bytes(name).hex() for name in [root, *scheme.blocks(root, as_tokens(range(12)), 4)])
 
 
-hash_checks = checks_of(globals())
+hash_checks, hash_large_checks = checks_of(globals()), large_checks_of(globals())

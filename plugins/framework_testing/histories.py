@@ -19,7 +19,7 @@ Step = tuple[Any, ...]
 
 T = TypeVar("T")
 
-NAMESPACES = (Namespace(), Namespace(salt="x"))
+NAMESPACES = (Namespace(), Namespace(salt="x"), Namespace(adapter="x"), Namespace(model="x"))
 
 WRONG_CALLS = (
     "free", "extend", "commit", "table", "fork", "duplicate", "fork onto itself", "commit too far",
@@ -52,7 +52,8 @@ def random_history(draw: Random, num_steps: int, longest: int, weights: Mapping[
     def step(name: str) -> Step:
         pick, few = draw.randint(0, 3), draw.randint(0, 4)
         if name == "admit":
-            return (name, prompt(draw, longest), NAMESPACES[draw.random() < 0.2])
+            tokens = prompt(draw, longest)
+            return (name, tokens, NAMESPACES[0] if draw.random() < 0.7 else draw.choice(NAMESPACES[1:]))
         if name == "compute":
             return (name, pick, draw.choice((1, 2, 3, longest)), draw.random() < 0.7, draw.random() < 0.7)
         if name == "append":

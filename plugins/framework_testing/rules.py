@@ -13,14 +13,26 @@ from typing import Any
 from framework.errors import PluginError
 from framework.guard.boundary import Boundary
 from framework.guard.facts import checked_facts
-from framework_testing.driver import Violation
+from framework_testing.driver import Violation, shortened
 
 _SKIPPED = 77
 
 
 def checks_of(module: Mapping[str, Any]) -> tuple[Callable[..., None], ...]:
-    """The kit of a module, given as its `globals()`: the functions `check_*` in the order they stand there."""
-    return tuple(check for name, check in module.items() if name.startswith("check_"))
+    """The kit of a module, given as its `globals()`: the functions `check_*` in the order they stand there.
+
+    Without those of the large part, `check_large_*`.
+    """
+    return tuple(check for check in _named(module, "check_") if check not in large_checks_of(module))
+
+
+def large_checks_of(module: Mapping[str, Any]) -> tuple[Callable[..., None], ...]:
+    """The large part of a kit: the functions `check_large_*`, of sizes that take many seconds."""
+    return _named(module, "check_large_")
+
+
+def _named(module: Mapping[str, Any], prefix: str) -> tuple[Callable[..., None], ...]:
+    return tuple(check for name, check in module.items() if name.startswith(prefix))
 
 
 def need(plugin: object, holds: bool, rule: str, seen: object = "") -> None:
@@ -30,7 +42,7 @@ def need(plugin: object, holds: bool, rule: str, seen: object = "") -> None:
         Violation: names the plugin's class.
     """
     if not holds:
-        raise Violation(f"{type(plugin).__name__}: {rule}: {str(seen)[:400]}")
+        raise Violation(f"{type(plugin).__name__}: {rule}: {shortened(seen)}")
 
 
 def require_plain_facts(kind: str, plugin: Any) -> None:

@@ -16,6 +16,7 @@ from framework.interfaces.trace import (
     Line,
     Namespace,
     Record,
+    ScopedIds,
     TraceReader,
     WorkloadRequest,
     check_block_count,
@@ -33,8 +34,9 @@ class KvCacheTester(TraceReader):
     """kv-cache-tester: one session a JSON document, as a file, as lines of one file, or as a folder of files.
 
     A session's `t` is seconds from its own start, so that all sessions of a folder begin together. `hash_ids` name
-    full blocks and are unique within a session unless its `hash_id_scope` is "global". A sub-agent's requests share
-    its caller's blocks and are a session of their own. `category` is the kinds of new input, such as "tool_result".
+    full blocks, anew in each session unless its `hash_id_scope` is "global", and are read as different ids then. A
+    sub-agent's requests share its caller's blocks and are a session of their own. `category` is the kinds of new input,
+    such as "tool_result".
     Source: github.com/callanjfox/kv-cache-tester (Apache-2.0).
     """
 
@@ -66,6 +68,7 @@ class KvCacheTester(TraceReader):
     def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
         """See TraceReader. Holds one document, and the framework all requests, to sort them."""
         self._sessions: set[str] = set()
+        self._ids = ScopedIds()
         if path.is_dir():
             for number_, file in enumerate(_documents(path), start=1):
                 with open_bytes(file) as opened:
@@ -122,7 +125,7 @@ class KvCacheTester(TraceReader):
             arrival_s=number(record, "t"),
             input_tokens=input_tokens,
             output_tokens=integer(record, "out", 0),
-            block_ids=ids,
+            block_ids=self._ids.of(scope, ids),
             block_tokens=self.block_tokens,
             namespace=Namespace(salt=scope),
             session=requester,

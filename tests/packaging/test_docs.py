@@ -169,3 +169,16 @@ def test_a_notebook_runs_and_is_committed_without_outputs(
 
 def test_there_is_a_notebook() -> None:
     assert [path.stem for path in NOTEBOOKS] == ["read_a_sweep"]
+
+
+def test_ratios_beside_vllm_are_ranges_that_hold_the_recorded_rounds() -> None:
+    """They vary by days: a median of one day, which a reader takes for the ratio, must not come back."""
+    row = next(line for line in (ROOT / "README.md").read_text().splitlines() if "vLLM 0.32's CPU wheel" in line)
+    ranges = re.findall(r"([\d.]+) to ([\d.]+)x", row.split("|")[-2])
+    table = (ROOT / "experiments" / "live" / "README.md").read_text()
+    found = dict(re.findall(r"^\| (.+?) \| native \| .*?\| [\d.]+ \(([\d.]+ to [\d.]+)\)", table, re.MULTILINE))
+    cases = ["32 ragged prompts", "32 ragged prompts, bf16", "a shared prefix of 1,024", "one prompt of 8,192"]
+    assert (len(ranges), found.keys()) == (4, {*cases}), (row, found)
+    for case, (low, high) in zip(cases, ranges, strict=True):
+        least, most = map(float, found[case].split(" to "))
+        assert float(low) <= least < most <= float(high), (case, low, high, found[case])

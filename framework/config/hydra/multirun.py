@@ -39,6 +39,7 @@ from framework.files.secrets import masked
 from framework.results.layout import RESULT, SWEEP
 from framework.sweep.identity import Repeats, identity
 from framework.sweep.job import Outcome, folder_name, require_sweep_folder, watched, what_changed
+from framework.tracking import handed_on
 
 Task = Callable[[DictConfig], Outcome]
 MOST_JOBS = 100_000
@@ -293,7 +294,7 @@ def _launched(
     size = sweeper.max_batch_size or max(1, len(missing))
     with sweep_progress(len(jobs), len(done), enabled=bool(sweep.config.run.progress)) as tick:
         for start in range(0, len(missing), size):
-            with watched(folders[start : start + size], tick) as finish:
+            with handed_on(), watched(folders[start : start + size], tick) as finish:
                 returned = sweeper.launcher.launch(missing[start : start + size], initial_job_idx=start)
             for one in returned:
                 outcome: Outcome = one.return_value

@@ -16,6 +16,7 @@ from framework.interfaces.trace import (
     JsonLinesReader,
     Line,
     Namespace,
+    ScopedIds,
     WorkloadRequest,
     check_block_count,
     integer,
@@ -121,9 +122,10 @@ def _hash_ids(
 
 
 class Runs(JsonLinesReader):
-    """Agent traces in runs: `runs` = [[first id, count], ...] of 64-token blocks, unique within `scope`.
+    """Agent traces in runs: `runs` = [[first id, count], ...] of 64-token blocks, counted anew in each `scope`.
 
-    `timestamp` is in milliseconds; only full blocks are named. The session is the scope; turns are counted.
+    Equal ids of two scopes are different content, and are read as different ids. `timestamp` is in milliseconds; only
+    full blocks are named. The session is the scope; turns are counted.
     Source: the kv-cache-tester agent traces (callanjfox/kv-cache-tester), coded in runs.
     """
 
@@ -138,6 +140,7 @@ class Runs(JsonLinesReader):
 
     def __init__(self) -> None:
         self._turns: Counter[str] = Counter()  # one number a scope
+        self._ids = ScopedIds()
 
     @classmethod
     def recognises(cls, head: Sequence[Line], path: Path) -> bool:
@@ -158,7 +161,7 @@ class Runs(JsonLinesReader):
             arrival_s=number(record, "timestamp") / 1000,
             input_tokens=input_tokens,
             output_tokens=integer(record, "output_length", 0),
-            block_ids=_expand(pairs),
+            block_ids=self._ids.of(scope or "", _expand(pairs)),
             block_tokens=self.block_tokens,
             namespace=Namespace(salt=scope or ""),
             session=scope,

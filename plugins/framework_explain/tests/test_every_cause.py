@@ -423,6 +423,18 @@ def test_the_latest_losses_are_known_and_a_content_is_forgotten_with_its_last() 
     assert min(causes.values()) > 50, causes
 
 
+def test_what_is_declined_between_two_evictions_for_one_request_is_declined() -> None:
+    ledger = Ledger(BLOCK, policy="lru", most_contents=10)
+    ledger.published(["a", "b", "c"])
+    ledger.serve(1)
+    ledger.given_up(["a"])
+    ledger.decline(True)  # as when a window has passed it
+    ledger.given_up(["b"])
+    ledger.decline(False)
+    ledger.given_up(["c"])
+    assert [why(ledger, 9, key) for key in "abc"] == ["evicted", "declined", "evicted"]
+
+
 def test_a_cache_that_begins_anew_never_held_lost_or_computed_anything() -> None:
     ledger = Ledger(BLOCK, policy="lru", most_contents=10)
     ledger.published(["a", "b"])

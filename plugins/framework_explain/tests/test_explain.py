@@ -111,6 +111,19 @@ def test_a_stream_given_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     assert "are both streams of KV events" in capsys.readouterr().err
 
 
+def test_what_two_sessions_count_alike_is_new_in_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, line = tmp_path / "runs.jsonl", {"timestamp": 0, "input_length": 320, "output_length": 4, "runs": [[1, 5]]}
+    path.write_text("".join(json.dumps(line | {"scope": scope}) + "\n" for scope in "ab"))
+    found = json.loads(said(capsys, str(path), "--num-blocks", "20", "--json"))
+    assert {cause: count for cause, count in found["blocks"].items() if count} == {"new": 10}
+    full = {"mode": "replay", "executor": "none", "workload": {"name": "trace", "path": str(path)}}
+    cache, run = {"num_blocks": 40, "block_size": 64}, {"dir": str(tmp_path / "r")}
+    api.run({**full, "cache": cache, "run": run, "observers": ["explain"]})
+    capsys.readouterr()
+    found = json.loads(said(capsys, str(tmp_path / "r"), "--json"))
+    assert {cause: count for cause, count in found["blocks"].items() if count} == {"new": 8, "end of prompt": 2}
+
+
 def test_two_policies_are_set_side_by_side(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     both = json.loads(said(capsys, str(trace), "--num-blocks", "4", "--eviction", "lru,optimum", "--json"))
     against = both["against"]

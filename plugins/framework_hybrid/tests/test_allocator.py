@@ -131,6 +131,7 @@ def test_one_request_at_a_time_it_is_the_replay_without_an_engine(way: str, layo
         assert here.hits.tolist() == there.hits.tolist()
         assert (here.could.tolist(), here.lost.tolist()) == (there.could.tolist(), there.lost.tolist())
         assert here.junctions.tolist() == there.junctions.tolist()
+        assert here.unseen.tolist() == there.unseen.tolist()
         assert (here.checkpoints, lost) == (there.checkpoints, gone)
         assert budget == 2000 or lost, "the smaller budgets must evict"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from groups_plain import LAYOUTS, brute_hit
 from hybrid_helpers import branching, lru, memories, paths_of
@@ -38,6 +39,12 @@ def test_the_losses_of_all_groups_and_the_hit_are_all_that_could_be_hit(layout: 
     served = counts.lost.sum(axis=1) + counts.hits > 0
     assert (counts.lost.sum(axis=1) + counts.hits)[served].tolist() == allowed[served].tolist()
     assert (counts.could.min(axis=1) >= counts.hits).all()
+    found, kinds = counts.results(), dict.fromkeys(counts.kinds)
+    lost = {kind: found[f"{kind}_lost_tokens"] for kind in kinds}
+    assert min(lost.values()) >= 0, lost
+    infinite = np.minimum(allowed, paths.infinite_hits * paths.block_tokens // memory.step * memory.step)
+    assert found["hit_tokens"] + sum(lost.values()) == infinite[served].sum(), "what is new is lost to nobody"
+    assert found["unseen_tokens"] == (allowed - infinite)[served].sum() > 0
     assert set(counts.results()) <= set(catalogue()), set(counts.results()) - set(catalogue())
 
 

@@ -21,6 +21,8 @@ from framework_report.figures.style import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Interval = tuple[float, float] | None
+_MOST_OVER = 1.3  # of the greatest point: where an axis ends, however far its bars reach
 REFERENCE_DASHES = ("--", ":", "-.")
 
 
@@ -30,7 +32,7 @@ class Line:
 
     Attributes:
         x, y: equally many; x ascending.
-        intervals: (low, high) of each y, None where it has none; empty for none at all.
+        intervals: (low, high) of each y, None where it has none; empty for none at all. x_intervals: of each x.
         reference: drawn thin and grey, as what the series are held against.
         look: the number of its colour and marker; None takes the next.
     """
@@ -38,7 +40,8 @@ class Line:
     label: str
     x: Sequence[float]
     y: Sequence[float]
-    intervals: Sequence[tuple[float, float] | None] = ()
+    intervals: Sequence[Interval] = ()
+    x_intervals: Sequence[Interval] = ()
     reference: bool = False
     look: int | None = None
 
@@ -49,7 +52,8 @@ def draw(lines: Sequence[Line], *, x_label: str, y_label: str, title: str = "", 
 
     Args:
         lines: at least one; x is logarithmic where it is spread like powers.
-        measured_x: x was measured like y, as throughput beside latency: x is linear, y begins at 0.
+        measured_x: x was measured like y, as throughput beside latency: x is linear, both axes begin at 0, and bars
+            that reach far beyond all points are cut.
     """
     figure = new_figure(height_in=3.0 + 0.17 * -(-len(lines) // 3))
     axes = new_axes(figure, grid="both" if measured_x else "y")
@@ -63,16 +67,21 @@ def draw(lines: Sequence[Line], *, x_label: str, y_label: str, title: str = "", 
             options, index = series_style(index if line.look is None else line.look), index + 1
         # Matplotlib leaves labels that begin with an underscore out of a legend.
         label = clipped(f" {line.label}" if line.label.startswith("_") else line.label)
-        (drawn,) = axes.plot(list(line.x), list(line.y), label=label, **options)
+        # Every point lies within the axes; one on the edge is drawn whole.
+        (drawn,) = axes.plot(list(line.x), list(line.y), label=label, clip_on=not measured_x, **options)
+        bars: dict[str, Any] = {
+            "fmt": "none", "capsize": 2, "elinewidth": 0.9, "color": drawn.get_color(), "alpha": 0.55,
+        }  # fmt: skip
         for x, interval in zip(line.x, line.intervals, strict=False):
             if interval is not None:
-                axes.errorbar(
-                    x, interval[0], yerr=[[0.0], [interval[1] - interval[0]]], fmt="none", capsize=2, elinewidth=0.9,
-                    color=drawn.get_color(), alpha=0.55,
-                )  # fmt: skip
+                axes.errorbar(x, interval[0], yerr=[[0.0], [interval[1] - interval[0]]], **bars)
+        for y, interval in zip(line.y, line.x_intervals, strict=False):
+            if interval is not None:
+                axes.errorbar(interval[0], y, xerr=[[0.0], [interval[1] - interval[0]]], **bars)
     if measured_x:
         axes.xaxis.set_major_formatter(lambda value, _: short(value))
-        axes.set_ylim(bottom=0)
+        axes.set_xlim(0, _end([x for line in lines for x in line.x], [i for line in lines for i in line.x_intervals]))
+        axes.set_ylim(0, _end([y for line in lines for y in line.y], [i for line in lines for i in line.intervals]))
     else:
         power_ticks(axes, sorted({x for line in lines for x in line.x}))
     axes.set_xlabel(x_label)
@@ -81,3 +90,10 @@ def draw(lines: Sequence[Line], *, x_label: str, y_label: str, title: str = "", 
         axes.set_title(title, fontsize="medium")
     legend(axes, len(lines))
     return figure
+
+
+def _end(points: Sequence[float], intervals: Sequence[Interval]) -> float:
+    """Where an axis from 0 ends: beyond every point, and beyond the bars unless they are far longer."""
+    most = max(points) or 1.0
+    bars = max((interval[1] for interval in intervals if interval is not None), default=0.0)
+    return max(1.05 * most, min(1.02 * bars, _MOST_OVER * most))

@@ -159,6 +159,63 @@ def test_where_one_request_has_no_session_each_is_a_unit(tmp_path: Path) -> None
     assert "request" in made.difference.unit, made.evidence
 
 
+def make_capacities(folder: Path, gains: list[float]) -> None:
+    """Two policies at several capacities of one trace of 600 sessions; the second hits `gains` more."""
+    prompts, rng = np.full(600, 1000), np.random.default_rng(3)
+    for num_blocks, gain in enumerate(gains, start=1):
+        base = rng.integers(300, 500, size=600)
+        for eviction, more in (("lru", 0 * base), ("arc", 1000 * gain + rng.integers(-30, 31, size=600))):
+            run, hits = folder / f"{eviction}{num_blocks}", base + more
+            make_run(run, result={"hit_rate": hits.sum() / prompts.sum()}, eviction=eviction, num_blocks=num_blocks)
+            write_requests(run, hits, prompts, 600)
+
+
+@pytest.mark.parametrize(
+    ("gains", "verdict"),
+    [
+        ([0.0373, 0.0069, -0.0111, -0.0091], "differs by setting"),
+        ([0.0373, 0.0069, 0.0111, 0.0091], "better on this trace"),
+        ([0.0373, 0.0069, -0.0021, 0.0091], "better on this trace"),  # below a tenth of the greatest
+    ],
+)
+def test_capacities_that_contradict_each_other_are_not_pooled(tmp_path: Path, gains: list[float], verdict: str) -> None:
+    make_capacities(tmp_path, gains)
+    study = Study(collect([tmp_path]))
+    (made,) = study.comparisons
+    assert (made.verdict, made.shown) == (verdict, verdict.startswith("better")), made
+    if not made.shown:
+        assert lead(study).endswith("Settings contradict each other"), lead(study)
+        assert comparison(study).rows[0][4] == "-", "nor a p"
+        assert "no verdict over them" in basis(study)
+
+
+def test_settings_that_contradict_each_other_on_every_trace_are_not_pooled(tmp_path: Path) -> None:
+    for trace in range(8):
+        for num_blocks, gain in ((8, 0.05), (16, -0.02)):
+            rates = {"lru": 0.5, "arc": 0.5 + gain + trace / 1e4}
+            make_runs(tmp_path, rates, num_blocks=num_blocks, path=f"t{trace}.jsonl", sha256=f"{trace}" * 64)
+    made = compare(tmp_path)["arc"]
+    assert (made.evidence, made.verdict) == ("8 traces", "differs by setting")
+
+
+def test_traces_of_opposite_signs_have_no_verdict_over_both(tmp_path: Path) -> None:
+    make_traces(tmp_path, [0.03, -0.0082])
+    (made,) = Study(collect([tmp_path])).comparisons
+    assert [alone.verdict for alone in made.by_trace.values()] == ["better on this trace", "not shown"]
+    assert made.difference.value > 0
+    assert made.verdict == "differs by trace", "though it is better over both by their sessions"
+
+
+def test_a_difference_that_is_not_shown_says_how_much_would_show_it(tmp_path: Path) -> None:
+    for seed, gain in enumerate((0.01, -0.01, 0.02, 0.0, 0.01, -0.004, 0.012)):
+        make_runs(tmp_path, {"lru": 0.5, "arc": 0.5 + gain}, seed=seed, workload={"name": "chat"})
+    made = compare(tmp_path)["arc"]
+    assert made.verdict == "not shown"
+    low, high = made.difference.interval
+    needed = int(np.ceil(7 * ((high - low) / 2 / made.difference.value) ** 2))
+    assert made.evidence == f"7 seeds, 1 trace: about {needed} would show such a difference"
+
+
 def write_requests(folder: Path, hits: np.ndarray, prompts: np.ndarray, sessions: int) -> None:
     lines = [
         {"request": i, "session": f"s{i % sessions}", "prompt_tokens": int(prompt), "cached_tokens": int(hit)}
@@ -184,7 +241,10 @@ def test_the_sessions_of_one_trace_are_resampled(tmp_path: Path, sessions: int, 
     assert (made.verdict, made.difference.unit, made.difference.count) == (verdict, "session", sessions)
     assert made.difference.interval[0] < made.difference.value < made.difference.interval[1]
     if sessions < 20:
-        assert (made.p_adjusted, made.evidence) == (None, "5 sessions, 1 trace: too few")
+        assert (made.p_adjusted, made.evidence) == (
+            None,
+            "5 sessions, 1 trace: too few, 35 more would be enough for a test",
+        )
 
 
 def test_policies_with_the_same_results_everywhere_share_a_row_and_the_report_says_so(tmp_path: Path) -> None:
@@ -269,7 +329,9 @@ def test_evidence_does_not_vanish_when_a_trace_is_added(tmp_path: Path) -> None:
         add_sha256(run, "f" * 64)
     (made,) = Study(collect([tmp_path])).comparisons
     assert sorted(found.verdict for found in made.by_trace.values()) == ["better on this trace", "not shown"]
-    assert (made.verdict, made.evidence) == ("not shown", "65 sessions, 2 traces: too few")
+    assert (made.verdict, made.evidence) == (
+        "not shown", "65 sessions, 2 traces: too few, 35 more would be enough for a test",
+    )  # fmt: skip
     assert len(set(made.by_trace)) == 2, "two files of one name have two names"
 
 
@@ -295,7 +357,7 @@ def test_six_traces_allow_one_comparison_and_more_take_their_sessions(
         assert {verdict for verdict, _ in found} == {"better on these traces"}
         assert all(re.fullmatch(r"\d+ (runs of 1 to \d )?sessions, 6 traces", rests) for _, rests in found), found
     else:
-        assert found == {("not shown", "6 traces: too few for 2 comparisons, p 0.062 at least")}
+        assert found == {("not shown", "6 traces: too few for 2 comparisons, p 0.062 at least; 1 more would be enough")}
 
 
 def test_pieces_cut_from_one_recording_are_one_trace(tmp_path: Path) -> None:

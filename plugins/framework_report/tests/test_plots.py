@@ -51,3 +51,29 @@ def test_a_policy_has_the_same_look_in_every_plot(tmp_path: Path) -> None:
     assert len(looks) == 2, list(plots)
     assert looks[0].keys() == {"zeta", "lru", "alpha"}, looks
     assert looks[0] == looks[1]
+
+
+def test_latency_over_throughput_shows_every_point_whole_on_axes_from_zero_with_its_bars(tmp_path: Path) -> None:
+    measured = {
+        "lru": ((174.0, 0.02), (244.0, 6.9)),
+        "hazard": ((213.0, 0.3), (217.0, 0.9)),
+        "arc": ((212.0, 0.0),) * 2,
+    }
+    for eviction, runs in measured.items():
+        for seed, (throughput, latency) in enumerate(runs):
+            result = {"hit_rate": 0.5, "output_tokens_per_s": throughput, "ttft_s_p95": latency}
+            make_run(tmp_path / f"{eviction}{seed}", result=result, eviction=eviction, seed=seed)
+    study = Study(collect([tmp_path]))
+    (plot,) = [plot for plot in plots_of(study) if plot.name == "throughput_latency"]
+    (axes,) = plot.figure.axes
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    assert (left, bottom) == (0, 0), "three nearly equal throughputs look nearly equal"
+    assert right < 2 * 217, "a bar far longer than all points does not squeeze them"
+    assert top < 2 * 3.46
+    points = [line for line in axes.lines if line.get_marker() not in ("None", "|", "_")]
+    assert len(points) == 3
+    for line in points:
+        assert all(left < x < right and bottom <= y < top for x, y in zip(*line.get_data(), strict=True))
+        assert not line.get_clip_on(), "the one on the edge, with no latency at all, is not cut"
+    assert len(axes.collections) == 4, "two bars at each point whose runs differ"
+    assert "95 % intervals over seeds" in plot.note

@@ -51,7 +51,27 @@ def test_equal_runs_are_copies_and_their_mean_has_no_interval() -> None:
     assert mean_of([3.0]).interval is None
     assert mean_of([0.1] * 7).interval is None
     assert mean_of([0.1] * 7).value == 0.1, "no rounding of a sum"
-    assert mean_of([1.0, 3.0]).interval == pytest.approx((2 - 12.706, 2 + 12.706), rel=1e-4)
+    assert mean_of([-1.0, 1.0]).interval == pytest.approx((-12.706, 12.706), rel=1e-4)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_an_interval_of_what_cannot_be_negative_ends_above_zero_and_of_a_share_below_one(share: bool) -> None:
+    assert mean_of([1.0, 3.0]).interval == pytest.approx((2 * np.exp(-6.353), 2 * np.exp(6.353)), rel=1e-3)
+    for values in ([0.9, 0.99], [0.0, 0.02], [0.0, 1.0], [1e-9, 5e-9, 1e-9]):
+        low, high = mean_of(values, share=share).interval or (0, 0)
+        assert 0 < low < np.mean(values) < high, (values, low, high)
+        assert not share or high < 1, (values, low, high)
+    plain = mean_of([0.5, 0.501, 0.502], share=share)
+    half = 4.3027 * 0.001 / np.sqrt(3)
+    assert plain.interval == pytest.approx((0.501 - half, 0.501 + half), abs=2e-5), "the plain one where that is narrow"
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_such_an_interval_misses_as_rarely_as_it_says(share: bool) -> None:
+    rng = np.random.default_rng(0)
+    draw, truth = (rng.beta(2, 6, (2000, 5)), 0.25) if share else (rng.gamma(4, 0.25, (2000, 5)), 1.0)
+    ends = [mean_of(list(row), share=share).interval or (0, 0) for row in draw]
+    assert 0.93 < np.mean([low <= truth <= high for low, high in ends]) < 0.98
 
 
 def test_p_and_the_interval_never_contradict_each_other() -> None:

@@ -23,7 +23,7 @@ def test_what_varied_is_found_and_seeds_become_means(sweep: Path) -> None:
         mean = setting.means["hit_rate"]
         assert mean.value == pytest.approx(np.mean(values))
         half = 4.3027 * np.std(values, ddof=1) / np.sqrt(3)
-        assert mean.interval == pytest.approx((mean.value - half, mean.value + half), rel=1e-4)
+        assert mean.interval == pytest.approx((mean.value - half, mean.value + half), rel=3e-3)
     ranked = [(rank, tuple(setting.values.values())) for rank, setting in study.ranked]
     assert ranked == [(1, ("lru", 64)), (2, ("fifo", 64)), (1, ("lru", 1024)), (2, ("fifo", 1024))]
 
@@ -33,9 +33,10 @@ def test_policies_are_compared_over_all_pairs_alike_in_the_rest(sweep: Path) -> 
     assert (study.baseline_key, study.baseline) == ("eviction", "lru")
     (entry,) = study.comparisons
     assert (entry.challenger, entry.difference.count, entry.difference.unit) == (("fifo",), 3, "seed of a policy")
-    assert (entry.verdict, entry.evidence) == ("not shown", "3 seeds of a policy, 1 trace: too few"), (
-        "two sizes are not six pairs"
-    )
+    assert (entry.verdict, entry.evidence) == (
+        "not shown",
+        "3 seeds of a policy, 1 trace: too few, 3 more would be enough for a test",
+    ), "two sizes are not six pairs"
     assert entry.difference.interval is not None
     assert entry.difference.interval[0] < -0.1 < entry.difference.interval[1]
     (other,) = Study(collect([sweep]), baseline="eviction=fifo").comparisons

@@ -7,8 +7,8 @@ From Python: `resolve` finds the class, `verdicts` runs its kit check by check, 
 
 from __future__ import annotations
 
-from framework_testing.check.costs import Cost, costs
+from framework_testing.check.costs import Cost, busy, costs
 from framework_testing.check.subject import Subject, resolve
-from framework_testing.check.verdicts import Verdict, verdicts
+from framework_testing.check.verdicts import Verdict, has_large_part, verdicts
 
-__all__ = ["Cost", "Subject", "Verdict", "costs", "resolve", "verdicts"]
+__all__ = ["Cost", "Subject", "Verdict", "busy", "costs", "has_large_part", "resolve", "verdicts"]

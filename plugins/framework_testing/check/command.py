@@ -18,19 +18,19 @@ from rich.text import Text
 from framework import registry
 from framework.errors import ConfigError, FrameworkError
 from framework.interfaces.command import Command
-from framework_testing.check.costs import UNITS, Cost, costs
+from framework_testing.check.costs import UNITS, Cost, busy, costs
 from framework_testing.check.subject import Subject, resolve
-from framework_testing.check.verdicts import Verdict, verdicts
+from framework_testing.check.verdicts import TIMEOUT_S, Verdict, has_large_part, verdicts
 
-BROKEN = 1
-_STYLES = {"ok": "green", "failed": "bold red", "skipped": "yellow"}
+KEPT, BROKEN, UNDECIDED = 0, 1, 2
+_STYLES = {"ok": "green", "failed": "bold red", "timed out": "bold yellow", "skipped": "yellow"}
 
 
 class Check(Command):
     """Run a plugin's conformance kit, and measure what the plugin costs a call beside the baselines.
 
     Of each promise it says whether it is kept, with the shortest calls that break it. Exit status: 0 every promise
-    kept, 1 one broken, 2 it could not be checked.
+    kept, 1 one broken, 2 it could not be checked: a wrong command, or none was broken and a check ran out of time.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -41,8 +41,12 @@ class Check(Command):
         )
         parser.add_argument("--only", default="", metavar="TEXT", help="only checks with TEXT in their name")
         parser.add_argument("--device", default=None, help='for backends: "cpu", "cuda"; default: the best here')
-        parser.add_argument("--cases", default="full", choices=["full", "small"], help="for backends: how many shapes")
-        parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="seconds a check may take")
+        parser.add_argument("--large", action="store_true", help="also the large part: blocks of 128 and more, requests of "
+                            "thousands of blocks, contexts of 131,100, pools of 100,000; takes about a minute")  # fmt: skip
+        parser.add_argument("--cases", default="full", choices=["full", "small"],
+                            help="for backends: how many shapes; default: %(default)s")  # fmt: skip
+        parser.add_argument("--timeout", type=float, default=TIMEOUT_S, metavar="S", help="seconds a check may take, five "
+                            "times that of the large part; 0 waits for ever; default: %(default)g")  # fmt: skip
         parser.add_argument(
             "--against", metavar="A,B", help="measure beside these plugins; default: the usual baselines"
         )
@@ -59,19 +63,28 @@ class Check(Command):
             from framework.engine.executors.checks import default_device
 
             device = default_device(options.device)
+        if options.large and not has_large_part(subject.kind):
+            raise ConfigError(f"the {subject.kind} kit has no large part; leave --large out")
         console = Console(highlight=False, quiet=options.json)
         if not console.is_terminal:
             console.width = max(console.width, 100)
         found: list[Verdict] = []
         with console.status("checking") as status:
             for verdict in verdicts(
-                subject, only=options.only, device=device, cases=options.cases, timeout_s=options.timeout
+                subject,
+                only=options.only,
+                device=device,
+                cases=options.cases,
+                timeout_s=options.timeout,
+                large=options.large,
             ):
                 found.append(verdict)
                 status.update(f"checking: {len(found)} done, {verdict.check}")
         if not found:
             raise ConfigError(f"no check of the {subject.kind} kit has {options.only!r} in its name")
         _show_verdicts(console, subject, found)
+        if has_large_part(subject.kind) and not options.large:
+            _line(console, "\nwithout the large part, which takes about a minute: --large", "dim")
         spent: list[Cost] = []
         if not options.no_cost:
             try:
@@ -87,9 +100,14 @@ class Check(Command):
             _show_costs(console, subject, spent)
         if options.json:
             facts = {"kind": subject.kind, "subject": subject.title}
-            parts = {"verdicts": [asdict(one) for one in found], "costs": [asdict(one) for one in spent]}
+            parts = {
+                "verdicts": [asdict(one) for one in found],
+                "costs": [asdict(one) for one in spent],
+                "busy": busy(),
+            }
             print(json.dumps(facts | parts, indent=2))  # noqa: T201
-        return BROKEN if any(one.status == "failed" for one in found) else 0
+        statuses = {one.status for one in found}
+        return BROKEN if "failed" in statuses else UNDECIDED if "timed out" in statuses else KEPT
 
 
 def _options(words: Sequence[str]) -> dict[str, Any]:
@@ -123,9 +141,12 @@ def _show_verdicts(console: Console, subject: Subject, found: Sequence[Verdict])
     counts: Counter[str] = Counter(verdict.status for verdict in found)
     _line(console, ", ".join(f"{counts[status]} {status}" for status in _STYLES if counts[status]), "bold")
     for verdict in found:
-        if verdict.status == "failed":
-            _line(console, f"\nFAILED {verdict.check}", "bold red")
+        if verdict.status in ("failed", "timed out"):
+            _line(console, f"\n{verdict.status.upper()} {verdict.check}", _STYLES[verdict.status])
             _line(console, "\n".join(filter(None, (verdict.rule and f"rule: {verdict.rule}", verdict.text))))
+    if counts["timed out"]:
+        text = "\na check that timed out says nothing of its promise: raise --timeout, or run it where less else runs"
+        _line(console, text + (f"; {busy()}" if busy() else ""))
 
 
 def _show_costs(console: Console, subject: Subject, found: Sequence[Cost]) -> None:
@@ -135,9 +156,11 @@ def _show_costs(console: Console, subject: Subject, found: Sequence[Cost]) -> No
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for cost in found:
-        table.add_row(cost.name, *(_number(cost.numbers[column]) if cost.numbers else "-" for column in columns))
+        table.add_row(cost.name, *(_range(cost, column) if cost.numbers else "-" for column in columns))
     console.print(table)
-    _line(console, UNITS[subject.kind], "dim")
+    _line(console, f"{UNITS[subject.kind]}; least to most of several rounds", "dim")
+    if busy():
+        _line(console, busy(), "yellow")
     for cost in found:
         if cost.error:
             _line(console, f"{cost.name} was not measured: {cost.error}", "red")
@@ -145,6 +168,11 @@ def _show_costs(console: Console, subject: Subject, found: Sequence[Cost]) -> No
 
 def _line(console: Console, text: str, style: str = "") -> None:
     console.print(Text(text, style=style), soft_wrap=True)
+
+
+def _range(cost: Cost, column: str) -> str:
+    least, most = _number(cost.numbers[column]), _number(cost.most[column])
+    return least if least == most else f"{least} to {most}"
 
 
 def _number(value: float) -> str:

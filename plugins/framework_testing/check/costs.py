@@ -1,12 +1,13 @@
 """The cost of a plugin's calls, beside the baselines.
 
 Each contender is measured in turn, several rounds, and the least of each number counts: what else runs on the machine
-only ever adds.
+only ever adds. How far the rounds lie apart, and whether the machine was busy, says how much a number is worth.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,10 +52,11 @@ MOST_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One contender's numbers, by column; or why there are none."""
+    """One contender's numbers, by column, the least of all rounds and the most; or why there are none."""
 
     name: str
     numbers: Numbers = field(default_factory=dict)
+    most: Numbers = field(default_factory=dict)
     error: str = ""
 
 
@@ -87,15 +89,32 @@ def costs(
         if turn and time.perf_counter() - start > MOST_S:
             break
         for name, make in makers.items():
-            best = found[name].numbers
+            best, most = found[name].numbers, found[name].most
             if found[name].error:
                 continue
             try:
                 for column, value in measure(make).items():
                     best[column] = min(value, best.get(column, math.inf))
+                    most[column] = max(value, most.get(column, 0.0))
             except Exception as error:  # of one that failed its kit: the others' numbers are wanted all the same
                 found[name] = Cost(name, error=f"{type(error).__name__}: {error}")
     return list(found.values())
+
+
+def busy(load: float | None = None, cores: int | None = None) -> str:
+    """A sentence if more wants to run on this machine than it has cores, so that times are long; else nothing.
+
+    Args:
+        load: processes that want to run, of the last minute; default: what the system says.
+        cores: default: those that this process may use.
+    """
+    if load is None:
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if cores is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if load <= cores + 0.5:
+        return ""
+    return f"the machine is busy: a load of {load:.1f} on {cores} cores; times are longer than they need be, and vary"
 
 
 class _Watch:

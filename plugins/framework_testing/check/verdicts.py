@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import signal
+import subprocess
 import threading
 import time
 import traceback
@@ -19,19 +20,22 @@ import framework_testing as testing
 from framework.errors import Interruption
 from framework_testing.check.subject import Subject
 
-Status = Literal["ok", "failed", "skipped"]
+Status = Literal["ok", "failed", "timed out", "skipped"]
+
+
+TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one check found.
+    """What one check found. One that timed out has found nothing: the plugin may be slow, or the machine busy.
 
     Attributes:
         check: its name in words.
         rule: what it demands, the first line of its docstring.
         seconds: wall time.
         text: of a failure: the rule broken, what was seen, the shortest calls that lead there, where it was raised; of
-            a check that was skipped: why.
+            a check that timed out: after how long, and where it was; of one that was skipped: why.
     """
 
     check: str
@@ -46,19 +50,35 @@ class _TimedOut(Interruption):
 
 
 def verdicts(
-    subject: Subject, *, only: str = "", device: str = "cpu", cases: str = "full", timeout_s: float = 120.0
+    subject: Subject,
+    *,
+    only: str = "",
+    device: str = "cpu",
+    cases: str = "full",
+    timeout_s: float = TIMEOUT_S,
+    large: bool = False,
 ) -> Iterator[Verdict]:
     """Run the checks whose name contains `only`, one after another, and say of each how it went.
 
     Args:
         device, cases: for backends: where to run, and "full" or "small".
-        timeout_s: of one check; a plugin that never returns fails it. Needs the main thread of a POSIX system, and
-            Python code: a call that hangs in native code is not interrupted. 0 waits for ever.
+        timeout_s: of one check, and five times that of one of the large part. Needs the main thread of a POSIX system,
+            and Python code: a call that hangs in native code is not interrupted. 0 waits for ever.
+        large: the kit's large part too.
     """
     extra = {"device": device, "cases": cases} if subject.kind == "backend" else {}
-    for check in getattr(testing, f"{subject.kind}_checks"):
-        if only in check.__name__:
-            yield _verdict(subject, check.__name__, partial(check, subject.make, **extra), timeout_s)
+    parts = [(getattr(testing, f"{subject.kind}_checks"), timeout_s)]
+    if large and has_large_part(subject.kind):
+        parts.append((getattr(testing, f"{subject.kind}_large_checks"), 5 * timeout_s))
+    for checks, most_s in parts:
+        for check in checks:
+            if only in check.__name__:
+                yield _verdict(subject, check.__name__, partial(check, subject.make, **extra), most_s)
+
+
+def has_large_part(kind: str) -> bool:
+    """Whether the kind's kit has checks of production's sizes."""
+    return f"{kind}_large_checks" in testing.__all__
 
 
 def _verdict(subject: Subject, name: str, check: Callable[[], None], timeout_s: float) -> Verdict:
@@ -72,7 +92,8 @@ def _verdict(subject: Subject, name: str, check: Callable[[], None], timeout_s: 
         status, text = "skipped", str(reason)
     except AssertionError as error:
         text = _with_place(str(error) or repr(error), error, subject.cls)
-    except _TimedOut as error:
+    except (_TimedOut, subprocess.TimeoutExpired) as error:
+        status = "timed out"
         text = _with_place(f"it took more than {timeout_s:g} s and was stopped", error, subject.cls)
     except (Exception, SystemExit) as error:
         text = _with_place(f"raised {type(error).__name__}: {error}", error, subject.cls)

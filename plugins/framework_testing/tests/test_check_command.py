@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from framework_testing import eviction_checks
 from framework_testing.check import costs, resolve, verdicts
 
 main = command("check")
+
+cost_module: Any = import_module("framework_testing.check.costs")
 
 BAD = '''
 from framework_testing.oracles.eviction import SlowLru
@@ -98,7 +101,6 @@ def test_options_of_the_plugin_may_stand_before_or_after_the_command_s_own(capsy
     [
         ("Pinned", "must name a candidate"),
         ("Mutates", "release changed the list it was handed"),
-        ("Hangs", "it took more than 3 s and was stopped"),
         ("Exits", "raised SystemExit"),
     ],
 )
@@ -110,9 +112,56 @@ def test_of_a_bad_plugin_it_is_said_which_promise_it_breaks_and_where(
     assert (status, err) == (1, ""), out + err
     assert says in out, out
     assert "FAILED a large pool" in out
-    if name in ("Hangs", "Exits"):
+    if name == "Exits":
         assert f"raised at {bad}:" in out, out
         assert "in victim" in out, out
+
+
+def test_a_time_out_is_no_broken_promise_and_says_where_it_was(bad: str, capsys: Any) -> None:
+    words = ["--no-cost", "--timeout", "2", "--only"]
+    status, out, err = check(capsys, f"{bad}:Hangs", *words, "large")
+    assert (status, err) == (2, ""), out + err
+    assert "TIMED OUT a large pool" in out, out
+    assert "1 timed out" in out, out
+    assert "it took more than 2 s and was stopped" in out, out
+    assert "raise --timeout" in out, out
+    assert f"raised at {bad}:" in out, out
+    assert "in victim" in out, out
+    found = json.loads(check(capsys, f"{bad}:Hangs", *words, "large", "--json")[1])
+    assert [one["status"] for one in found["verdicts"]] == ["timed out"], found
+
+
+def test_the_large_part_is_run_when_it_is_asked_for_and_named_when_it_is_not(capsys: Any) -> None:
+    out = check(capsys, "xxh64", "--no-cost", "--only", "large_prompts", "--large")[1]
+    assert "large prompts" in out, out
+    assert "1 ok" in out, out
+    assert "--large" in check(capsys, "xxh64", "--no-cost", "--only", "pure")[1]
+    status, _, err = check(capsys, "none", "--kind", "tracker", "--large")
+    assert (status, "has no large part" in err) == (2, True), err
+
+
+def test_help_says_what_is_taken_by_default(capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert "0 waits for ever; default: 120" in words, words
+    assert "how many shapes; default: full" in words, words
+    assert "a check ran out of time" in words, words
+
+
+def test_costs_show_their_spread_and_that_the_machine_was_busy(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = iter([{"prompt": 120.0, "single": 300.0}, {"prompt": 180.0, "single": 300.0}])
+    monkeypatch.setattr(cost_module, "_MEASURES", {"hash": lambda make: next(rounds)})
+    monkeypatch.setattr(cost_module, "BASELINES", {"hash": ()})
+    (cost,) = costs(resolve("xxh64"), rounds=2)
+    assert (cost.numbers, cost.most) == ({"prompt": 120, "single": 300}, {"prompt": 180, "single": 300}), cost
+    monkeypatch.setattr("framework_testing.check.__main__.costs", lambda *args, **kwargs: [cost])
+    monkeypatch.setattr("os.getloadavg", lambda: (99.0, 0.0, 0.0))
+    out = check(capsys, "xxh64", "--only", "pure")[1]
+    assert "120 to 180 " in out, out
+    assert "the machine is busy: a load of 99.0 on" in out, out
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
+    assert "busy" not in check(capsys, "xxh64", "--only", "pure")[1]
 
 
 def test_the_shortest_history_is_shown(bad: str, capsys: Any) -> None:

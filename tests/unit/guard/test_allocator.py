@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_engines import drive, fake_engine
+from fake_engines import drive, fake_engine, tokens_of
 from paged_helpers import NS, admit, info, make, tokens
 
 from framework import registry
@@ -51,7 +51,7 @@ WRONG: list[tuple[str, Any]] = [
     ("lookup", hit(4)), ("lookup", hit(6)), ("lookup", Hit(-2)),
     *((hook, copies(*pair)) for hook in ("extend", "commit", "fork") for pair in ((1, 0), (0, 1), (1, 9), (9, 1))),
     ("table", blocks(0, 1)), ("table", blocks(1, 9)), ("table", blocks(-1, 1)),
-    ("table", blocks(1)), ("table", blocks(1, 2, 3, 4, 5)), ("table", blocks(1, 2).astype(np.int64)),
+    ("table", blocks(1)), ("table", blocks(1, 2).astype(np.int64)), ("table", blocks(*range(1, 9), 1)),
     ("unref_leading", 3), ("unref_leading", -1), ("unref_leading", True),
     ("withdraw", None), ("withdraw", [-1]), ("withdraw", ["1"]),
 ]  # fmt: skip
@@ -74,6 +74,46 @@ def test_what_can_be_is_passed_on(hook: str, answer: Any) -> None:
 def test_what_cannot_be_is_refused_and_named(hook: str, answer: Any) -> None:
     with pytest.raises(PluginError, match=rf"PrefixCowAllocator\.{hook}: must "):
         CALLS[hook](answering(hook, answer))
+
+
+def test_of_a_table_longer_than_the_longest_sequence_executors_get_what_they_have_room_for() -> None:
+    guarded = answering("table", blocks(1, 2, 3, 4, 5, 6))
+    assert guarded.table(ONE, num_tokens=8).tolist() == [1, 2, 3, 4]
+    plugin: Any = guarded.plugin
+    for hook, call in (("extend", lambda: guarded.extend(ONE, 8)), ("commit", lambda: guarded.commit(ONE, PROMPT))):
+        setattr(plugin, hook, lambda *args: TableChange(6))
+        assert call() == TableChange(4), hook
+    plugin.fork = lambda *args: copies(1, 8)
+    assert guarded.fork(ONE, info(2), 2) == copies(1, 8)
+
+
+class Doubles(registry.load("allocator", "cow")):  # type: ignore[misc]
+    """A request that grows gets as many blocks again as it has."""
+
+    def extend(self, request: RequestId, num_tokens: int) -> TableChange:
+        before = len(self.tables()[request].blocks)
+        change: TableChange = super().extend(request, num_tokens)
+        blocks = self.tables()[request].blocks
+        if len(blocks) > before:
+            blocks.fromlist(self.cache.take(min(len(blocks), self.cache.available())))
+        return change
+
+
+def test_tables_longer_than_the_longest_sequence_are_served() -> None:
+    lengths, found = list[int](), []
+    for allocator in (Doubles, "cow"):
+        engine = fake_engine(allocator, num_blocks=64, max_model_len=24)
+        plugin: Any = engine.state.guarded.plugin
+        requests = [engine.submit([1, 2, 3], Sampling(max_tokens=21)) for _ in range(2)]
+
+        def note(engine: Any, plugin: Any = plugin) -> None:
+            lengths.extend(len(table.blocks) for table in plugin.tables().values())
+
+        drive(engine, note)
+        assert [request.status.value for request in requests] == ["finished"] * 2, engine.state.summary()
+        found.append([tokens_of(request) for request in requests])
+    assert max(lengths) * 4 > 24, "no table was longer than the longest sequence"
+    assert found[0] == found[1]
 
 
 def test_leading_blocks_that_were_unreferenced_are_null_in_a_fork_too_and_forgotten_at_the_end() -> None:

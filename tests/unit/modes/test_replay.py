@@ -56,6 +56,21 @@ def test_every_executor_writes_the_same_integers(tmp_path: Path, executor: str) 
     assert (result["prompt_tokens"], result["hit_tokens"], result["num_evictions"]) == (8 * 1064, 12 * 512, 0), result
 
 
+def test_each_step_s_line_has_the_hits_and_evictions_so_far(tmp_path: Path) -> None:
+    rows = mooncake(24)
+    for at, row in enumerate(rows):
+        talk = at if at % 3 == 0 else at % 2
+        row["hash_ids"] = [talk, 100 + talk, 200 + at]
+    result = replayed(tmp_path, written(tmp_path, rows), cache={"num_blocks": 9, "block_size": 512})
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    for key in ("prompt_tokens", "hit_tokens", "evictions"):
+        column = [line[key] for line in lines]
+        assert column == sorted(column), f"{key} only grows"
+        assert column[-1] == result[f"num_{key}" if key == "evictions" else key] > 0, (key, column[-1])
+        assert len({*column}) > 5, f"{key} as it was at each step"
+    assert lines[-1]["hit_rate"] == result["hit_rate"]
+
+
 def test_a_trace_of_lengths_is_replayed_and_shares_nothing(tmp_path: Path) -> None:
     path = tmp_path / "lengths.csv"
     rows = [f"2023-11-16 18:15:{i:02d}.6805900,{100 + 50 * i},{3 + i}" for i in range(6)]

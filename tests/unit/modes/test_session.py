@@ -16,6 +16,7 @@ from framework.errors import ConfigError, FrameworkError, TimedOut
 from framework.files.jsonl import read_jsonl
 from framework.modes import session as sessions
 from framework.results.reading import read_result
+from framework.results.records import collect
 from framework.tracking import RunLabel, Tracker
 
 SERVE: dict[str, Any] = {
@@ -87,15 +88,27 @@ def test_a_replay_that_raises_leaves_a_failed_result_and_a_failed_tracker(
     assert not (tmp_path / "run" / "lock").exists()
 
 
-def test_a_replay_with_failed_requests_is_no_success_for_trackers(
-    trace: Path, tmp_path: Path, followed: Followed, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("facts", "status"),
+    [
+        ({"num_failed": 1}, "failed_requests"),
+        ({"num_rejected": 3, "num_finished": 0}, "failed_requests"),
+        ({"dense_mismatches": 1}, "faulty"),
+        ({"num_rejected": 1}, "ok"),
+    ],
+)
+def test_a_replay_with_failed_requests_is_no_success_for_trackers_or_whoever_reads_its_status(
+    trace: Path, tmp_path: Path, followed: Followed, monkeypatch: pytest.MonkeyPatch, facts: dict[str, int], status: str
 ) -> None:
     from framework.engine.metrics import Metrics
 
     real = Metrics.summary
-    monkeypatch.setattr(Metrics, "summary", lambda *args: real(*args) | {"num_failed": 1})
-    api.run(replay(trace, "none", tmp_path / "run"))
-    assert [failed for failed, _ in followed.ended] == [True]
+    monkeypatch.setattr(Metrics, "summary", lambda *args: real(*args) | facts)
+    said = api.run(replay(trace, "none", tmp_path / "run"))
+    assert [failed for failed, _ in followed.ended] == [status != "ok"]
+    assert (said["status"], read_result(tmp_path / "run")["status"]) == (status, status)
+    (row,) = collect([tmp_path / "run"])
+    assert (row.status, row.ok, bool(row.reason)) == (status, status == "ok", status != "ok")
 
 
 @pytest.mark.parametrize(

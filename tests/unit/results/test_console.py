@@ -69,6 +69,14 @@ def test_a_cache_only_run_leads_with_its_hit_rate_and_the_gap_to_the_optimum() -
     assert not [line for line in lines if " - of " in line or "other" in line or "peak" in line], lines
 
 
+def test_a_part_and_its_whole_have_units_and_nothing_is_no_tebibytes() -> None:
+    result = {"stranded_bytes": 14 * 2**30, "checkpoint_bytes": 0, "resident_bytes": 428_828_786_688}
+    text = _printed({"mode": "replay", **result})
+    assert _line(text, "stranded").split() == ["stranded", "14", "GiB", "of", "399", "GiB"], text
+    assert _line(text, "states").split() == ["states", "0", "B", "of", "399", "GiB"], text
+    assert "0 s" in _line(_printed({"replay_s": 0.0}), "replayed in")
+
+
 def test_a_recorded_replay_counts_steps_not_seconds() -> None:
     timed = ("wall_s", "tokens_per_s", "requests_per_s")
     counted = {key: value for key, value in RESULT.items() if not key.endswith(timed)}

@@ -20,8 +20,12 @@ from framework.results.reading import what_went_wrong
         ({"num_finished": 1, "first_failure": "acme: Odd.facts"}, "a plugin failed: acme: Odd.facts"),
         ({"num_finished": 1, "loss_exceeded": 1, "attention_error_declared": "x"}, "declared 'x'"),
         ({"status": "interrupted", "reasons": ["SIGTERM"]}, "SIGTERM"),
+        ({"status": "failed_requests", "num_failed": 2}, "2 requests failed"),
+        ({"status": "failed_requests"}, "the run's status is 'failed_requests'"),
     ],
 )
 def test_a_run_that_served_nothing_is_a_failure(result: dict[str, Any], said: str) -> None:
     found = what_went_wrong(result)
-    assert (said in found) if said else found == "", found
+    assert found.startswith(said) if said and "status" not in result else said in found, found
+    assert bool(found) == bool(said)
+    assert found.count("status") == said.count("status") + (result.get("status") == "interrupted"), "said once"

@@ -70,7 +70,9 @@ def test_what_changed_since_a_result_is_named(tmp_path: Path) -> None:
     assert what_changed(tmp_path, made_of) == ("what made the result is not recorded",)
 
 
-@pytest.mark.parametrize("damage", [b"", b'{"status": "ok"', b"\x00\xff", b"[1]", b'{"status": "failed"}'])
+@pytest.mark.parametrize(
+    "damage", [b"", b'{"status": "ok"', b"\x00\xff", b"[1]", b'{"status": "failed"}', b'{"status": "failed_requests"}']
+)
 def test_a_job_whose_result_is_damaged_is_not_done(tmp_path: Path, damage: bytes) -> None:
     begin(tmp_path, [], {"configuration": "c"})
     (tmp_path / "result.json").write_bytes(damage)

@@ -17,7 +17,6 @@ from framework.errors import FrameworkError
 from framework.files.jsonl import read_jsonl
 from framework.results.reading import read_result
 from framework.tracking import RunDirectory, RunLabel, TrackedRun, Tracker, TrackerWarning
-from framework_wandb import tracker as wandb_tracker
 from framework_wandb.tracker import has_account
 
 RESULT = {
@@ -37,12 +36,6 @@ with run:
     trackers.log(0, {"x": 1})
     trackers.finish({"hit_rate": 0.75})
 """
-
-
-@pytest.fixture
-def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Live metrics of every step are sent, however fast they come."""
-    monkeypatch.setattr(wandb_tracker, "_MIN_INTERVAL_S", 0.0)
 
 
 class _Bad(Tracker):
@@ -99,7 +92,7 @@ def test_an_interrupt_is_not_contained(tmp_path: Path) -> None:
         _run(tmp_path, _Bad("log", 1, KeyboardInterrupt()))
 
 
-def test_an_offline_wandb_run_holds_every_number_of_the_result(tmp_path: Path, every_step: None) -> None:
+def test_an_offline_wandb_run_holds_every_number_of_the_result(tmp_path: Path) -> None:
     _run(tmp_path, tracking.build("wandb", {"project": "lab", "tags": ["t"]}), steps=7)
     stored = read_offline_run(tmp_path)
     result = json.loads((tmp_path / "result.json").read_text())
@@ -126,9 +119,7 @@ def test_an_offline_wandb_run_holds_every_number_of_the_result(tmp_path: Path, e
     assert meanings["data"], "what the summary holds is defined"
 
 
-def test_two_wandb_runs_side_by_side_in_one_process_stay_two_runs_of_one_group(
-    tmp_path: Path, every_step: None
-) -> None:
+def test_two_wandb_runs_side_by_side_in_one_process_stay_two_runs_of_one_group(tmp_path: Path) -> None:
     names = ("a", "b")
     runs = [RunDirectory(tmp_path / name) for name in names]
     trackers = [TrackedRun(run, tracking.build("wandb")) for run in runs]
@@ -146,14 +137,11 @@ def test_two_wandb_runs_side_by_side_in_one_process_stay_two_runs_of_one_group(
         assert [line[name] for line in stored.history] == [0, 1, 2], stored.history
 
 
-def test_slow_live_metrics_are_thinned_but_the_last_ones_arrive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(wandb_tracker, "_MIN_INTERVAL_S", 1000.0)
-    _run(tmp_path, tracking.build("wandb"), steps=50)
+def test_live_metrics_are_thinned_by_their_step_alone_and_the_last_ones_arrive(tmp_path: Path) -> None:
+    _run(tmp_path, tracking.build("wandb"), steps=1033)
     stored = read_offline_run(tmp_path)
     steps = [line["_step"] for line in stored.history if "utilisation" in line]
-    assert steps == [0, 49]
+    assert steps == [*range(1000), 1000, 1010, 1020, 1030, 1032]
 
 
 def test_an_unreachable_server_means_offline_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_recorded_events_and_a_request_log_give_the_misses_that_vllm_has(
         WorkloadRequest(prompt=talk.prompt, output=None if count else talk.output, output_tokens=len(talk.output))
         for talk in talks  # later prompts repeat the answers of made-up ones alone
     ]
-    seen, _, unseen = explain_stream(tmp_path / "events", log, most_contents=2**24)
+    seen, _, unseen, _ = explain_stream(tmp_path / "events", log, most_contents=2**24)
     assert unseen == 0
     assert seen.totals("blocks") == theirs.totals("blocks")
     rows = dict(zip(theirs.requests, theirs.tokens.tolist(), strict=True))

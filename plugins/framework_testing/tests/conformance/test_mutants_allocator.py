@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -336,7 +337,65 @@ class CountsItsQuestions(Sound):
         return {"questions": self.questions}
 
 
+READS, APART = kit.check_the_policy_reads_all_that_is_known, kit.check_namespaces_are_kept_apart
+
+
+def replaced(**fields):
+    """Methods of an allocator that takes requests and namespaces to have these fields."""
+
+    def changed(value):
+        names = {name: new for name, new in fields.items() if hasattr(value, name)}
+        return replace(value, **names)
+
+    def request_of(request):
+        return changed(replace(request, namespace=changed(request.namespace)))
+
+    return {
+        "lookup": lambda self, tokens, namespace, previous=None: Sound.lookup(
+            self, tokens, changed(namespace), previous),
+        "fits": lambda self, request, tokens, hit: Sound.fits(self, request_of(request), tokens, hit),
+        "allocate": lambda self, request, tokens, hit, num_tokens=None: Sound.allocate(
+            self, request_of(request), tokens, hit, num_tokens),
+        "fork": lambda self, parent, child, num_tokens: Sound.fork(self, parent, request_of(child), num_tokens),
+    }  # fmt: skip
+
+
+class LeaksBeyondTheEighthRun(Sound):
+    """Blocks after a table's first eight runs of adjacent ids stay in use."""
+
+    def free(self, request, next_use=()):
+        blocks = self.table(request).tolist()
+        runs = np.cumsum([0, *(after != block + 1 for block, after in pairwise(blocks))]) if blocks else []
+        super().free(request, next_use)
+        lost = [block for block, run in zip(blocks, runs, strict=True) if run >= 8 and self.pool.is_free(block)]
+        self.pool.take_free(lost)
+        self.pool.used += len(lost)
+        for block in lost:
+            self.pool.ref[block] = 1
+
+
+class Doubling(registry.load("allocator", "cow")):
+    """Right: a request that grows gets as many blocks again as it has, where the pool has them."""
+
+    def _double(self, request, before):
+        table = self.tables()[request]
+        more = min(len(table.blocks), self.cache.available())
+        if len(table.blocks) > max(before, 3):  # exact for short requests
+            table.blocks.fromlist(self.cache.take(more))
+
+    def allocate(self, request, tokens, hit, num_tokens=None):
+        super().allocate(request, tokens, hit, num_tokens)
+        self._double(request.id, 0)
+
+    def extend(self, request, num_tokens):
+        before = len(self._table(request).blocks)
+        change = super().extend(request, num_tokens)
+        self._double(request, before)
+        return change
+
+
 CAUGHT_BY = {
+    LeaksBeyondTheEighthRun: kit.check_scattered_tables_are_given_back,
     ComparesOwnTokensOnly: COLLIDING,
     TrustsEveryHash: COLLIDING,
     CountsItsQuestions: kit.check_facts_are_plain,
@@ -387,7 +446,7 @@ MUTANTS |= dict([
               num_tokens // self.block_size + 1, len(self._table(parent).blocks))))),
     wrong("RoomIsOneTokenShort", extend=lambda self, request, num_tokens:
           Sound.extend(self, request, num_tokens - (num_tokens > 0))),
-    wrong("RoomIsOneTokenTooMuch", extend=lambda self, request, num_tokens:
+    wrong("RoomIsOneTokenTooMuch", kit.check_max_request_tokens_is_true, extend=lambda self, request, num_tokens:
           Sound.extend(self, request, num_tokens + (num_tokens > 0))),
     wrong("LooksUpImpurely", lookup=lambda self, tokens, namespace, previous=None:
           vars(self).update(_prompt_tokens=1) or Sound.lookup(self, tokens, namespace, previous)),
@@ -409,6 +468,28 @@ MUTANTS |= dict([
     wrong("ReportsTheWrongStart",
           commit=lambda self, request, tokens: Sound.commit(self, request, tokens) and TableChange(0)),
     wrong("PromisesTooMuch", kit.check_max_request_tokens_is_true, max_request_tokens=10),
+    wrong("CountsNoEviction", stats=lambda self: replace(Sound.stats(self), evictions=0)),
+    wrong("CountsEvictionsTwice", stats=lambda self: replace(
+          stats := Sound.stats(self), evictions=2 * stats.evictions)),
+    wrong("CountsNoCollision", kit.check_collisions_are_counted,
+          stats=lambda self: replace(Sound.stats(self), collisions=0)),
+    wrong("CountsCollisionsThatAreNone", stats=lambda self: replace(Sound.stats(self), collisions=1)),
+    wrong("DropsTheFuture", READS, free=lambda self, request, next_use=(): Sound.free(self, request)),
+    wrong("StopsTheClock", READS, advance=lambda self, now: None),
+    *(wrong(f"DropsThe{name.title()}", READS, **replaced(**{name: nothing})) for name, nothing in (
+      ("priority", 0), ("tenant", ""), ("session", None), ("category", None), ("hint", None), ("arrival", None))),
+    *(wrong(f"IgnoresThe{name.title()}", check, **replaced(**{name: ""}))
+      for name in ("model", "adapter", "salt") for check in (APART, RANDOM)),
+    wrong("GivesOneBlockAtFirst", kit.check_a_prompt_gets_its_room_in_parts,
+          allocate=lambda self, request, tokens, hit, num_tokens=None: Sound.allocate(
+              self, request, tokens, hit, None if num_tokens is None else 1),
+          extend=lambda self, request, num_tokens: TableChange(len(self._table(request).blocks))),
+    wrong("ForgetsThePartsAfterTheFirst", kit.check_a_prompt_gets_its_room_in_parts,
+          allocate=lambda self, request, tokens, hit, num_tokens=None: (
+              Sound.allocate(self, request, tokens, hit, num_tokens),
+              setattr(self._table(request.id), "closed", num_tokens is not None and num_tokens < len(tokens)))[0]),
+    wrong("RoomIsAlwaysOneBlockMore", kit.check_max_request_tokens_is_true, extend=lambda self, request, num_tokens:
+          Sound.extend(self, request, num_tokens + self.block_size)),
     wrong("ReportsAnArray", kit.check_facts_are_plain, facts=lambda self: {"counts": np.arange(3)}),
     wrong("ReportsNotANumber", kit.check_facts_are_plain, facts=lambda self: {"share": float("nan")}),
 ])  # fmt: skip
@@ -429,6 +510,13 @@ def test_a_policy_wrapped_inside_an_allocator_need_not_be_named():
 
     kit.check_a_bad_policy_is_named_and_contained(wrapping)
     kit.check_a_failing_policy_leaves_sound_metadata(wrapping)
+
+
+@pytest.mark.parametrize(
+    "check", [*kit.allocator_checks, *kit.allocator_large_checks], ids=lambda check: check.__name__
+)
+def test_a_table_may_be_longer_than_its_tokens_need(check):
+    check(Doubling)
 
 
 @pytest.mark.parametrize(("mutant", "check"), MUTANTS.items(), ids=lambda value: value.__name__)

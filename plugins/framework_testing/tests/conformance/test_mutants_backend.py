@@ -10,7 +10,7 @@ from framework.errors import InvalidArgument
 from framework.interfaces import _torch_ops
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, Capabilities, LayerKV
 from framework_testing.attention_cases import Case
-from framework_testing.backend import backend_checks
+from framework_testing.backend import backend_checks, backend_large_checks
 
 ALL = Capabilities(
     dtypes=frozenset({"float64", "float32", "bfloat16", "float16"}),
@@ -380,6 +380,14 @@ MUTANTS = [
     # The log-sum-exp of rows long enough to be split.
     spoiled("SplitsMergeInBaseTwo", lambda self, q, pool, batch, out, lse: None if lse is None else
             lse.mul_(torch.where(batch.context_lens > 16 * self.spec.block_size, LOG2_E, 1.0)[:, None])),
+    wrong("IgnoresKeysMoreThan8192Back", seen=lambda self, query, key:
+          Correct.seen(self, query, key) & (key > query - 8192)),
+    wrong("IgnoresKeysFrom8192On", seen=lambda self, query, key: Correct.seen(self, query, key) & (key < 8192)),
+    *(spoiled(f"LogSumExpUnwrittenFromToken{first}On", lambda self, q, pool, batch, out, lse, first=first:
+              None if lse is None else lse[first:].fill_(torch.nan)) for first in (64, 128)),
+    spoiled("OutputUnwrittenFromToken64On", lambda self, q, pool, batch, out, lse: out[64:].fill_(0)),
+    spoiled("LogSumExpOfLongRowsIsTheirLastPartS", lambda self, q, pool, batch, out, lse:
+            None if lse is None or int(batch.context_lens.max()) < 8192 else lse.sub_(0.01)),
     wrong("SinkAsAKey", softmax=lambda self, scores, seen, v, sink:  # it takes part as the first value does
           (lambda out, sums: (out if sink is None else out + (sink - sums).exp()[:, None] * v[:1], sums))(
           *Correct.softmax(self, scores, seen, v, sink))),
@@ -478,6 +486,19 @@ def test_the_backend_every_mutant_starts_from_is_right(check):
     check(Correct)
 
 
+@pytest.mark.slow
+def test_the_backend_every_mutant_starts_from_is_right_in_the_large_part():
+    for check in backend_large_checks:
+        check(Correct)
+
+
+def test_a_message_of_many_wrong_cases_is_short_and_begins_with_their_count():
+    check = next(check for check in backend_checks if "grid" in check.__name__)
+    with pytest.raises(AssertionError, match=r"^\d+ of \d+ cases are wrong:") as caught:
+        check(next(mutant for mutant in MUTANTS if mutant.__name__ == "ScaleMissing"), "cpu", "small")
+    assert len(str(caught.value)) < 1200, caught.value
+
+
 INTENDED = {
     "check_a_row_does_not_depend_on_its_batch": "DependsOnTheBatch",
     "check_what_is_no_input_changes_no_bit":
@@ -489,6 +510,9 @@ INTENDED = {
         "ContiguousQueriesAssumed WindowFromTheContextsEnd HeadsInterleaved RowsAfterTheFirstDropped",
     "check_values_decide_and_not_shapes": "RemembersByShape",
     "check_rows_of_unequal_length": "FirstPaddingKeyIsSeen GroupCutTo16 SplitsMergeInBaseTwo",
+    "check_contexts_beyond_8192":
+        "IgnoresKeysMoreThan8192Back IgnoresKeysFrom8192On LogSumExpOfLongRowsIsTheirLastPartS",
+    "check_many_rows": "LogSumExpUnwrittenFromToken64On OutputUnwrittenFromToken64On",
     "check_rows_may_share_blocks": "SharesByTheFirstBlock",
     "check_interleaved_pools_are_read_and_written": "StridesOfThePoolIgnored",
     "check_a_block_outside_the_pool_is_refused": "BlockIdsClamped",
@@ -506,6 +530,14 @@ def test_the_kit_kills_the_mutant(mutant):
         return
     check = next(check for check in backend_checks if check.__name__ == CAUGHT_BY[mutant.__name__])
     with pytest.raises(AssertionError):
+        check(mutant, "cpu", "small")
+
+
+def test_the_large_part_kills_what_is_wrong_from_32768_keys_on():
+    mutant = wrong("IgnoresKeysFrom32768On", seen=lambda self, query, key:
+                   Correct.seen(self, query, key) & (key < 32768))  # fmt: skip
+    (check,) = backend_large_checks
+    with pytest.raises(AssertionError, match="contexts"):
         check(mutant, "cpu", "small")
 
 

@@ -8,6 +8,8 @@ from functools import partial
 
 import pytest
 
+from framework import registry
+from framework.errors import NoCandidate
 from framework.interfaces.eviction import ScoredPolicy
 from framework_testing import adversarial as bad
 from framework_testing import eviction as kit
@@ -64,8 +66,6 @@ class ListLru(SlowLru):
         self.order += blocks
 
     def victim(self, now):
-        from framework.errors import NoCandidate
-
         if not self.order:
             raise NoCandidate("ListLru holds no candidate")
         return self.order[0]
@@ -128,7 +128,67 @@ class KeepsLists(SlowLru):
         return super().victim(now)
 
 
-RANDOM = kit.check_random_histories
+RANDOM, MANY = kit.check_random_histories, kit.check_many_victims_are_one_after_another
+BOUNDED = kit.check_what_is_remembered_is_bounded
+
+
+def in_bulk(choose):
+    """A `victims` for a SlowLru: `choose` picks them, given the count and the candidates in order."""
+
+    def victims(self, count, now):
+        if len(self.candidates) < count:
+            raise NoCandidate("too few")
+        chosen = choose(count, sorted(self.candidates, key=self.rank))
+        self.candidates -= set(chosen)
+        return chosen
+
+    return victims
+
+
+class SoundInBulk(SlowLru):
+    """Right: what `victims` names is what `victim` and `evicted` name by turns."""
+
+    victims = in_bulk(lambda count, order: order[:count])
+
+
+class BatchForgetsGhosts(registry.load("eviction", "arc")):
+    """What `victims` evicts is no ghost; what `evicted` names is one."""
+
+    def victims(self, count, now):
+        chosen = []
+        for _ in range(count):
+            chosen.append(self.victim(now))
+            self._queue_of(chosen[-1]).remove(chosen[-1])
+        return chosen
+
+
+class LosesCandidatesOnce500AreProtected(SlowLru):
+    """Blocks that were hit are protected; of more than 500 it knows no more that they are candidates."""
+
+    def attach(self, blocks):
+        super().attach(blocks)
+        self.protected: set[int] = set()
+
+    def hit(self, blocks, now):
+        self.protected |= set(blocks)
+
+    def release(self, blocks, now):
+        full = len(self.protected) >= 500
+        super().release([block for block in blocks if not full or block not in self.protected], now)
+
+    def evicted(self, block, now):
+        super().evicted(block, now)
+        self.protected.discard(block)
+
+
+class CountsSessions(SlowLru):
+    """Right, but it keeps a number for every session that ever came."""
+
+    def release(self, blocks, now):
+        super().release(blocks, now)
+        for block in blocks:
+            session = self.blocks.last_request[block].session
+            self.__dict__.setdefault("sessions", {})[session] = now
 
 
 def wrong(name, check, base=SlowLru, **methods):
@@ -146,6 +206,19 @@ MUTANTS = [
     (ForgetsWhenAsked, kit.check_facts_are_plain_and_change_nothing),
     (SlowLru, kit.check_work_does_not_grow_with_the_pool),
     (ListLru, kit.check_work_does_not_grow_with_the_pool),
+    (BatchForgetsGhosts, MANY),
+    (LosesCandidatesOnce500AreProtected, kit.check_a_large_pool),
+    (CountsSessions, BOUNDED),
+    wrong("EvictsNewestInBulk", MANY, victims=in_bulk(lambda count, order: order[-count:])),
+    wrong("EvictsInAnotherOrderInBulk", MANY, victims=in_bulk(lambda count, order: order[:count][::-1])),
+    wrong("IsWrongFromFourVictimsOn", MANY, victims=in_bulk(
+          lambda count, order: order[:count] if count < 4 else [*order[: count - 1], order[-1]])),
+    wrong("NamesOneTooFewInBulk", RANDOM, victims=in_bulk(lambda count, order: order[: count - 1])),
+    wrong("NamesOneTwiceInBulk", RANDOM, victims=in_bulk(lambda count, order: [*order[: count - 1], order[0]])),
+    wrong("KeepsWhatItNamedInBulk", RANDOM, victims=lambda self, count, now:
+          sorted(self.candidates, key=self.rank)[:count]),
+    wrong("RemembersAllItEvicted", BOUNDED, evicted=lambda self, block, now: (
+          SlowLru.evicted(self, block, now), self.__dict__.setdefault("ghosts", set()).add(self.blocks.key[block]))),
     wrong("ForgetsPin", RANDOM, pin=lambda self, blocks, now: None),
     wrong("ForgetsRelease", RANDOM, release=lambda self, blocks, now: SlowLru.release(self, blocks[:-1], now)),
     wrong("ForgetsEvicted", RANDOM, evicted=lambda self, block, now: None),
@@ -196,7 +269,7 @@ def test_a_policy_of_one_method_passes(policy, check):
 
 
 @pytest.mark.parametrize("check", [c for c in kit.eviction_checks if "work" not in c.__name__], ids=name_of)
-@pytest.mark.parametrize("policy", [SlowLru, SlowFifo, bad.MostRecent, ListLru], ids=name_of)
+@pytest.mark.parametrize("policy", [SlowLru, SlowFifo, bad.MostRecent, ListLru, SoundInBulk], ids=name_of)
 def test_slow_but_right_policies_fail_nothing_but_the_scaling_check(policy, check):
     check(policy)
 
@@ -211,3 +284,11 @@ def test_the_kit_catches(mutant, check):
     SHARED_STATE.clear()
     with pytest.raises(Violation):
         check(mutant)
+
+
+def test_a_message_is_short_and_begins_with_what_was_seen():
+    with pytest.raises(Violation) as caught:
+        kit.check_a_large_pool(LosesCandidatesOnce500AreProtected)
+    text = str(caught.value)
+    assert text.startswith("the policy failed: "), text
+    assert len(text) < 2000, text

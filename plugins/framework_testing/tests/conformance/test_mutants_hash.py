@@ -69,6 +69,20 @@ LENGTH, FIELDS, ORDER = (
     kit.check_namespace_and_block_size_matter,
     kit.check_prefix_order_and_content_matter,
 )
+LARGE = kit.check_every_token_of_a_large_block_matters
+
+
+def part_of(choose):
+    """A `block` that sees only some of a block's tokens."""
+    return lambda self, parent, tokens: Weak.block(self, parent, np.ascontiguousarray(choose(tokens)))
+
+
+def forgets_above(self, parent, tokens, block_size):
+    """Blocks from the 500th on are chained from the root again."""
+    names = one_by_one(self, parent, tokens[: 500 * block_size], block_size)
+    return names + (one_by_one(self, parent, tokens[500 * block_size :], block_size) if len(names) == 500 else [])
+
+
 MUTANTS = {
     bad.NamesAreText: LENGTH,
     bad.NamesAreNumbers: LENGTH,
@@ -93,6 +107,19 @@ MUTANTS = {
     wrong("SumsPolynomially", ORDER, Weak, block=polynomial),
     wrong("TruncatesTokens", ORDER, Weak,  # 65536 is 0
           block=lambda self, parent, tokens: self.digest(parent + tokens.astype(np.uint16).tobytes())),
+    wrong("NamesByTheFirst64Tokens", LARGE, Weak, block=part_of(lambda tokens: tokens[:64])),
+    wrong("NamesByTheLast64Tokens", LARGE, Weak, block=part_of(lambda tokens: tokens[-64:])),
+    wrong("ForgetsTheLastOf128", LARGE, Weak, block=part_of(lambda tokens: tokens[:127])),
+    wrong("SeesEveryOtherTokenOfLargeBlocks", LARGE, Weak, block=part_of(
+          lambda tokens: tokens if len(tokens) < 256 else tokens[::2])),
+    wrong("ForgetsWhatIsFarAbove", LARGE, Weak, blocks=forgets_above),
+    *(wrong(f"BlockSizeModulo{bits}Bits", FIELDS, root=lambda self, namespace, block_size, bits=bits:
+            bad.ReferenceHash.root(self, namespace, block_size % 2**bits)) for bits in (8, 16)),
+    wrong("OneCallDiffersInLargeBlocks", kit.check_one_call_equals_many, blocks=lambda self, parent, tokens, block_size:
+          bad.ReferenceHash.blocks(self, parent, tokens // (1 + (block_size >= 128)), block_size)),
+    wrong("LosesTheChainAfter4096Blocks", kit.check_large_prompts, blocks=lambda self, parent, tokens, block_size:
+          bad.ReferenceHash.blocks(self, parent, tokens[: 4096 * block_size], block_size) + bad.ReferenceHash.blocks(
+              self, parent, tokens[4096 * block_size :], block_size)),
     wrong("NamesPartialBlocks", kit.check_one_call_equals_many, blocks=names_partial_blocks),
     wrong("ForgetsToChain", kit.check_one_call_equals_many, blocks=lambda self, parent, tokens, block_size: [
           self.block(parent, tokens[start : start + block_size])
@@ -108,7 +135,7 @@ MUTANTS = {
 ])  # fmt: skip
 
 
-@pytest.mark.parametrize("check", kit.hash_checks, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", [*kit.hash_checks, *kit.hash_large_checks], ids=lambda check: check.__name__)
 @pytest.mark.parametrize("scheme", [bad.ReferenceHash, Weak, bad.Constant, bad.Truncated], ids=lambda c: c.__name__)
 def test_sound_and_legally_weak_schemes_pass(scheme, check):
     check(scheme)

@@ -114,6 +114,21 @@ def test_kv_cache_tester_sessions_are_read_from_a_file_a_line_and_a_folder(tmp_p
         list(open_trace(one))
 
 
+@pytest.mark.parametrize(("name", "equal"), [("local", False), ("global", True)])
+def test_equal_ids_of_two_kv_cache_tester_sessions_are_one_content_only_where_the_file_says_so(
+    name: str, equal: bool, tmp_path: Path
+) -> None:
+    path = example("kv_cache_tester", tmp_path)
+    document = json.loads(path.read_text()) | {"hash_id_scope": name}
+    path.write_text("".join(json.dumps(document | {"id": session}) + "\n" for session in ("a", "b")))
+    found: dict[str | None, list[int]] = {}
+    for one in open_trace(path):
+        assert one.block_ids is not None
+        found.setdefault((one.session or "")[0], []).extend(one.block_ids.tolist())
+    assert found["a"] == [1, 2, 1, 1, 2, 3], found
+    assert (found["a"] == found["b"], set(found["a"]).isdisjoint(found["b"])) == (equal, not equal), found
+
+
 def _ragpulse(folder: Path, times: list[float]) -> Path:
     path = example("ragpulse", folder)
     line = json.loads(path.read_text().splitlines()[0])

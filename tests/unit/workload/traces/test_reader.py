@@ -68,6 +68,20 @@ def test_every_eighth_id_is_the_coarser_trace(tmp_path: Path) -> None:
     assert ids(pairs) == [2, 4, 6, 8, 21]
 
 
+def test_ids_that_runs_count_anew_in_each_scope_are_different_content(tmp_path: Path) -> None:
+    line = {"timestamp": 0, "input_length": 64 * 5, "output_length": 1}
+    far = {**line, "runs": [[2**61, 5]]}
+    near, path = {**line, "runs": [[1, 5]]}, tmp_path / "runs.jsonl"
+    path.write_text("".join(json.dumps(one | {"scope": s}) + "\n" for one, s in ((near, "a"), (near, "b"), (far, "a"))))
+    first, other, third = (ids(one) for one in open_trace(path))
+    assert first == [1, 2, 3, 4, 5], "as they stand in the file, where nothing else has them"
+    assert len({*first, *other, *third}) == 15, (first, other, third)
+    assert np.diff(other).tolist() == [1] * 4, "neighbours stay neighbours"
+    assert max(other + third) < 2**14, "small numbers, that nobody has to sort"
+    again = [ids(one) for one in open_trace(path)]
+    assert again == [first, other, third], "the same in every pass"
+
+
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_our_own_format_gives_back_what_was_written(tmp_path: Path, suffix: str) -> None:
     if suffix == ".zst":
