@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from framework.config.config import Config
+    from framework.interfaces.observer import Observer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +48,16 @@ class Hybrid(HybridOptions, Replay):
     def check(self, config: Config) -> None:
         from framework.config.config import default_choices
 
-        named = [entry["name"] for entry in config.observers]
+        observers: dict[str, type[Observer]] = {
+            entry["name"]: registry.load("observer", entry["name"]) for entry in config.observers
+        }
         allocator, default = config.allocator.name, default_choices()["allocator"]
         of_one_group = {
             "replay.leaf_first": config.replay.leaf_first,
             "allocator": allocator if allocator != default else None,
             "replay.core": config.replay.core if config.replay.core != "python" else None,
             "cache.kv_dtype": config.cache.kv_dtype,
-            "observers": [name for name in named if not registry.load("observer", name).several_groups],
+            "observers": [name for name, cls in observers.items() if not cls.several_groups],
             "replay.optimum": config.executor != "cache_only" and config.replay.optimum is True,
             "below": config.below.name if config.below.name != "none" else None,
         }  # fmt: skip
