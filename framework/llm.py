@@ -111,6 +111,7 @@ class LLM:
                 "capabilities say writes_before_attend=False), so rows of one step cannot share blocks; set "
                 "engine.share_within_step=false"
             )
+        self._closed = False
         self._owns_model = not isinstance(model, LoadedModel)
         self.model = load_served(model, self.backend, device=self.device, cache=cache, options=options)
         try:
@@ -280,11 +281,12 @@ class LLM:
     def close(self, *, drain: bool = True) -> None:
         """Close what lies below, and end the other ranks of a model that was given by name. A LoadedModel stays open.
 
-        Idempotent.
+        Idempotent. Nothing more can be asked then; `stats` and the requests that ended can still be read.
 
         Args:
             drain: wait first for what is to be stored below.
         """
+        self._closed = True
         if hasattr(self, "engine"):  # not where construction failed
             _close_below(self.engine, drain=drain)
         if self._owns_model:
@@ -313,11 +315,16 @@ class LLM:
 
     def submit(self, prompt: Prompt, sampling: Sampling | None = None, **facts: Any) -> Request:
         """Queue one prompt; see Engine.submit for `facts` (arrival_s, priority, tenant, session, namespace)."""
+        self._require_open()
         facts["namespace"] = self.namespace_of(facts.get("namespace"))
         ids, sampling = self.encode(prompt), _sampling(sampling)
         if self.engine.interrupted:
             self.reset()
         return self.engine.submit(ids, sampling, **facts)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise InvalidArgument("this LLM is closed: its tiers and ranks have ended; make a new one")
 
     def generate(
         self,

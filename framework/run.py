@@ -47,8 +47,9 @@ if TYPE_CHECKING:
 _NOT_HYDRAS = {
     r"hydra\.output_subdir=(?!null$)": "is not supported: a run's config.yaml and provenance.json hold what Hydra "
     "would write there; leave it out",
-    r"hydra\.searchpath=": "is not supported; give --config-dir FOLDER",
     r"hydra\.sweep\.subdir=": "is not supported: a job's folder is named after its overrides; set run.sweep=NAME",
+    r"hydra/sweeper=(?!basic$)": "is not supported: only Hydra's basic sweeper leaves out what is done; "
+    "`python -m framework search` lets optuna choose",
     r"hydra\.sweeper\.params\b": "is for files of conf/sweep; on the command line give the values, as in seed=1,2",
 }
 """Words of Hydra's that are refused, as patterns, and what to do instead."""
@@ -89,12 +90,12 @@ def job(config: DictConfig) -> Outcome:
 
     from framework.api import run
     from framework.results.reading import what_went_wrong
-    from framework.sweep.job import JobDone, Outcome, fail, folder_name
+    from framework.sweep.job import JobDone, Outcome, fail
 
     end_with_parent()
     hydra = HydraConfig.get()
     sweep = str(Path(hydra.sweep.dir).absolute()) if _is_sweep(hydra) else None
-    folder = Path(sweep, folder_name(list(hydra.overrides.task))) if sweep else Path(hydra.runtime.output_dir)
+    folder = Path(sweep, hydra.sweep.subdir) if sweep else Path(hydra.runtime.output_dir)
     directory = str(folder.absolute())
     state: State = "ok"
     status, reason, disk = DONE, "", False
@@ -106,6 +107,8 @@ def job(config: DictConfig) -> Outcome:
         result = run(settings, on_begin=on_begin)
         if skipped := result.get("num_skipped_lines"):
             complain(f"{_job_name(hydra)}{skipped:,} lines of the trace were left out (workload.on_error=skip)")
+        if unit := result.get("guessed_time_unit"):
+            complain(f"{_job_name(hydra)}times of the trace are read in {unit}; workload.time_unit overrules it")
         if reason := what_went_wrong(result):
             status, state = FAILED, "failed"
             complain(f"{_job_name(hydra)}{reason}; see {directory}")
@@ -214,6 +217,11 @@ def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
                 raise ConfigError(f"{word} {instead}")
     if args.experimental_rerun:
         raise ConfigError("--experimental-rerun is not supported; repeat the overrides of the run's config.yaml")
+    if args.config_path:
+        raise ConfigError(
+            "--config-path is not supported: config.yaml is the framework's own; --config-dir FOLDER adds a folder of "
+            "YAML groups, and --config-name chooses a configuration in it"
+        )
     args.overrides = normalise(args.overrides)
     runs = not (args.shell_completion or args.cfg or args.info or args.hydra_help)
     path = search_path(args.config_dir, importable_only=runs)

@@ -10,10 +10,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from framework.cli.exit import complain
 from framework.cli.options import require_in_bounds
 from framework.errors import ConfigError
 from framework.files.atomic import require_new, write_json
 from framework.interfaces.command import Command
+from framework.interfaces.trace import PER_SECOND
 from framework.workload.traces import Trace, formats, open_trace, write_trace
 from framework.workload.traces.own_format import as_trace
 
@@ -33,7 +35,7 @@ class TraceCommand(Command):
         describe.set_defaults(do=_describe)
         convert = commands.add_parser("convert", help="write a trace in our own format")
         _add_input(convert)
-        convert.add_argument("output", metavar="OUT", help="a name in .gz or .zst is compressed")
+        convert.add_argument("--out", required=True, metavar="OUT", help="a name in .gz or .zst is compressed")
         convert.add_argument("--limit", type=int, metavar="N", help="only the first N requests")
         _add_force(convert)
         convert.set_defaults(do=_convert)
@@ -79,10 +81,19 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="auto", metavar="NAME", help=f"auto, {', '.join(formats())}")
     parser.add_argument("--block-tokens", type=int, metavar="N", help="tokens a block")
     parser.add_argument("--on-error", default="raise", choices=["raise", "skip"], help="what a bad line does")
+    parser.add_argument(
+        "--time-unit", default="auto", choices=["auto", *PER_SECOND], help="of its times, if files differ"
+    )
 
 
 def _open(options: argparse.Namespace) -> Trace:
-    return open_trace(options.file, format=options.format, block_tokens=options.block_tokens, on_error=options.on_error)
+    trace = open_trace(
+        options.file, format=options.format, block_tokens=options.block_tokens, on_error=options.on_error,
+        time_unit=options.time_unit,
+    )  # fmt: skip
+    if trace.guessed_time_unit:
+        complain(f"{trace.path}: times are read in {trace.time_unit}; --time-unit overrules it")
+    return trace
 
 
 def _describe(options: argparse.Namespace) -> int:
@@ -132,16 +143,18 @@ def _rows(found: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]
 def _shown(value: str | float | None) -> str:
     if value is None or isinstance(value, str):
         return value or "unknown"
-    return f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _convert(options: argparse.Namespace) -> int:
     require_in_bounds(options, "limit", "block_tokens")
-    require_new(options.output, inputs=[options.file], force=options.force)
+    require_new(options.out, inputs=[options.file], force=options.force)
     trace = _open(options)
     requests = islice(trace, options.limit)
-    count = write_trace(options.output, requests, source=trace.path.name, source_format=trace.format)
-    print(f"{options.output}: {count} requests, {trace.num_skipped} lines skipped")  # noqa: T201
+    count = write_trace(options.out, requests, source=trace.path.name, source_format=trace.format)
+    print(f"{options.out}: {count} requests, {trace.num_skipped} lines skipped")  # noqa: T201
     return 0
 
 
@@ -165,15 +178,16 @@ def _record(options: argparse.Namespace) -> int:
         )
     require_in_bounds(options, "block_tokens")
     require_new(options.out)
-    print(_record_log(options))  # noqa: T201
-    return 0
-
-
-def _record_log(options: argparse.Namespace) -> str:
     from framework.workload.request_log import convert
 
-    found = convert(Path(options.source), Path(options.out), block_tokens=options.block_tokens)
-    return f"{options.out}: {found.num_requests} requests; {found.num_without_tokens} had text alone and were left out"
+    try:
+        found = convert(Path(options.source), Path(options.out), block_tokens=options.block_tokens)
+    except OSError as error:
+        error.filename = error.filename or options.out
+        raise
+    left_out = f"{found.num_without_tokens} had text alone and were left out"
+    print(f"{options.out}: {found.num_requests} requests; {left_out}")  # noqa: T201
+    return 0
 
 
 def _option(word: str) -> tuple[str, Any]:

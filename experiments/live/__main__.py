@@ -207,6 +207,16 @@ class Laboratory:
         self, run: Served, policy: str, limit: int | None = None
     ) -> tuple[dict[Phase, list[int]], list[tuple[int, ...]], dict[str, Any]]:
         """Hit tokens by phase and request, in order of asking; the steps; the result. Of a recording's replay."""
+        rows, out = self.replayed_rows(run, policy, limit)
+        hits: dict[Phase, list[int]] = {}
+        for phase, asks in self.asks.items():
+            if len(rows) < len(asks):
+                break
+            hits[phase], rows = _in_order(asks, rows[: len(asks)]), rows[len(asks) :]
+        return hits, _steps(out / "metrics.jsonl"), json.loads((out / "result.json").read_text(encoding="utf-8"))
+
+    def replayed_rows(self, run: Served, policy: str, limit: int | None = None) -> tuple[Rows, Path]:
+        """The rows of a recording's replay, in order of arrival, and its folder."""
         out = self.folder / f"{run.trace.stem}-{policy}-{limit}"
         command = [os.environ.get("KVLAB_PYTHON", sys.executable), "-m", "framework.run", *REPLAYED,
                    f"workload.path={run.trace}", f"eviction={policy}", f"run.dir={out}"]  # fmt: skip
@@ -215,12 +225,7 @@ class Laboratory:
         )
         rows = [json.loads(line) for line in (out / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
         rows.sort(key=lambda row: row["request"])
-        hits: dict[Phase, list[int]] = {}
-        for phase, asks in self.asks.items():
-            if len(rows) < len(asks):
-                break
-            hits[phase], rows = _in_order(asks, rows[: len(asks)]), rows[len(asks) :]
-        return hits, _steps(out / "metrics.jsonl"), json.loads((out / "result.json").read_text(encoding="utf-8"))
+        return rows, out
 
     def _ranking(self, runs: dict[str, Served]) -> Rows:
         """Four clients: what each policy hit beyond lru, live and by the replay of the recording made under lru.

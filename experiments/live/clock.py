@@ -179,9 +179,8 @@ class Bench:
         """Fit the clock to the timed steps, then each workload at each load, measured and replayed."""
         costs = self.costs
         # SciPy is in this environment; that of our engine need not have it.
-        output = self._python(
-            "framework_lab.calibrate", str(steps()), "--out", str(costs), "--json", python=sys.executable
-        )
+        words = ("calibrate", str(steps()), "--out", str(costs), "--force", "--json")
+        output = self._python("framework", *words, python=sys.executable)
         fit = json.loads(output)
         print(f"calibrated: {fit}", file=sys.stderr, flush=True)
         replay = ("mode=replay", f"replay.costs={costs}", *settings)

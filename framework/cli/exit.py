@@ -143,14 +143,8 @@ def drop_output() -> None:
 
 
 def output_failed(error: BaseException) -> bool:
-    """Whether `error` is a full disk behind standard output, as `> /dev/full` has it: what is left cannot go either."""
-    if type(error) is not OSError or error.filename is not None or not is_disk_failure(error):
-        return False
-    try:
-        sys.stdout.flush()
-    except OSError:
-        return True
-    return False
+    """Whether `error` is a full disk behind no file: that of standard output, as `> /dev/full` has it."""
+    return type(error) is OSError and error.filename is None and is_disk_failure(error)
 
 
 def _is_about_a_path(error: BaseException) -> bool:

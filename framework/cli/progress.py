@@ -62,8 +62,11 @@ def replay_progress(*, enabled: bool) -> Iterator[Callable[[Engine], None]]:
 
 
 @contextmanager
-def reference_progress(total: int) -> Iterator[Callable[[int], None]]:
+def reference_progress(total: int, *, enabled: bool = True) -> Iterator[Callable[[int], None]]:
     """A bar over block references, by how many more were replayed."""
+    if not enabled:
+        yield lambda references: None
+        return
     with _bar("references", "", total=total) as update:
         yield lambda references: update(advance=references)
 

@@ -77,6 +77,10 @@ class EngineOptions(Section):
     prepack: bool = setting(
         True, "on a CPU: the weights once more in oneDNN's layout, faster at twice the memory", of_a_model=True
     )
+    num_threads: int | None = setting(
+        None, "on a CPU: threads of torch; null: one for a small model, else torch's own number or OMP_NUM_THREADS",
+        at_least=1, at_most=4096, of_a_model=True,
+    )  # fmt: skip
     tensor_parallel_size: int = setting(
         1,
         "ranks that share the model, each a process and, on CUDA, a device; executor=roofline: devices that do",

@@ -68,7 +68,7 @@ MakeStopWatch = Callable[[int, int, tuple[str, ...]], StopWatch]
 """(request number, sample, stop texts) -> what watches that sequence."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Request:
     """One prompt and what became of it. Times are seconds on the engine's clock.
 
@@ -119,6 +119,13 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     group: BeamGroup | None = None
     plugin_error: FrameworkError | None = None
+
+    def __repr__(self) -> str:
+        """One line: what it is and how far it has come."""
+        name = f"{self.number}" + (f" {self.key[:40]!r}" if self.key else "")
+        new = sum(len(one.tokens) for one in self.completions)
+        cached = f"{len(self.prompt)} prompt tokens, {self.num_cached_tokens} of them cached"
+        return f"<Request {name}: {self.status.value}, {cached}, {new} generated>"
 
     @property
     def max_total_tokens(self) -> int:

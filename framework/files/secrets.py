@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MASK = "***"
-_NAME = r"(?:[\w-]*[_-])?(?:api_?key|access_?key|private_?key|secret_?key|secret|password|passwd|token|credentials?)"
+_NAME = (
+    r"(?:[\w-]*[_-])?(?:(?:api|access|private|secret|signing|hash|hmac)_?keys?|key|hmac|salt|secrets?|passwords?|passwd|"
+    r"pass_?phrases?|token|credentials?)"
+)
 _NAMED = re.compile(_NAME, re.IGNORECASE)
-_OF_SECRETS = re.compile(rf"{_NAME}|.*_KEY", re.IGNORECASE)  # variables of the environment
+_OF_SECRETS = re.compile(_NAME, re.IGNORECASE)  # variables of the environment
 _WORD = re.compile(
     rf"""((?:^|[\s.,{{'"+])(?:{_NAME})['"]?\s*[=:]\s*)(?!\$\{{)('[^']*'|"[^"]*"|[^\s}}'"]+)|(//)[^/\s@]+@""",
     re.IGNORECASE,
@@ -21,20 +24,21 @@ _LEAST_CHARACTERS = 6  # of a variable's value: a shorter one would be found in 
 
 
 def masked(value: Any, key: str = "") -> Any:
-    """`value` as it may be kept: text under a secret's name, and what a secret environment variable holds, is masked.
+    """`value` as it may be kept: what stands under a secret's name, and what a secret environment variable holds, is
+    masked.
 
-    A name is a secret's where it ends in token, secret, password, credentials, api_key or the like, in either case; so
-    is the user in `scheme://USER:PASSWORD@host`, what an override gives to such a name, and within a text what follows
-    one and = or :, up to a space.
+    A name is a secret's where its last word is key, token, secret, password, passphrase, credentials, salt or hmac, in
+    either case; so is the user in `scheme://USER:PASSWORD@host`, what an override gives to such a name, and within a
+    text what follows one and = or :, up to a space. For settings and command lines alone: a result may have a `key`.
     """
     if isinstance(value, Mapping):
-        return {name: masked(entry, str(name)) for name, entry in value.items()}
+        return {name: masked(entry, key if _NAMED.fullmatch(key) else str(name)) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [masked(entry, key) for entry in value]
-    if not isinstance(value, str) or not value:
-        return value
-    if _NAMED.fullmatch(key):
+    if _NAMED.fullmatch(key) and value not in (None, "") and not isinstance(value, bool):
         return MASK
+    if not isinstance(value, str):
+        return value
     for secret in _of_environment():
         value = value.replace(secret, MASK)
     if found := _OVERRIDE.fullmatch(value):
@@ -47,9 +51,12 @@ def secrets_of(value: Any, key: str = "") -> list[str]:
     turns up, where it has 6 characters or more."""
     found: list[str] = []
     if isinstance(value, Mapping):
-        found = [secret for name, entry in value.items() for secret in secrets_of(entry, str(name))]
+        inner = key if _NAMED.fullmatch(key) else ""
+        found = [secret for name, entry in value.items() for secret in secrets_of(entry, inner or str(name))]
     elif isinstance(value, (list, tuple)):
         found = [secret for entry in value for secret in secrets_of(entry, key)]
+    elif isinstance(value, (int, float)) and _NAMED.fullmatch(key):
+        found = [str(value)]
     elif isinstance(value, str):
         plain = re.sub(r"\\(.)", r"\1", value)  # Hydra's words have escapes where the value has none
         given = [match[2] for match in (_OVERRIDE.fullmatch(plain), *_WORD.finditer(plain)) if match and match[2]]

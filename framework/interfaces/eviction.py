@@ -61,7 +61,7 @@ class BlockView:
             call share a count; a later call has a larger one.
         hits: requests that found it in the cache since it was admitted.
         priority: the highest of the requests that used it since it was admitted.
-        tenant: small integer naming the tenant that admitted it.
+        tenant: small integer naming the tenant that admitted it; 0: none was named.
         children: cached or in-use blocks published directly below it.
         next_use: the number, from 1 in order of arrival, of the next request for it; replay of a trace only, else
             infinity.

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from framework.errors import FrameworkError
 from framework.interfaces.workload import BlockIdArray
@@ -98,26 +99,53 @@ def hint(record: Mapping[str, Any], field: str = "hint") -> Hint | None:
 
 
 def integers(record: Mapping[str, Any], field: str, limit: int = 2**62) -> BlockIdArray:
-    """(n,) int64 whole numbers of the list in `field`, each 0 to `limit`.
+    """(n,) int64 whole numbers of the list in `field`, each 0 to `limit`, at most 2**63 - 1.
 
     Raises:
         FieldError: missing, no list, or an element that is no whole number within bounds.
     """
+    return _whole_numbers(record, field, limit).astype(np.int64, copy=False)
+
+
+class BlockNames:
+    """The block ids of one file. A name is a whole number up to 2**64 - 1, as engines hash blocks.
+
+    An id is the name itself below 2**62. From there on it is 2**62 and up, in order of first appearance: one dict entry
+    a distinct name.
+    """
+
+    def __init__(self) -> None:
+        self._large: dict[int, int] = {}
+
+    def ids(self, record: Mapping[str, Any], field: str) -> BlockIdArray:
+        """(n,) int64 ids of the names in `field`.
+
+        Raises:
+            FieldError: missing, no list, or an element that is no name.
+        """
+        names = _whole_numbers(record, field, 2**64 - 1)
+        if not len(names) or names.max() < _LARGE:
+            return names.astype(np.int64, copy=False)
+        large = self._large
+        return np.array(
+            [name if name < _LARGE else large.setdefault(name, _LARGE + len(large)) for name in names.tolist()],
+            dtype=np.int64,
+        )
+
+
+_LARGE = 2**62
+
+
+def _whole_numbers(record: Mapping[str, Any], field: str, limit: int) -> npt.NDArray[Any]:
     value = record.get(field)
     if not isinstance(value, list):
         raise FieldError(field, "missing" if value is None else f"expected a list, found {str(value)[:40]}")
     if not value:
         return np.empty(0, dtype=np.int64)
-    try:
-        array = np.array(value)
-    except (ValueError, OverflowError):
-        array = np.array(value, dtype=object)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or (bool in set(map(type, value))):
-        raise FieldError(field, "expected a flat list of whole numbers below 2**63")
-    low, high = int(array.min()), int(array.max())
-    if low < 0 or high > limit:
-        raise FieldError(field, f"expected numbers 0 to {limit}, found {low if low < 0 else high}")
-    return array.astype(np.int64, copy=False)
+    if set(map(type, value)) != {int} or min(value) < 0 or max(value) > limit:
+        wrong = next(entry for entry in value if type(entry) is not int or not 0 <= entry <= limit)
+        raise FieldError(field, f"expected a flat list of whole numbers, 0 to {limit}, found {_shown(wrong)}")
+    return np.array(value, dtype=np.uint64 if max(value) >= 2**63 else np.int64)
 
 
 class ScopedIds:

@@ -16,6 +16,7 @@ import orjson
 
 from framework.interfaces.records import (
     MAX_TOKENS,
+    BlockNames,
     FieldError,
     ScopedIds,
     check_block_count,
@@ -29,7 +30,9 @@ from framework.interfaces.workload import BlockIdArray, Hint, Message, Namespace
 
 __all__ = [
     "MAX_TOKENS",
+    "PER_SECOND",
     "BlockIdArray",
+    "BlockNames",
     "CsvReader",
     "FieldError",
     "Hint",
@@ -52,6 +55,9 @@ __all__ = [
     "text",
 ]
 
+PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000}
+"""Units that the times of a file may have -> how many are a second."""
+
 Line = tuple[int, bytes]
 """(line number from 1, the line without its end). Blank lines are left out, compression is undone."""
 
@@ -69,6 +75,8 @@ class TraceReader(ABC):
             makes of the ones read.
         absolute_times: `arrival_s` are seconds since 1970; the framework subtracts the first request's.
         unsorted: requests may come in any order; the framework holds them all and sorts by arrival, ties as read.
+        time_unit: of the times on its lines, a key of `PER_SECOND`, where files differ and a user may say which; ""
+            where they do not. On an object that reads: what the user or `time_unit_of` said.
         example: a small trace of the format, for its kit: file name -> text, the trace first, then what lies beside it.
     """
 
@@ -76,6 +84,7 @@ class TraceReader(ABC):
     sizes_vary: ClassVar[bool] = False
     absolute_times: ClassVar[bool] = False
     unsorted: ClassVar[bool] = False
+    time_unit: str = ""
     example: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @classmethod
@@ -102,6 +111,10 @@ class TraceReader(ABC):
     def in_steps(self, head: Sequence[Line]) -> bool:
         """Whether `arrival_s` counts the scheduler's steps of the engine that was recorded, instead of seconds."""
         return False
+
+    def time_unit_of(self, lines: Sequence[Line]) -> str:
+        """The unit of times in a file that begins with these lines, a hundred at most; asked where one is declared."""
+        return self.time_unit
 
     @abstractmethod
     def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:

@@ -17,8 +17,9 @@ from framework.types import ROOT_NAMESPACE, Hint, Namespace, TokenArray, as_toke
 
 __all__ = ["BlockIdArray", "Hint", "Message", "Namespace", "Sampling", "Workload", "WorkloadRequest"]
 
-Message = dict[str, str]
-"""One turn of a chat: `role` and `content`, for the tokenizer's chat template."""
+Message = dict[str, Any]
+"""One turn of a chat: `role` and `content`, both text, and where it has them `tool_calls`, `tool_call_id` and `name`,
+for the tokenizer's chat template."""
 
 BlockIdArray = npt.NDArray[np.int64]
 """(n,) int64 names of a prompt's blocks, in order. What a name means is up to its trace: see WorkloadRequest."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from framework.errors import InvalidArgument, ModelError
-from framework.files.jsonl import read_object
+from framework.files.jsonl import json_text, read_object
 from framework.model.config import ModelConfig
 from framework.types import TokenArray, as_tokens
 
@@ -38,7 +38,7 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens left out. Bytes that are no UTF-8 become U+FFFD."""
 
-    def apply_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def apply_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation ({"role", "content"} each), ending where the assistant is to speak.
 
         Raises:
@@ -62,9 +62,11 @@ def encode(tokenizer: Tokenizer, prompt: Any) -> TokenArray:
     return as_tokens(prompt)
 
 
-def _message(number: int, message: Any) -> dict[str, str]:
+def _message(number: int, message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidArgument(f"message {number} must be a mapping with role and content, found {message!r:.60}")
+    if message.get("tool_calls") and message.get("content") is None:
+        message = {**message, "content": ""}
     for key in ("role", "content"):
         if not isinstance(message.get(key), str):
             raise InvalidArgument(f"message {number}: {key} must be text, found {message.get(key)!r:.60}")
@@ -105,8 +107,9 @@ class ByteTokenizer:
         """The bytes among `ids`; those that are no UTF-8 become U+FFFD."""
         return bytes(token for token in ids if 0 <= token < 256).decode("utf-8", errors="replace")
 
-    def apply_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """bos, then per message its role's marker, its bytes and an end of turn; last the assistant's marker.
+    def apply_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """bos, then per message its role's marker, its bytes, its tool calls as JSON and an end of turn; last the
+        assistant's marker.
 
         Raises:
             ModelError: a role without a marker.
@@ -116,7 +119,8 @@ class ByteTokenizer:
             role = message.get("role", "")
             if role not in ROLES:
                 raise ModelError(f"the tiny model knows no role '{role}'; known: {', '.join(ROLES)}")
-            ids += [ROLES[role], *message.get("content", "").encode(), END_OF_TURN]
+            calls = json_text(message["tool_calls"]) if message.get("tool_calls") else ""
+            ids += [ROLES[role], *f"{message.get('content', '')}{calls}".encode(), END_OF_TURN]
         return [*ids, ROLES["assistant"]]
 
 
@@ -216,7 +220,7 @@ class CheckpointTokenizer:
         """The text of `ids`, special tokens left out."""
         return str(self._rust.decode(list(ids), skip_special_tokens=True))
 
-    def apply_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def apply_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of the rendered template; the template, not the post-processor, adds special tokens.
 
         Raises:
@@ -224,7 +228,7 @@ class CheckpointTokenizer:
         """
         return list(self._rust.encode(self.render_chat(messages), add_special_tokens=False).ids)
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The conversation as text, ending where the assistant is to speak. Raises ModelError as `apply_chat`."""
         if self._template is None:
             raise ModelError("this checkpoint has no chat template; give plain text prompts")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from framework.cli.progress import reference_progress
 from framework.config.config import Config
 from framework.guard.facts import reported
 from framework.guard.observer import losses_of
@@ -70,12 +71,14 @@ def cache_only(session: Session) -> dict[str, Any]:
         began = time.perf_counter()
         leaf_first, native = options.leaf_first, False
         losses = losses_of(session.observers)
-        if below is None and losses is None:
-            native, counts = count(core, paths, policy, num_blocks, leaf_first=leaf_first)
-        else:  # what lies below and losses are known to Python alone
-            counts = replay(
-                paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass, below=below, losses=losses
-            )
+        with reference_progress(paths.num_references, enabled=session.settings.progress) as tick:
+            if below is None and losses is None:
+                native, counts = count(core, paths, policy, num_blocks, leaf_first=leaf_first, progress=tick)
+            else:  # what lies below and losses are known to Python alone
+                counts = replay(
+                    paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass, below=below,
+                    losses=losses, progress=tick,
+                )  # fmt: skip
         if below is not None:
             measured.update(below.results(block_bytes(options, config.cache)))
         measured.update(reported({"eviction": GuardedPolicy(policy)}))

@@ -135,7 +135,8 @@ class Session:
         self.run.write_provenance(origin)
         components = components or "-".join(names_of(self.config, KINDS).values())
         group = self.run.path.parent.name if self.in_sweep else ""
-        label = RunLabel(name=self.settings.name or components, group=group, job_type=components)
+        own = self.run.path.name.rpartition("-")[0] if self.in_sweep else components  # a job's: what varies comes first
+        label = RunLabel(name=self.settings.name or own, group=group, job_type=components)
         self._tracked.start(hidden(masked(self.config.plain()), self._secrets), label)
         return origin
 

@@ -106,7 +106,7 @@ class PagedAllocator(Allocator):
         self.hasher = BlockHasher(hash, block_size)
         self._tables: dict[RequestId, Table] = {}
         self.promises = Promises(self.cache, self._tables, self._requests)
-        self._tenants: dict[str, int] = {}
+        self._tenants: dict[str, int] = {"": 0}
         self._version = self._hit_tokens = self._prompt_tokens = self._copied_blocks = 0
 
     def _index(self, hash: HashScheme, duplicates: str, *, leaf_only: bool) -> PrefixIndex:

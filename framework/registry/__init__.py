@@ -1,6 +1,6 @@
 """Installed plugins: finding them, describing their constructors, making one."""
 
-from framework.registry.components import build, check_options, checked_options, own_options
+from framework.registry.components import build, check_options, checked_options, options_known, own_options
 from framework.registry.content import content_of, framework_content
 from framework.registry.declared import declared
 from framework.registry.kinds import SHARED, Kind, check_kind, groups, interface_of, kind_of, kinds
@@ -29,6 +29,7 @@ __all__ = [
     "kinds",
     "load",
     "names",
+    "options_known",
     "own_options",
     "points",
     "read_source",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
-from framework.errors import ConfigError, InvalidPlugin, shown
+from framework.errors import ConfigError, FrameworkError, InvalidPlugin, shown
 from framework.guard.boundary import check_flags, construct
 from framework.registry.kinds import SHARED
 from framework.registry.lookup import load
@@ -32,6 +32,15 @@ def check_options(kind: str, name: str, options: Mapping[str, Any]) -> dict[str,
         UnknownPlugin, DuplicatePlugin, PluginImportError, PluginError: see `load`.
     """
     return checked_options(kind, name, options, own_options(load(kind, name)))
+
+
+def options_known(kind: str, name: str) -> Container[str] | None:
+    """The options of a plugin, by name; None where it takes any, or cannot be loaded."""
+    try:
+        offered = own_options(load(kind, name))
+    except FrameworkError:
+        return None
+    return None if offered.open else {parameter.name for parameter in offered.parameters}
 
 
 def checked_options(kind: str, name: str, options: Mapping[str, Any], offered: Signature) -> dict[str, Any]:

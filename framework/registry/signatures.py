@@ -91,7 +91,8 @@ def listing(choices: Iterable[str]) -> str:
 
 
 def convert(value: Any, annotation: Any, where: str) -> Any:
-    """`value` as the annotation wants it: 1 becomes 1.0 for a float, a list a tuple; anything else must fit already.
+    """`value` as the annotation wants it: 1 becomes 1.0 for a float, 1e3 1000 for an int, a list a tuple, and text that
+    says a number or a truth value, as an environment variable's does, what it says; all else must fit already.
 
     Raises:
         ConfigError: it does not fit; names `where`, the type wanted and the value found.
@@ -112,7 +113,14 @@ def convert(value: Any, annotation: Any, where: str) -> Any:
     return _plain(value, annotation, where)
 
 
+_TRUTH = {"true": True, "yes": True, "y": True, "on": True, "1": True,
+          "false": False, "no": False, "n": False, "off": False, "0": False}  # fmt: skip
+"""Texts that are truth values: OmegaConf's."""
+
+
 def _literal(value: Any, allowed: Sequence[Any], where: str) -> Any:
+    if isinstance(value, str) and bool in map(type, allowed) and value not in allowed:
+        value = _TRUTH.get(value.lower(), value)
     for choice in allowed:
         if value == choice and isinstance(value, bool) == isinstance(choice, bool):
             return choice
@@ -172,6 +180,15 @@ def _plain(value: Any, annotation: Any, where: str) -> Any:
             return float(value)
         except OverflowError:
             raise _wrong(value, annotation, where) from None
+    if annotation is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if annotation in (int, float) and isinstance(value, str):
+        try:
+            return annotation(value)
+        except ValueError:
+            raise _wrong(value, annotation, where) from None
+    if annotation is bool and isinstance(value, str) and value.lower() in _TRUTH:
+        return _TRUTH[value.lower()]
     if annotation is int and isinstance(value, bool):
         raise _wrong(value, annotation, where)
     if issubclass(annotation, Enum) and isinstance(value, str):

@@ -7,7 +7,7 @@ hand is pinned. The policy is an ordinary `EvictionPolicy`, driven by the same c
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ def replay(
     on_evict: Callable[[int, int], Any] | None = None,
     below: CountedBelow | None = None,
     losses: Losses | None = None,
+    progress: Callable[[int], Any] | None = None,
 ) -> CacheOnlyResult:
     """Replay the request model: look up, touch, admit, evict, insert.
 
@@ -53,6 +54,7 @@ def replay(
         below: tiers below the pool, fresh. A request then hits the longest prefix whose blocks lie in any tier, before
             anything moves; the result's hits are those of all tiers, its admissions and evictions the pool's.
         losses: hears what is evicted and declined.
+        progress: called now and then with the block references replayed since the last call.
 
     Raises:
         InvalidArgument: `num_blocks` below 1; `below` together with `bypass` or `on_evict`.
@@ -67,7 +69,23 @@ def replay(
         if bypass or on_evict is not None:
             raise InvalidArgument("tiers below the pool go neither with bypass nor with on_evict; leave these out")
         on_evict = below.evicted
-    return _Replay(paths, policy, num_blocks, leaf_first, bypass, on_evict, below, losses).run()
+    run = _Replay(paths, policy, num_blocks, leaf_first, bypass, on_evict, below, losses)
+    return run.run(paths.walk() if progress is None else _followed(paths.walk(), progress))
+
+
+_REFERENCES_A_CALL = 2**16
+
+
+def _followed(walk: Iterator[list[int]], progress: Callable[[int], Any]) -> Iterator[list[int]]:
+    """The same paths; what was asked for before is said each so many references, and at the end."""
+    since = 0
+    for path in walk:
+        yield path
+        since += len(path)
+        if since >= _REFERENCES_A_CALL:
+            progress(since)
+            since = 0
+    progress(since)
 
 
 class _Names(ComputedColumn):
@@ -148,13 +166,13 @@ class _Replay:
         above = self.parents[node]
         return self.block_of[above] if above >= 0 else 0
 
-    def run(self) -> CacheOnlyResult:
+    def run(self, walk: Iterator[list[int]]) -> CacheOnlyResult:
         block_of, last_access, hits = self.block_of, self.last_access, self.hits
         host, aside, next_use, below = self.host, self.aside, self.next_use, self.below
         bounds, times = self.paths.starts.tolist(), self.paths.times
         futures = self.paths.next_uses if self.policy.needs_future else []
         request_hits: list[int] = []
-        for request, path in enumerate(self.paths.walk()):
+        for request, path in enumerate(walk):
             count = request + 1
             self.request, host.now = request, times[request]
             blocks: list[Any] = [block_of[node] for node in path]
@@ -342,6 +360,7 @@ def count(
     num_blocks: int,
     *,
     leaf_first: bool = False,
+    progress: Callable[[int], Any] | None = None,
 ) -> tuple[bool, CacheOnlyResult]:
     """Whether the core counted, and the counts; what it has no version of is said in a sentence on stderr.
 
@@ -354,4 +373,4 @@ def count(
             return True, summarise(paths, found.request_hits, found.admitted, found.evictions)
         sentence = f"the replay core cannot count {type(policy).__name__}: counted in Python, the same integers"
         print(sentence, file=sys.stderr, flush=True)  # noqa: T201
-    return False, replay(paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass)
+    return False, replay(paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass, progress=progress)

@@ -93,6 +93,7 @@ DECLARED: tuple[Metric, ...] = (
     text("run", "executor", "executor", "What stood behind the scheduler in a replay: see docs/traces.md."),
     text("run", "clock", "clock", "What times are counted on: `wall`, `virtual`, or the length of a step."),
     text("run", "model", "model", "Name of the model."),
+    section("run")("num_threads", "threads", "", "threads", "Threads of torch."),
     text("run", "workload", "workload", "Name of the workload."),
     text("run", "allocator", "allocator", "Name of the allocator."),
     text("run", "eviction", "eviction", "Name of the eviction policy."),
@@ -179,6 +180,9 @@ DECLARED: tuple[Metric, ...] = (
              "Requests that ended with an error; any makes the run a failure.", hide_zero=True),
     requests("num_skipped_lines", "requests", "lower", "lines skipped",
              "Lines of the trace left out by `on_error=skip`.", hide_zero=True),
+    text("requests", "guessed_time_unit", "times read in",
+             "Unit of the trace's times, where it is another than its format's and nobody asked for it: "
+             "`workload.time_unit` overrules it."),
     requests("dense_mismatches", "requests", "lower", "differ from dense",
              "Checked requests whose tokens differ from the plain dense model's; any makes the run a failure. Null "
              "where tokens may differ: for a backend that declares a loss, and where K and V are of another dtype than "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from framework.sweep.identity import NOT_IN_HASH, Identity
 State = Literal["ok", "failed", "unavailable", "skipped", "elsewhere"]
 _Stamp = tuple[int, int] | None
 
-_LONGEST = 80
+_LONGEST, _LONGEST_WORD, _LONGEST_NAME = 80, 48, 220  # of 255 that a file system takes
 _HASH_CHARACTERS = 8
 _NOT_A_JOB = re.compile(r"^[+~]*(hydra|tracker|run\.(" + "|".join(sorted(NOT_IN_HASH)) + r"))\b")
 _FIRST = ("mode", "workload.path", "allocator", "eviction", "hash", "backend", "model", "cache", "seed")
@@ -63,22 +63,37 @@ class Outcome:
     took_s: float | None = None
 
 
-def folder_name(overrides: Sequence[str]) -> str:
-    """The folder of an override set: readable, at most 80 characters, the same whatever the order or the sweep.
+def folder_name(overrides: Sequence[str], varied: Collection[str] = ()) -> str:
+    """The folder of an override set: readable, and the same tail whatever the order or the sweep.
 
-    Overrides of `hydra.`, `tracker` and of where a run writes do not count. The tail is a hash of all the others;
-    what looks like a secret is masked in the readable part.
+    Overrides of `hydra.`, `tracker` and of where a run writes do not count. The tail is a hash of all the others; what
+    looks like a secret is masked in the readable part.
+
+    Args:
+        varied: keys in which the jobs of a sweep differ: they come first and are never left out. The others follow
+            while the name has at most 80 characters.
     """
     words = sorted({word.lstrip("+") for word in overrides if not _NOT_A_JOB.match(word)}, key=_rank)
-    digest = hashlib.sha256("\0".join(sorted(words)).encode()).hexdigest()[:_HASH_CHARACTERS]
-    readable = ""
+    first = [word for word in words if key_of(word) in varied]
+    kept = [_short(masked(word))[:_LONGEST_WORD] for word in first]
     for word in words:
-        short = _short(masked(word))
-        longer = f"{readable},{short}" if readable else short
-        if len(longer) > _LONGEST - _HASH_CHARACTERS - 1:
-            break
-        readable = longer
-    return f"{readable or 'default'}-{digest}"
+        if word not in first:
+            kept.append(_short(masked(word)))
+            if len(",".join(kept)) > _LONGEST - _HASH_CHARACTERS - 1:
+                kept.pop()
+                break
+    return f"{','.join(kept)[:_LONGEST_NAME] or 'default'}-{digest_of(overrides)}"
+
+
+def digest_of(overrides: Sequence[str]) -> str:
+    """The tail of an override set's folder."""
+    words = sorted({word.lstrip("+") for word in overrides if not _NOT_A_JOB.match(word)})
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:_HASH_CHARACTERS]
+
+
+def key_of(override: str) -> str:
+    """`cache.num_blocks` of `++cache.num_blocks=64`."""
+    return override.lstrip("+~").partition("=")[0]
 
 
 def what_changed(directory: Path, wanted: Identity) -> tuple[str, ...] | None:

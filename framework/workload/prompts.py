@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import tarfile
 from collections import Counter
@@ -14,7 +15,7 @@ import numpy as np
 
 from framework.errors import ConfigError, FrameworkError, WorkloadError
 from framework.files.jsonl import JsonObject, iter_lines, iter_objects
-from framework.files.lines import require_file
+from framework.files.lines import first_lines, require_file
 from framework.interfaces.records import FieldError, integer, integers, number, text
 from framework.interfaces.workload import Message, Namespace, Sampling, Workload, WorkloadRequest
 from framework.registry.signatures import did_you_mean, listing
@@ -34,8 +35,12 @@ class Prompts(Workload):
     A name ending in `.jsonl`, `.ndjson` or `.json` (also with `.gz`) is JSON lines: each object has one of `prompt`
     (text), `messages` (a list of `role` and `content`) or `tokens` (ids), and may set any field of Sampling,
     `arrival_s`, `priority`, `tenant`, `session`, `turn`, `category`, `hint` (a probability that the session goes on,
-    or an object of `continues` and `returns_s`), `key`, and `adapter` and `salt` of the namespace. Any other name is
-    text, one prompt a line. Blank lines are skipped. Where `arrival_s` is given, lines are in its order.
+    or an object of `continues` and `returns_s`), `key`, and `adapter` and `salt` of the namespace. A message may have
+    `tool_calls`, and those of role `tool` their `tool_call_id` and `name`, for the model's chat template. Also read are
+    OpenAI's batch files (`custom_id`, `body`), vLLM's custom rows (`prompt`, `output_tokens`) and ShareGPT's
+    `conversations`, a request for each question after what was said before it; and one JSON array of any of these,
+    whose entries are counted instead of lines. Any other name is text, one prompt a line. Blank lines are skipped.
+    Where `arrival_s` is given, lines are in its order.
 
     Args:
         path: the file.
@@ -60,9 +65,10 @@ class Prompts(Workload):
         """
         defaults = {"max_tokens": self.max_tokens, "temperature": self.temperature}
         lines: dict[str, int] = {}
-        for line, record in self._records():
+        for line, question, record in self._plain_records():
             try:
-                request = _request({"key": f"line-{line}", **defaults, **record})
+                key = f"line-{line}" if question is None else f"line-{line}-{question}"
+                request = _request({"key": key, **defaults, **record})
                 if request.key in lines:
                     raise FieldError("key", f"{request.key[:60]!r} names the request of line {lines[request.key]} too")
             except (FieldError, FrameworkError) as fault:
@@ -74,16 +80,105 @@ class Prompts(Workload):
         if not lines:
             raise WorkloadError(f"{self.path} holds 0 requests; there is nothing to serve")
 
+    def _plain_records(self) -> Iterator[tuple[int, int | None, JsonObject]]:
+        """(line, number of a line's request where it has several, request in our own fields)."""
+        for line, record in self._records():
+            try:
+                if "conversations" in record:
+                    yield from ((line, number, one) for number, one in enumerate(_questions(record)))
+                else:
+                    yield line, None, _own(record)
+            except FieldError as fault:
+                raise WorkloadError(f"{self.path}:{line}: {fault}") from fault
+
     def _records(self) -> Iterator[tuple[int, JsonObject]]:
         suffixes = [suffix for suffix in self.path.suffixes if suffix != ".gz"]
         if suffixes and suffixes[-1] in (".jsonl", ".ndjson", ".json"):
-            yield from iter_objects(self.path, WorkloadError)
+            if next((line.strip()[:1] for _, line in first_lines(self.path, 1)), b"") == b"[":
+                yield from _entries(self.path)
+            else:
+                yield from iter_objects(self.path, WorkloadError)
             return
         for line, prompt in iter_lines(self.path, WorkloadError):
             if "\0" in prompt:
                 raise WorkloadError(f"{self.path}:{line}: prompt: holds a NUL byte; is this a text file?")
             if prompt.strip():
                 yield line, {"prompt": prompt}
+
+
+def _entries(path: Path) -> Iterator[tuple[int, JsonObject]]:
+    """(number from 1, object) of the entries of one JSON array. Holds the file's text, and one entry."""
+    text = "\n".join(line for _, line in iter_lines(path, WorkloadError))
+    decoder, place, number = json.JSONDecoder(), text.index("[") + 1, 0
+    while (place := _after_space(text, place)) < len(text) and text[place] != "]":
+        number += 1
+        try:
+            entry, place = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError) as fault:
+            raise WorkloadError(f"{path}: entry {number} of its array is no JSON: {fault}") from fault
+        if not isinstance(entry, dict):
+            raise WorkloadError(f"{path}: entry {number} of its array is no JSON object, found {ascii(entry)[:60]}")
+        yield number, entry
+        place = _after_space(text, place)
+        if text[place : place + 1] == ",":
+            place += 1
+        elif text[place : place + 1] != "]":
+            break
+    if text[place : place + 1] != "]" or _after_space(text, place + 1) < len(text):
+        raise WorkloadError(f"{path}: its array is cut short or followed by something after entry {number}")
+
+
+def _after_space(text: str, place: int) -> int:
+    while place < len(text) and text[place] in " \t\r\n":
+        place += 1
+    return place
+
+
+_NO_MATTER = frozenset({"model", "stream", "stream_options", "user", "metadata", "store"})
+"""What a body of OpenAI's says of who answers and how the answer is sent: the run's own model answers here."""
+
+
+def _own(record: JsonObject) -> JsonObject:
+    """A line of OpenAI's batch format, or a row of vLLM's, in our fields; any other as it is."""
+    if "custom_id" in record or "body" in record:
+        body = record.get("body")
+        if not isinstance(body, dict):
+            raise FieldError("body", f"a line of OpenAI's batch format has an object there, found {ascii(body)[:60]}")
+        found = {name: value for name, value in body.items() if name not in _NO_MATTER and value is not None}
+        if "max_completion_tokens" in found:
+            found["max_tokens"] = found.pop("max_completion_tokens")
+        if isinstance(found.get("logprobs"), bool):
+            found["logprobs"] = found.get("top_logprobs", 0) if found["logprobs"] else None
+            found.pop("top_logprobs", None)
+        if unknown := [name for name in found if name not in _FIELDS]:
+            raise FieldError(f"body.{ascii(unknown[0])[1:-1][:60]}", "OpenAI's, and not served here; leave it out")
+        return {**found, **({"key": record["custom_id"]} if "custom_id" in record else {})}
+    if "output_tokens" in record and "max_tokens" not in record:
+        return {("max_tokens" if name == "output_tokens" else name): value for name, value in record.items()}
+    return record
+
+
+_SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+
+
+def _questions(record: JsonObject) -> Iterator[JsonObject]:
+    """A request for each question of a conversation of ShareGPT's, after all that was said from the first one on."""
+    turns = record["conversations"]
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise FieldError("conversations", f"want a list of objects of from and value, found {ascii(turns)[:60]}")
+    said: list[JsonObject] = []
+    session, asked = text(record, "id"), 0
+    for index, turn in enumerate(turns):
+        role = _SPEAKERS.get(str(turn.get("from", turn.get("role"))))
+        if role is None:
+            who = ascii(turn.get("from", turn.get("role")))[:40]
+            raise FieldError(f"conversations[{index}].from", f"want one of {', '.join(_SPEAKERS)}, found {who}")
+        if role == "assistant" and not asked:
+            continue  # an answer to what is not there
+        said.append({"role": role, "content": turn.get("value", turn.get("content"))})
+        if role == "user":
+            yield {"messages": [*said], "session": session, "turn": asked}
+            asked += 1
 
 
 def _request(record: JsonObject) -> WorkloadRequest:
@@ -112,12 +207,26 @@ def _prompt(record: JsonObject) -> str | tuple[Message, ...] | TokenArray:
     if not isinstance(messages, list) or not messages:
         raise FieldError("messages", f"want a list that is not empty, found {ascii(messages)[:60]}")
     for index, message in enumerate(messages):
-        if not isinstance(message, dict) or set(message) != {"role", "content"}:
-            raise FieldError(f"messages[{index}]", f"want an object of role and content, found {ascii(message)[:60]}")
+        place = f"messages[{index}]"
+        if not isinstance(message, dict) or not {"role", "content"} <= {*message, *_without_content(message)}:
+            raise FieldError(place, f"want an object of role and content, found {ascii(message)[:60]}")
         for name, value in message.items():
-            if value != "":
-                _text(f"messages[{index}].{name}", value)
-    return tuple(messages)
+            if name == "tool_calls":
+                if not isinstance(value, list) or not all(isinstance(call, dict) for call in value):
+                    raise FieldError(f"{place}.tool_calls", f"want a list of objects, found {ascii(value)[:60]}")
+                _text(f"{place}.tool_calls", json.dumps(value, ensure_ascii=False))
+            elif name not in ("role", "content", "tool_call_id", "name"):
+                raise FieldError(
+                    f"{place}.{ascii(name)[1:-1][:60]}", "want role, content, tool_calls, tool_call_id, name"
+                )
+            elif value != "" and (value is not None or name == "role" or name not in _without_content(message)):
+                _text(f"{place}.{name}", value)
+    return tuple({**message, "content": message.get("content") or ""} for message in messages)
+
+
+def _without_content(message: JsonObject) -> tuple[str, ...]:
+    """A message that calls tools need not say anything."""
+    return ("content",) if message.get("tool_calls") else ()
 
 
 def _text(name: str, value: Any) -> str:

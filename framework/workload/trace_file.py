@@ -26,6 +26,8 @@ class TraceFile(Workload):
         limit: only the first so many requests; null for all.
         on_error: what a line that cannot be read does: raise, or skip (and count).
         speed: arrivals come so many times as fast.
+        time_unit: of the file's times, s, ms or us, where files of its format differ; auto takes what fits.
+        clock: of a recording that has both, steps of the engine (file), or seconds.
     """
 
     path: Path
@@ -34,6 +36,8 @@ class TraceFile(Workload):
     limit: int | None = None
     on_error: Literal["raise", "skip"] = "raise"
     speed: float = 1.0
+    time_unit: Literal["auto", "s", "ms", "us"] = "auto"
+    clock: Literal["file", "seconds"] = "file"
 
     def __post_init__(self) -> None:
         self._trace: Trace | None = None
@@ -51,7 +55,14 @@ class TraceFile(Workload):
             WorkloadError, InvalidArgument: see open_trace.
         """
         size = block_tokens if self.block_tokens is None else self.block_tokens
-        self._trace = open_trace(self.path, format=self.format, block_tokens=size, on_error=self.on_error)
+        self._trace = open_trace(
+            self.path,
+            format=self.format,
+            block_tokens=size,
+            on_error=self.on_error,
+            time_unit=self.time_unit,
+            in_seconds=self.clock == "seconds",
+        )
         return self._trace
 
     def in_steps(self) -> bool:
@@ -69,5 +80,8 @@ class TraceFile(Workload):
         return (replace(request, arrival_s=request.arrival_s / self.speed) for request in requests)
 
     def facts(self) -> Mapping[str, Any]:
-        """Lines that were left out."""
-        return {"num_skipped_lines": self._trace.num_skipped if self._trace is not None else 0}
+        """Lines that were left out, and the unit of times that was taken without being asked for."""
+        found: dict[str, Any] = {"num_skipped_lines": self._trace.num_skipped if self._trace is not None else 0}
+        if self._trace is not None and self._trace.guessed_time_unit:
+            found["guessed_time_unit"] = self._trace.time_unit
+        return found

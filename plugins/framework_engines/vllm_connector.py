@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import logging
@@ -13,8 +14,10 @@ from typing import Any
 
 from framework.errors import ConfigError, Unsupported
 from framework.groups.kinds import Kind, KVGroup
+from framework_engines import vllm_metrics
 from framework_engines.host_blocks import build_policy
 from framework_engines.pool_facts import GroupFacts, PoolFacts
+from framework_engines.vllm_metrics import name_of
 from framework_engines.vllm_watch import MissWatch, PoolWatch
 
 TESTED = ("0.32.0", "0.33.0")
@@ -34,6 +37,8 @@ HOOKS: dict[str, dict[str, list[str]]] = {
     "KVConnectorBase_V1": {"bind_kv_cache_manager": ["kv_cache_manager"], "on_new_request": ["request"]},
 }  # fmt: skip
 """Methods of vLLM's classes that are wrapped, replaced or waited for, and their leading parameters."""
+BEFORE: Mapping[str, tuple[str, list[str]]] = {"bind_kv_cache_manager": ("bind_gpu_block_pool", ["gpu_block_pool"])}
+"""What earlier versions have in place of a hook."""
 
 KINDS: Mapping[str, Kind | None] = {
     "FullAttentionSpec": "full", "SlidingWindowSpec": "window", "ChunkedLocalAttentionSpec": "chunk",
@@ -123,15 +128,33 @@ def require_hooks(**objects: Any) -> None:
     missing = []
     for owner, found in objects.items():
         for method, expected in HOOKS[owner].items():
-            call = getattr(found, method, None)
-            parameters = [name for name in inspect.signature(call).parameters if name != "self"] if call else None
-            if parameters is None or parameters[: len(expected)] != expected:
-                missing.append(f"{owner}.{method}({', '.join(expected)})")
+            ways = [(method, expected), *([BEFORE[method]] if method in BEFORE else [])]
+            if not any(_has(found, *way) for way in ways):
+                missing.append(" or ".join(f"{owner}.{name}({', '.join(names)})" for name, names in ways))
     if missing:
         raise Unsupported(
             f"this vLLM lacks what our connectors stand on: {', '.join(missing)}; "
             f"they were tested with vLLM {' and '.join(TESTED)}"
         )
+
+
+def _has(owner: Any, method: str, expected: list[str]) -> bool:
+    call = getattr(owner, method, None)
+    parameters = [name for name in inspect.signature(call).parameters if name != "self"] if call else []
+    return call is not None and parameters[: len(expected)] == expected
+
+
+def manager_of(pool: Any) -> Any:
+    """The KVCacheManager whose pool this is, which vLLM has made a moment ago and does not hand over.
+
+    Raises:
+        Unsupported: there is none, or several.
+    """
+    managers = (one for one in gc.get_objects() if type(one).__name__ == "KVCacheManager")
+    found = [one for one in managers if getattr(one, "block_pool", None) is pool]
+    if len(found) != 1:
+        raise Unsupported(f"this vLLM hands over a BlockPool with {len(found)} KVCacheManagers; one is needed")
+    return found[0]
 
 
 def connector_base() -> Any:
@@ -171,6 +194,7 @@ def options_of(extra: Mapping[str, Any]) -> tuple[Any, int, str]:
 @cache
 def _connector_classes() -> dict[str, type]:
     base = connector_base()
+    Stats, Metrics = vllm_metrics.classes("PolicyConnector", __name__)
 
     class PolicyConnector(_Methods, base.KVConnectorBase_V1, base.SupportsHMA):  # type: ignore[name-defined, misc]
         """An eviction policy of this package's in vLLM's GPU tier; it moves no KV."""
@@ -179,7 +203,7 @@ def _connector_classes() -> dict[str, type]:
             super().__init__(vllm_config, role, kv_cache_config)
             self.options = options_of(vllm_config.kv_transfer_config.kv_connector_extra_config)
             self.explain = vllm_config.kv_transfer_config.kv_connector_extra_config.get("explain")
-            self.watch, self.misses, self._start = None, None, time.monotonic()
+            self.watch, self.misses, self._start, self._told = None, None, time.monotonic(), {}
 
         @classmethod
         def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -194,7 +218,23 @@ def _connector_classes() -> dict[str, type]:
 
         def build_connector_meta(self, scheduler_output: Any) -> Any:
             """Nothing for the workers."""
+            self._scheduled(scheduler_output)
             return Nothing()
+
+        def get_kv_connector_stats(self) -> Any:
+            """For vLLM's log and /metrics, asked after each step."""
+            counted = self._counted()
+            return Stats(data=counted) if counted else None
+
+        @classmethod
+        def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
+            """The same again in the process of the log."""
+            return Stats(data=data or {})
+
+        @classmethod
+        def build_prom_metrics(cls, *given: Any, **more: Any) -> Any:
+            """The counters of /metrics."""
+            return Metrics(*given, **more)
 
     class Nothing(base.KVConnectorMetadata):  # type: ignore[name-defined, misc]
         """What the scheduler's side has to say to the workers' side."""
@@ -213,6 +253,11 @@ class MovesNothing:
     """Every answer that vLLM asks of a KV connector, of one without bytes to move. Needs no base class of vLLM's."""
 
     requires_kv_delivery = False  # nothing is handed off that a preemption could spoil
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """As `bind_kv_cache_manager`, which vLLM 0.28 has not: its connectors get the pool alone."""
+        if not hasattr(super(), "bind_kv_cache_manager"):
+            self.bind_kv_cache_manager(manager_of(gpu_block_pool))  # type: ignore[attr-defined]
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """Nothing is found outside the pool."""
@@ -240,6 +285,7 @@ class _Methods(MovesNothing):
     misses: MissWatch | None
     explain: str | None
     _start: float
+    _told: dict[str, float]
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """vLLM's scheduler is about to start with this manager."""
@@ -255,9 +301,8 @@ class _Methods(MovesNothing):
                     f"{kv_cache_manager.num_kv_cache_groups} KV cache groups; leave it out"
                 )
             hash_of = importlib.import_module("vllm.v1.core.kv_cache_utils").get_block_hash
-            name = eviction.get("name") if isinstance(eviction, Mapping) else eviction
-            policy = "vllm" if eviction is None else str(name)
-            self.misses = MissWatch(kv_cache_manager, hash_of, policy=policy, folder=Path(self.explain))
+            folder = Path(self.explain)
+            self.misses = MissWatch(kv_cache_manager, hash_of, policy=name_of(eviction), folder=folder)
 
     def shutdown(self) -> None:
         """vLLM ends: what was missed, and why, is written."""
@@ -268,6 +313,20 @@ class _Methods(MovesNothing):
         """A request entered the engine."""
         if self.watch is not None:
             self.watch.arrived(request)
+
+    def _scheduled(self, output: Any) -> None:
+        """A step was scheduled, as vLLM's SchedulerOutput says."""
+        if self.watch is not None:
+            self.watch.scheduled(output)
+
+    def _counted(self) -> dict[str, float]:
+        """What the policy did since this was last asked; empty where it did nothing, and in a worker."""
+        if self.watch is None:
+            return {}
+        queue, told = self.watch.queue, self._told
+        now = {"seconds": queue.seconds, "victims": queue.num_victims, "failures": int(queue.failure is not None)}
+        self._told = now
+        return {key: count - told.get(key, 0) for key, count in now.items() if count != told.get(key, 0)}
 
     def _seconds(self) -> float:
         return time.monotonic() - self._start

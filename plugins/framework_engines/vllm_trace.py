@@ -1,4 +1,4 @@
-"""A trace of what vLLM serves, without its text, as a KV connector that moves no KV."""
+"""A trace of what vLLM serves, with its tokens or without, as a KV connector that moves no KV."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from framework.engine.executors.base import work_of
 from framework.errors import ConfigError
 from framework.workload.traces.private import LiveRequest, PrivateTrace
 from framework_engines.vllm_connector import MovesNothing, connector_base, importable
+from framework_engines.vllm_watch import tenant_of
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -28,20 +29,27 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it offers TraceConnector")
 
 
-def paths_of(extra: Mapping[str, Any]) -> tuple[Path, Path | None]:
-    """The trace's file of a `kv_connector_extra_config`, and that of the steps where one is named.
+_OPTIONS = ("path", "steps", "tokens")
+
+
+def options_of(extra: Mapping[str, Any]) -> tuple[Path, Path | None, bool]:
+    """The trace's file of a `kv_connector_extra_config`, that of the steps or None, and whether tokens are kept.
 
     Raises:
         ConfigError: no path, or an option that is none.
     """
-    if unknown := sorted(set(extra) - {"path", "steps"}):
-        raise ConfigError(f"kv_connector_extra_config of TraceConnector has path and steps, found {', '.join(unknown)}")
-    for name, path in {"path": None, **extra}.items():
+    if unknown := sorted(set(extra) - set(_OPTIONS)):
+        raise ConfigError(f"kv_connector_extra_config of TraceConnector has {_OPTIONS}, found {', '.join(unknown)}")
+    paths = {"path": None, **extra}
+    tokens = paths.pop("tokens", False)
+    if type(tokens) is not bool:
+        raise ConfigError(f"tokens of TraceConnector is true or false, found {tokens!r}")
+    for name, path in paths.items():
         if not isinstance(path, str) or not path:
             raise ConfigError(
                 f"TraceConnector writes to kv_connector_extra_config's {name}, found {path!r}; name a new file"
             )
-    return Path(extra["path"]), Path(extra["steps"]) if "steps" in extra else None
+    return Path(extra["path"]), Path(extra["steps"]) if "steps" in extra else None, tokens
 
 
 class TraceMethods(MovesNothing):
@@ -52,11 +60,13 @@ class TraceMethods(MovesNothing):
     one error in the log; vLLM goes on.
 
     Attributes:
+        tokens: write what was asked and answered, not only which blocks are equal.
         trace: None before the scheduler starts, and where recording has ended.
         steps: of a file of steps, None without one. See `TimedSteps`.
     """
 
     path: Path
+    tokens = False
     trace: PrivateTrace | None = None
     steps: TimedSteps | None = None
     _num_steps = 0
@@ -64,16 +74,19 @@ class TraceMethods(MovesNothing):
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """vLLM's scheduler is about to start with this manager."""
         size = int(kv_cache_manager.block_pool.hash_block_size)
-        self.trace = PrivateTrace(self.path, size, source="vllm", clock="steps")
+        self.trace = PrivateTrace(self.path, size, plain=self.tokens, source="vllm", clock="steps")
         self._live: dict[str, LiveRequest] = {}
+        self._start = time.monotonic()
 
     def on_new_request(self, request: Any) -> None:
         """A request entered the engine."""
         if self.trace is not None:
             live = self._live[request.request_id] = LiveRequest(
                 arrival_s=float(self._num_steps),
+                seconds=time.monotonic() - self._start,
                 prompt_tokens=int(request.num_prompt_tokens),
                 session=getattr(request, "session_id", None),
+                tenant=tenant_of(request),
                 priority=-int(request.priority),  # there, lower is more important
             )
             self.trace.arrived(live)
@@ -92,6 +105,8 @@ class TraceMethods(MovesNothing):
         if live is not None and self.trace is not None:
             live.hashes = [bytes(name) for name in request.block_hashes]
             live.total_tokens = int(request.num_tokens)
+            if self.tokens:
+                live.tokens, live.scope = [*request.all_token_ids], request.cache_salt or ""
             self._guarded(self.trace.ended)
         if self.steps is not None and not self._live:
             self._guarded(self.steps.idle)
@@ -176,7 +191,7 @@ def _connector_classes() -> dict[str, type]:
 
         def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
             super().__init__(vllm_config, role, kv_cache_config)
-            self.path, steps = paths_of(vllm_config.kv_transfer_config.kv_connector_extra_config)
+            self.path, steps, self.tokens = options_of(vllm_config.kv_transfer_config.kv_connector_extra_config)
             if steps is not None and role == base.KVConnectorRole.SCHEDULER:
                 self.steps = TimedSteps(steps, ahead=bool(vllm_config.scheduler_config.async_scheduling))
 

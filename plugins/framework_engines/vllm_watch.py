@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from copy import copy
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from framework.guard.boundary import OUTSIDE
 from framework.results.layout import REQUESTS, RESULT
 from framework.types import RequestFacts, RequestId, RequestInfo
 from framework_engines.pool_facts import PoolFacts
-from framework_explain.account import REGRET
+from framework_explain.account import REGRET, Account
 from framework_explain.ledger import Ledger
 from framework_explain.replayed_misses import against_models
 
@@ -44,6 +45,7 @@ class PolicyQueue:
     Attributes:
         facts: None once the policy failed.
         counted: a call of vLLM's is under way that was counted: what it takes or frees shares its access count.
+        seconds, num_victims: that the policy and its facts took, and the blocks that it gave up.
     """
 
     def __init__(
@@ -55,11 +57,12 @@ class PolicyQueue:
         self.failure: Exception | None = None
         self._candidate = facts.candidate
         self.counted = False
+        self.seconds, self.num_victims = 0.0, 0
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks without references, those that eviction would free included."""
-        return int(self.order.num_free_blocks)
+        return self.order.num_free_blocks  # type: ignore[no-any-return]
 
     def popleft(self) -> Any:
         """The next block to reuse.
@@ -108,6 +111,7 @@ class PolicyQueue:
         """What `act` returns; None without a policy, or when it fails, which is the end of it."""
         if self.facts is None:
             return None
+        begun = perf_counter()
         try:
             return act(self.facts)
         except OUTSIDE:
@@ -120,12 +124,17 @@ class PolicyQueue:
                 f"without a PolicyConnector. {type(error).__name__}: {error}", exc_info=error,
             )  # fmt: skip
             return None
+        finally:
+            self.seconds += perf_counter() - begun
 
     def _victims(self, most: int) -> list[Any]:
         """The policy's next victims; none where it has none to name."""
         count = min(most, self.facts.num_candidates) if self.facts is not None else 0
         named = self.attempt(lambda facts: facts.victims(count)) if count else None
-        return [] if named is None else [self.blocks[block] for block in named]
+        if named is None:
+            return []
+        self.num_victims += count
+        return [self.blocks[block] for block in named]
 
     def _release(self, facts: PoolFacts, blocks: list[Any]) -> None:
         self._tick(facts)
@@ -149,7 +158,7 @@ def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     """From here on `around(method, *args)` is called for the method of that name, where there is one."""
     call = getattr(owner, name, None)
     if call is not None:
-        setattr(owner, name, wraps(call)(lambda *args, **kwargs: around(call, *args, **kwargs)))
+        setattr(owner, name, wraps(call)(partial(around, call)))
 
 
 class PoolWatch:
@@ -163,7 +172,7 @@ class PoolWatch:
         hash_of: as `PolicyQueue` takes it.
 
     Attributes:
-        num_steps: that the scheduler has begun.
+        num_steps: the number, from 1, of the step that the scheduler began last; one without tokens has none.
         arrivals: of unfinished requests, on the clock of `facts`; kept only for a policy that reads them.
     """
 
@@ -173,19 +182,24 @@ class PoolWatch:
             self.pool.free_block_queue, self.pool.blocks, facts, on_declined=self._decline, hash_of=hash_of
         )
         self.pool.free_block_queue = self.queue
-        self.num_steps = 0
+        self.num_steps = self._computed = 0
         self.arrivals: dict[str, float] = {}
         self._known: dict[str, _Known] = {}
         self._request: Any = None
         self._hit_blocks = 0
-        self._watch(manager, "new_step_starts", self._begin_step)
-        self._watch(manager, "allocate_slots", self._allocating, self._allocated)
+        _wrap(manager, "new_step_starts", self._begin_step)
+        _wrap(manager, "allocate_slots", self._allocate)
         self._watch(self.pool, "touch", self._touching)
         self._watch(self.pool, "cache_full_blocks", None, self._cached)
         self._watch(self.pool, "evict_blocks", None, self._unhashed)
         self._watch(self.pool, "reset_prefix_cache", None, self._reset)
         self._watch(manager, "free", lambda request: self._freeing(manager, request, at_once=True), self._freed)
         self._watch(manager, "pop_blocks_for_free", lambda request: self._freeing(manager, request, at_once=False))
+
+    def scheduled(self, output: Any) -> None:
+        """A step was scheduled, as vLLM's SchedulerOutput says; one without a token is none."""
+        self._computed += output.total_num_scheduled_tokens > 0
+        self.num_steps = self._computed
 
     def arrived(self, request: Any) -> None:
         """A request entered the engine."""
@@ -209,15 +223,19 @@ class PoolWatch:
 
         _wrap(owner, name, watched)
 
-    def _begin_step(self) -> None:
-        self.num_steps += 1
+    def _begin_step(self, call: Any) -> Any:
+        self.num_steps = self._computed + 1
+        return call()
 
-    def _allocating(self, request: Any, *args: Any, **kwargs: Any) -> None:
+    def _allocate(self, call: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Called for each running request in each step: whatever can be left out is."""
         self._request, self._hit_blocks = request, 0
-
-    def _allocated(self, facts: PoolFacts, result: Any, request: Any, *args: Any, **kwargs: Any) -> None:
-        if result is not None and facts.requests is not None:
-            self._known_of(facts, request)  # a prompt counts for later ones from its admission on
+        result = call(request, *args, **kwargs)
+        facts = self.queue.facts
+        if result is None or facts is None or facts.requests is None or request.request_id in self._known:
+            return result
+        self.queue.attempt(lambda facts: self._known_of(facts, request))  # from here on it counts for later prompts
+        return result
 
     def _touching(self, blocks: Sequence[Any]) -> None:
         facts, request = self.queue.facts, self._request
@@ -292,7 +310,7 @@ class PoolWatch:
     def _known_of(self, facts: PoolFacts, request: Any) -> _Known:
         known = self._known.get(request.request_id)
         if known is None:
-            tenant = _tenant(request)
+            tenant = tenant_of(request)
             described = None if facts.requests is None else self._describe(facts, request, tenant)
             known = self._known[request.request_id] = -request.priority, facts.tenant(tenant), described
         return known
@@ -325,8 +343,9 @@ class MissWatch:
         manager: vLLM's KVCacheManager, with nothing cached yet.
         hash_of: vLLM's get_block_hash.
         policy: whose decisions evictions are.
-        folder: for `requests.jsonl`, and at the end `result.json` and `regret.jsonl`, which `python -m
-            framework_explain.explain` reads.
+        folder: for `requests.jsonl`, `regret.jsonl` and `result.json`, which `python -m framework explain` reads. They
+            are whole after each request, since vLLM may kill its engine without a word; the comparison with LRU and the
+            optimum comes at the end.
 
     Raises:
         ConfigError: a folder that holds a result, or cannot be made.
@@ -342,7 +361,7 @@ class MissWatch:
         ] = {}  # of unfinished requests: (number, tokens computed; -1: never ran)
         self._running: set[str] = set()
         self._count = self._hit_tokens = self._prompt_tokens = 0
-        self._rows = _open(folder)
+        self._rows, self._regret, self._num_written = _open(folder / REQUESTS), _open(folder / REGRET), 0
         _wrap(manager, "allocate_slots", self._allocate)
         _wrap(manager, "free", self._free)
         _wrap(manager, "pop_blocks_for_free", self._free)
@@ -378,7 +397,7 @@ class MissWatch:
             if first:
                 ledger.leave(number)
         elif first:
-            ledger.admit(number, number, cached, tenant=_tenant(request))
+            ledger.admit(number, number, cached, tenant=tenant_of(request))
             self._hit_tokens += cached
             self._prompt_tokens += request.num_prompt_tokens
         elif name not in self._running:
@@ -408,7 +427,7 @@ class MissWatch:
             missed = self.ledger.row(number)
             cached = request.num_prompt_tokens - sum(missed.values())
             if not self._rows.closed:
-                self._rows.write(dump_line({**row, "cached_tokens": cached, **missed}))
+                self._write({**row, "cached_tokens": cached, **missed})
         return call(request, *args, **kwargs)
 
     def _publish(
@@ -433,27 +452,57 @@ class MissWatch:
             self.ledger.reset()
         return done
 
-    def close(self) -> None:
-        """Write the result."""
-        self._rows.close()
-        account = against_models(self.ledger.account(), self.ledger.paths, self.ledger.block_size, self.num_blocks)
+    def _write(self, row: dict[str, Any]) -> None:
+        """A request's row, what was lost since the last, and the result so far."""
+        account = self.ledger.account(since=self._num_written)
+        self._num_written += len(account.evictions)
+        try:
+            self._rows.write(dump_line(row))
+            self._regret.write(_lines_of(account))
+            self._write_result(account, "interrupted")
+        except OSError as error:
+            self._rows.close()
+            self._regret.close()
+            logger.error("%s cannot be written (%s): the explanation ends here, vLLM goes on", self._folder, error)
+
+    def _write_result(self, account: Account, status: str) -> None:
         counts = {"hit_tokens": self._hit_tokens, "prompt_tokens": self._prompt_tokens}
         counts |= {"hit_blocks": account.totals("blocks")["hit"]}
-        result = {"status": "ok", "mode": "vllm", "eviction": account.policy, **counts, **account.results()}
-        (self._folder / REGRET).write_bytes(b"".join(map(dump_line, account.evictions.rows(account.policy))))
-        (self._folder / RESULT).write_text(json_text(result, indent=2) + "\n")
+        result = {"status": status, "mode": "vllm", "eviction": account.policy, **counts, **account.results()}
+        _replace(self._folder / RESULT, (json_text(result, indent=2) + "\n").encode())
+
+    def close(self) -> None:
+        """Write the result of all, compared with LRU and the optimum. Idempotent."""
+        if self._rows.closed:
+            return
+        self._rows.close()
+        self._regret.close()
+        account = against_models(self.ledger.account(), self.ledger.paths, self.ledger.block_size, self.num_blocks)
+        _replace(self._folder / REGRET, _lines_of(account))
+        self._write_result(account, "ok")
 
 
-def _tenant(request: Any) -> str:
+def _lines_of(account: Account) -> bytes:
+    return b"".join(map(dump_line, account.evictions.rows(account.policy)))
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Whole or not at all; without waiting for the disk, in the scheduler's thread."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(data)
+    temporary.replace(path)
+
+
+def tenant_of(request: Any) -> str:
     """Whose blocks no other request may find: vLLM's cache salt, or else the adapter."""
     return request.cache_salt or (request.lora_request.lora_name if request.lora_request else "")
 
 
-def _open(folder: Path) -> Any:
+def _open(path: Path) -> Any:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return (folder / REQUESTS).open("xb")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("xb", buffering=0)
     except OSError as error:
         raise ConfigError(
-            f"explain={folder}: {error.strerror or error}; name a new folder, for requests.jsonl and the result"
+            f"explain={path.parent}: {error.strerror or error}; name a new folder, for requests.jsonl and the result"
         ) from error

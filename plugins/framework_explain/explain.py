@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from framework.cli.options import require_in_bounds
-from framework.errors import ConfigError
+from framework.errors import ConfigError, WorkloadError
+from framework.files.lines import first_lines
 from framework.interfaces.command import Command
 from framework.results.console import Table, new_console, print_table
 from framework.workload.traces import formats, open_trace
+from framework.workload.traces.fields import first_object
 from framework_explain.account import OUTCOMES, Account, versus
 from framework_explain.table_of_misses import read_account
 
@@ -99,7 +101,16 @@ def _recorded(options: argparse.Namespace) -> dict[str, Account]:
 
     stream, log = sorted(options.file, key=_is_stream, reverse=True)
     trace = open_trace(log, format=options.format, block_tokens=options.block_tokens)
-    account, ledger, unseen, unsure = explain_stream(Path(stream), [*islice(trace, options.limit)], most_contents=2**31)
+    without = (
+        "blocks are matched by their tokens: keep them on both sides (`framework record_events --tokens`; "
+        'TraceConnector: "tokens": true)'
+    )
+    if first_object(first_lines(Path(log), 1)).get("private"):
+        raise WorkloadError(f"{log} was recorded without tokens; {without}")
+    requests = [*islice(trace, options.limit)]
+    account, ledger, unseen, unsure = explain_stream(Path(stream), requests, most_contents=2**31)
+    if unseen == len(requests):
+        raise WorkloadError(f"none of the {unseen:,} requests of {log} is in {stream}; {without}")
     if unseen:
         print(f"{unseen:,} requests of {log} are not in {stream}, and are left out", file=sys.stderr)  # noqa: T201
     if unsure:

@@ -350,9 +350,13 @@ class Ledger:
         row = self._rows.pop(request, None) or [0] * len(OUTCOMES)
         return {key_of(outcome, "tokens"): row[column] for column, outcome in enumerate(OUTCOMES) if column != HIT}
 
-    def account(self) -> Account:
-        """All of it, as one row for all requests together; LRU and the optimum not compared with."""
-        columns = [*zip(*self._regret, strict=True)] or [()] * 11
+    def account(self, since: int = 0) -> Account:
+        """All of it, as one row for all requests together; LRU and the optimum not compared with.
+
+        Args:
+            since: leave so many of the first evictions out.
+        """
+        columns = [*zip(*self._regret[since:], strict=True)] or [()] * 11
         numbers = [np.array(column, dtype=np.int64) for column in columns[:8]]
         turn, tenant, category = (list(column) for column in columns[8:])
         names = (

@@ -164,7 +164,7 @@ class _Reader:
         if event.block_size != size or len(event.token_ids) != size * len(event.block_hashes):
             raise FieldError(
                 "token_ids", f"expected {size} for each of {len(event.block_hashes)} blocks, found "
-                f"{len(event.token_ids)}; blocks are matched by their tokens: record with them"
+                f"{len(event.token_ids)}; blocks are matched by tokens, which `framework.trace record --tokens` keeps"
             )  # fmt: skip
         try:
             data = np.array(event.token_ids, dtype=np.int32).tobytes()

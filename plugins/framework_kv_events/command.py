@@ -23,6 +23,10 @@ class RecordEvents(Command):
         parser.add_argument(
             "--report-hits", action="store_true", help="it reports what requests found (vLLM: full mode)"
         )
+        parser.add_argument(
+            "--tokens", action="store_true",
+            help="keep tokens and names, for `framework explain EVENTS LOG`: who has the file can read what was asked",
+        )  # fmt: skip
         for name, kind, what in (("seconds", float, "have passed"), ("batches", int, "have come")):
             parser.add_argument(f"--{name}", type=kind, metavar="N", help=f"end when so many {what}; default: Ctrl-C")
         parser.add_argument("--idle", type=float, metavar="S", help="end when nothing has come for S seconds")
@@ -33,14 +37,19 @@ class RecordEvents(Command):
 
         require_in_bounds(options, "seconds", "batches", "idle")
         require_new(options.out)
-        with Subscriber(options.source, options.replay, topic=options.topic) as subscriber:
-            found = record(
-                subscriber,
-                Path(options.out),
-                report_hits=options.report_hits,
-                seconds=options.seconds,
-                batches=options.batches,
-                idle_s=options.idle,
-            )
+        try:
+            with Subscriber(options.source, options.replay, topic=options.topic) as subscriber:
+                found = record(
+                    subscriber,
+                    Path(options.out),
+                    report_hits=options.report_hits,
+                    tokens=options.tokens,
+                    seconds=options.seconds,
+                    batches=options.batches,
+                    idle_s=options.idle,
+                )
+        except OSError as error:
+            error.filename = error.filename or options.out
+            raise
         print(f"{options.out}: {found}")  # noqa: T201
         return 0

@@ -1,4 +1,4 @@
-"""A live stream of KV events written down, without what is private in it."""
+"""A live stream of KV events written down, without what is private in it unless that is asked for."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ def record(
     path: Path,
     *,
     report_hits: bool = False,
+    tokens: bool = False,
     seconds: float | None = None,
     batches: int | None = None,
     idle_s: float | None = None,
@@ -59,13 +60,14 @@ def record(
 
     Args:
         report_hits: whether the publisher reports hits, for the header.
+        tokens: keep tokens, hashes and names as they come, for whoever matches them with a log of requests.
         seconds, batches, idle_s: end after so many seconds or batches, or when none came for so long.
 
     Raises:
         WorkloadError: the file is there already, or cannot be written; or no store came.
     """
     follower = Follower(replay=subscriber.again)
-    with _Writer(path, report_hits=report_hits) as writer:
+    with _Writer(path, report_hits=report_hits, tokens=tokens) as writer:
         follower.on_batch = writer.batch
         began = last = time.monotonic()
 
@@ -101,8 +103,8 @@ def record(
 class _Writer:
     """The file of a recording. The header waits for the first store, which says how many tokens a block has."""
 
-    def __init__(self, path: Path, *, report_hits: bool) -> None:
-        self._path, self._report_hits, self._veil = path, report_hits, EventVeil()
+    def __init__(self, path: Path, *, report_hits: bool, tokens: bool) -> None:
+        self._path, self._report_hits, self._veil = path, report_hits, None if tokens else EventVeil()
         self.num_batches = self.num_stored = 0
         self._epoch: float | None = None
         self._lines: JsonLines | None = None
@@ -113,13 +115,13 @@ class _Writer:
         """Write one batch; times count from the first's."""
         stored = [event for event in batch.events if isinstance(event, BlockStored)]
         self._epoch = batch.ts if self._epoch is None else self._epoch
-        events = [self._veil.event(event) for event in batch.events]
+        events = [self._veil.event(event) if self._veil else event for event in batch.events]
         self._waiting.append((number, round(batch.ts - self._epoch, 6), events))
         self.num_batches += 1
         self.num_stored += sum(len(event.block_hashes) for event in stored)
         if self._lines is None and stored:
             header = {"clock": "seconds", "block_size": stored[0].block_size, "report_hits": self._report_hits}
-            self._lines = JsonLines(self._put, **header, private=True)
+            self._lines = JsonLines(self._put, **header, private=self._veil is not None)
         if self._lines is not None:
             for waiting in self._waiting:
                 self._lines.put(*waiting)

@@ -178,5 +178,7 @@ def _table(found: dict[str, Any]) -> str:
             *lines,
             f"held-out steps: all together {found['total_error']:+.1%}, "
             f"each {found['step_error_p50']:.1%} (median), {found['step_error_p95']:.1%} (95th percentile)",
+            "not in these costs: what a request takes outside steps, such as HTTP (7 ms in vLLM on two CPU cores);",
+            "a replay's times to first token and durations are short by that",
         ]
     )

@@ -252,7 +252,7 @@ def _evaluate(words: Sequence[str], plan: Search) -> tuple[float | None, str]:
     from framework.api import run
     from framework.config.hydra.compose import checked, compose
 
-    directory = plan.folder.absolute() / folder_name(words)
+    directory = plan.folder.absolute() / folder_name(words, {axis.key for axis in plan.axes})
     try:
         settings = checked(compose(words))
         wanted = identity(settings.plain())
@@ -386,7 +386,7 @@ def _trials(study: Any, plan: Search) -> Trials:
             value, reason = trial.value, trial.user_attrs.get("reason", "")
             if value is not None or reason:
                 varied = tuple(trial.user_attrs["overrides"])
-                folder = folder_name((*plan.fixed, *varied))
+                folder = folder_name((*plan.fixed, *varied), {axis.key for axis in plan.axes})
                 trials.append(Trial(len(trials) + 1, folder, varied, value, str(reason)))
     return Trials(metric=plan.metric, maximize=plan.maximize, trials=tuple(trials))
 

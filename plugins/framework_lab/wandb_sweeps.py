@@ -12,6 +12,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from framework.errors import ConfigError
+from framework.files.secrets import masked
 from framework.interfaces.command import Command
 from framework_lab.search import Axis, add_direction, axes_of, maximises
 
@@ -31,9 +33,13 @@ def sweep_config(
         maximize: the direction; None: as the catalogue of results says of the metric.
 
     Raises:
-        ConfigError: overrides that cannot be read, or that vary nothing; a metric that is in no result.
+        ConfigError: overrides that cannot be read, or that vary nothing, or give a secret; a metric that is in no
+            result.
     """
     fixed, axes = axes_of(overrides)
+    for word in fixed:
+        if (shown := masked(word)) != word:
+            raise ConfigError(f"{shown}: W&B would keep what looks like a secret; give it as ${{oc.env:NAME}}")
     words = [word for word in fixed if word.partition("=")[0] != "tracker"]
     return {
         "program": "framework.run",

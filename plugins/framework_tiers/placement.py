@@ -329,7 +329,7 @@ class KnownContents:
     def __init__(self, block_size: int, most: int, *, with_requests: bool = False) -> None:
         self._size, self._most = block_size, max(_FEWEST, most)
         self._known: dict[BlockHash, _Known] = {}
-        self._tenants: dict[str, int] = {}
+        self._tenants: dict[str, int] = {"": 0}
         self._requests = 0
         self._prompts = PromptEnds() if with_requests else None
         facts = ("depth", "num_tokens", "parent", "tenant", "last_use", "uses", "last_request")

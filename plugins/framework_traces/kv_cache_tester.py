@@ -12,6 +12,7 @@ import orjson
 from framework.errors import WorkloadError
 from framework.files.lines import open_bytes
 from framework.interfaces.trace import (
+    BlockNames,
     FieldError,
     Line,
     Namespace,
@@ -21,7 +22,6 @@ from framework.interfaces.trace import (
     WorkloadRequest,
     check_block_count,
     integer,
-    integers,
     number,
     text,
 )
@@ -69,6 +69,7 @@ class KvCacheTester(TraceReader):
         """See TraceReader. Holds one document, and the framework all requests, to sort them."""
         self._sessions: set[str] = set()
         self._ids = ScopedIds()
+        self._names = BlockNames()
         if path.is_dir():
             for number_, file in enumerate(_documents(path), start=1):
                 with open_bytes(file) as opened:
@@ -119,7 +120,7 @@ class KvCacheTester(TraceReader):
 
     def _request(self, record: Mapping[str, Any], scope: str, requester: str, turn: int) -> WorkloadRequest:
         input_tokens = integer(record, "in", 1)
-        ids = integers(record, "hash_ids")
+        ids = self._names.ids(record, "hash_ids")
         check_block_count("hash_ids", len(ids), input_tokens, self.block_tokens)
         return WorkloadRequest(
             arrival_s=number(record, "t"),

@@ -1,4 +1,4 @@
-"""Traces of lengths and times only: Azure, BurstGPT, Vidur (CSV with a header line) and TraceLab (JSON lines)."""
+"""Traces of lengths and times: Azure, BurstGPT, Vidur (CSV with a header line) and TraceLab (JSON lines)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from framework.interfaces.trace import (
+    BlockNames,
     CsvReader,
     FieldError,
     JsonLinesReader,
     Line,
     WorkloadRequest,
+    check_block_count,
+    csv_cells,
     integer,
     number,
     text,
@@ -63,20 +66,39 @@ class BurstGpt(CsvReader):
 
 
 class Vidur(CsvReader):
-    """Vidur: num_prefill_tokens, num_decode_tokens; no times, so every request arrives at 0 s.
+    """Vidur and its kin: num_prefill_tokens, num_decode_tokens, and where they have them arrived_at (s), session_id and
+    block_hash_ids, names of prompt blocks as 11|22.
 
+    Without arrived_at every request arrives at 0 s. Blocks have 16 tokens unless `block_tokens` says otherwise.
     Source: Agrawal et al., MLSys'24, arXiv:2405.05465; github.com/microsoft/vidur.
     """
 
     columns = ("num_prefill_tokens", "num_decode_tokens")
+    block_tokens = 16
+    sizes_vary = True
 
     example: ClassVar[Mapping[str, str]] = {
         "vidur.csv": "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.8\n90,1,91,90\n"
     }
 
+    def __init__(self) -> None:
+        self._names = BlockNames()
+
+    def block_size(self, head: Sequence[Line], asked: int | None) -> int:
+        """0 without a column of names."""
+        return super().block_size(head, asked) if head and "block_hash_ids" in csv_cells(head[0][1]) else 0
+
     def parse(self, record: Mapping[str, str]) -> WorkloadRequest:
         """One row."""
-        return _lengths(0.0, record, *self.columns)
+        arrival_s = number(record, "arrived_at") if "arrived_at" in record else 0.0
+        facts: dict[str, Any] = {"session": text(record, "session_id")}
+        if "block_hash_ids" in record:
+            names = [integer({"block_hash_ids": name}, "block_hash_ids", 0, 2**64 - 1)
+                     for name in record["block_hash_ids"].split("|") if name]  # fmt: skip
+            ids = self._names.ids({"block_hash_ids": names}, "block_hash_ids")
+            check_block_count("block_hash_ids", len(ids), integer(record, "num_prefill_tokens", 1), self.block_tokens)
+            facts |= {"block_ids": ids, "block_tokens": self.block_tokens}
+        return _lengths(arrival_s, record, *self.columns, **facts)
 
 
 class TraceLab(JsonLinesReader):

@@ -40,7 +40,7 @@ REPLAY = ("mode=replay", "run.progress=false", "run.dir=out", "workload=no_shari
         ("curve", ("fifo",)), ("calibrate", ("fifo",)), ("explain", ("/dev/zero",)),
         ("run", ("mode=replay", "run.dir=out", "executor=cache_only", "workload=trace", "workload.path=fifo")),
         ("run", ("mode=replay", "run.dir=out", "workload=prompts", "workload.path=fifo")),
-        ("run", (*REPLAY, "replay.costs=fifo")), ("run", (*REPLAY, "replay.groups={model: fifo}")),
+        ("run", (*REPLAY, "replay.costs=fifo")),
         ("search", ("x", "seed=1,2", *REPLAY[:1], *REPLAY[3:])),
     ],
 )  # fmt: skip
@@ -122,6 +122,19 @@ def test_a_full_disk_is_the_status_of_a_failure_and_leaves_no_file(
     assert importlib.import_module(f"framework.{module}").main(list(words)) == 1
     assert capsys.readouterr().err == f"{words[-1]}: No space left on device\n"
     assert [path.name for path in elsewhere.iterdir()] == ["t.jsonl"]
+
+
+def test_a_full_disk_behind_a_recording_is_named_by_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from framework import trace
+
+    def full(options: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(trace, "_record_log", full)
+    assert trace.main(["record", "log", "--out", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err == f"{tmp_path / 'out'}: No space left on device\n"
 
 
 @pytest.mark.parametrize("module", ["explain", "trace", "curve", "report.__main__", "search", "run", "plugins"])

@@ -148,7 +148,7 @@ def test_a_recorded_serve_run_replayed_as_a_trace_logs_the_same_events(command: 
 
     main = command("trace")
 
-    assert main(["convert", "served/recording.jsonl", "own.jsonl.gz"]) == 0
+    assert main(["convert", "served/recording.jsonl", "--out", "own.jsonl.gz"]) == 0
     from_own = replayed(command, elsewhere, "own.jsonl.gz", "from-own")
     assert numbered_events(from_own) == log
     for name in ("hit_tokens", "hit_blocks", "prompt_tokens", "output_tokens", "num_evictions", "num_steps"):

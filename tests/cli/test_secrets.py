@@ -14,15 +14,16 @@ import pytest
 from framework.errors import ConfigError
 from framework.workload.traces import WorkloadRequest, write_trace
 from framework_lab.search import axes_of
+from framework_lab.wandb_sweeps import sweep_config
 
 TYPED, TAKEN = "typed-hunter2", "taken-hunter2"
 POLICY = """
 from framework.interfaces.eviction import ScoredPolicy
 
 class Mine(ScoredPolicy):
-    def __init__(self, api_key: str = "", password: str = "", fails: bool = True) -> None:
+    def __init__(self, api_key: str = "", password: str = "", hmac_key: str = "", fails: bool = True) -> None:
         super().__init__()
-        self._said = f"no service takes {api_key} and {password}" if fails else ""
+        self._said = f"no service takes {api_key}{hmac_key} and {password}" if fails else ""
 
     def score(self, block, now):
         if self._said:
@@ -31,7 +32,7 @@ class Mine(ScoredPolicy):
 """
 WORDS = (
     "mode=replay", "executor=cache_only", "workload=trace", "workload.path=trace.jsonl", "backend=gather",
-    f"eviction.api_key={TYPED}", "eviction.password=${oc.env:THEIR_SERVICE}",
+    f"eviction.api_key={TYPED}", f"eviction.hmac_key={TYPED}", "eviction.password=${oc.env:THEIR_SERVICE}",
     "cache.num_blocks=8", "run.progress=false",
 )  # fmt: skip
 
@@ -77,7 +78,7 @@ def test_a_run_leaves_no_secret(fails: bool, place: Path, words: list[str], comm
     assert "api_key: '***'" in (place / "mine" / "config.yaml").read_text()
     assert "eviction.api_key=***" in (place / "mine" / "provenance.json").read_text()
     if fails:
-        assert "no service takes *** and ***" in (place / "mine" / "result.json").read_text()
+        assert "no service takes ****** and ***" in (place / "mine" / "result.json").read_text()
 
 
 def test_a_sweep_over_keys_leaves_none(place: Path, words: list[str], command: Any, monkeypatch: Any) -> None:
@@ -104,6 +105,11 @@ def test_wandb_gets_no_secret(place: Path, words: list[str]) -> None:
 def test_a_search_varies_no_secret(words: list[str], place: Path) -> None:
     with pytest.raises(ConfigError, match=r"eviction\.api_key looks like a secret"):
         axes_of([*words, f"eviction.api_key={TYPED},{TYPED}-2"])
+
+
+def test_no_secret_goes_into_a_sweep_of_wandb(words: list[str], place: Path) -> None:
+    with pytest.raises(ConfigError, match=r"eviction\.api_key=\*\*\*: .* give it as \$\{oc\.env:NAME\}"):
+        sweep_config([*words, "cache.num_blocks=8,16"])
 
 
 def test_a_search_leaves_no_secret(place: Path, words: list[str]) -> None:

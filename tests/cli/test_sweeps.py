@@ -252,7 +252,7 @@ def test_a_sweep_through_a_launcher_is_the_same_sweep(name: str, trace: Path, co
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "run with one seed only, since nothing in them uses it: eviction=lru (1)\n" in done.stderr
-    assert re.findall(r"^(\d) of 3 ok, \d+\.\d s: mode=", done.stderr, re.MULTILINE) == ["1", "2", "3"], done.stderr
+    assert re.findall(r"^(\d) of 3 ok, \d+\.\d s: eviction=", done.stderr, re.MULTILINE) == ["1", "2", "3"], done.stderr
     assert name == "ray" or done.stderr.count("\n") == 4, done.stderr
     before = stamps(Path("sweeps/s"))
     assert len(before) == 3, "lru does not use the seed"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import command
 
+from framework.trace import _shown
 from framework.workload.traces import public
 
 LINES = [
@@ -96,8 +97,9 @@ def test_fetch_checks_a_file_put_there_by_hand(
 
 @pytest.mark.parametrize(
     "words",
-    [("convert", "{trace}", "{mine}"), ("synth", "rag", "--out", "{mine}"), ("describe", "{trace}", "--json", "{mine}"),
-     ("describe", "{trace}", "--plot", "{mine}"), ("record", "tcp://127.0.0.1:1", "--out", "{mine}")],
+    [("convert", "{trace}", "--out", "{mine}"), ("synth", "rag", "--out", "{mine}"),
+     ("describe", "{trace}", "--json", "{mine}"), ("describe", "{trace}", "--plot", "{mine}"),
+     ("record", "tcp://127.0.0.1:1", "--out", "{mine}")],
 )  # fmt: skip
 def test_what_exists_is_written_over_only_by_force(
     mooncake: Path, tmp_path: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
@@ -111,3 +113,10 @@ def test_what_exists_is_written_over_only_by_force(
     if words[0] in ("convert", "describe"):
         assert command("trace")([*asked, "--force"]) == 0
         assert mine.read_bytes() != b"mine"
+
+
+def test_a_figure_has_no_more_digits_than_it_means() -> None:
+    """A mean of 154,575.8302 tokens is 154,576."""
+    values = [154_575.8302, 1234.5, 12.3456, 0.12345678, 7, 1_000_000, 2.0, None, "x"]
+    found = [_shown(value) for value in values]  # type: ignore[arg-type]
+    assert found == ["154,576", "1,234", "12.35", "0.1235", "7", "1,000,000", "2", "unknown", "x"], found

@@ -8,15 +8,20 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
 from environments import fresh_environment, pip_install, run
 
 from framework import registry
+from framework.engine.request import Completion, Request
 from framework.interfaces import CONTRACT, CONTRACT_MINOR
+from framework.interfaces.allocator import AllocatorStats, Hit
+from framework.interfaces.attention import Batch
 from framework.registry import contract
+from framework.sampling import Sampling
+from framework.types import RequestInfo, TableChange
 from framework_testing.check.command import Check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,6 +151,26 @@ def test_each_file_and_method_of_the_walks_exists() -> None:
         of_class = source.partition(f"\nclass {outer}")[2].partition("\nclass ")[0] if method else source
         wanted = rf"^    def {method}\(" if method else rf"^(def|class) {outer}\b"
         assert re.search(wanted, of_class, re.MULTILINE), f"{path} has no {outer}.{method}"
+
+
+WRITTEN_DOWN = {
+    "interfaces/allocator.md": (RequestInfo, Hit, TableChange, AllocatorStats),
+    "interfaces/backend.md": (Batch,),
+    "python.md": (Sampling, Completion),
+}
+"""Page -> the types whose every field it explains."""
+
+
+@pytest.mark.parametrize("page", WRITTEN_DOWN)
+def test_a_page_has_every_field_of_what_it_explains(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    missing = [
+        f"{cls.__name__}.{one.name}" for cls in WRITTEN_DOWN[page] for one in fields(cls) if f"`{one.name}`" not in text
+    ]
+    assert missing == []
+    of_the_engine = {"seed", "arrival", "arrival_step", "sequences", "group", "plugin_error"}
+    of_a_request = {one.name for one in fields(Request)} - of_the_engine
+    assert page != "python.md" or [name for name in of_a_request if f"`{name}`" not in text] == []
 
 
 NOTEBOOKS = sorted((ROOT / "docs" / "examples").glob("*.ipynb"))

@@ -1,9 +1,14 @@
 """What SGLang's and vLLM's caches hand to a policy, without SGLang and vLLM."""
 
 import itertools
+import sys
 from abc import ABC, abstractmethod
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
+
+import pytest
+
+from framework_engines.vllm_connector import TESTED
 
 
 class Node:
@@ -106,6 +111,8 @@ class FreeQueue:
 
 class Pool:
     """vLLM's BlockPool: block 0 is null, contents are found by hash, and what is taken is evicted."""
+
+    hash_block_size = 16
 
     def __init__(self, num_blocks: int) -> None:
         self.blocks = [PoolBlock(number) for number in range(num_blocks + 1)]
@@ -278,3 +285,12 @@ class GroupManager:
 
     def free(self, request: Any) -> None:
         self.block_pool.free_blocks(self.pop_blocks_for_free(request))
+
+
+def pretend_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two modules of vLLM's that `lead` imports."""
+    version, utils = ModuleType("vllm.version"), ModuleType("vllm.v1.core.kv_cache_utils")
+    version.__version__ = TESTED[-1]  # type: ignore[attr-defined]
+    utils.get_block_hash = lambda block_hash: block_hash  # type: ignore[attr-defined]
+    for module in (version, utils):
+        monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -224,3 +224,13 @@ def test_wrong_arguments_of_an_engine_are_refused_by_their_names() -> None:
         good: dict[str, Any] = {"allocator": llm._build_allocator(), "executor": llm.executor, "max_model_len": 64}
         with pytest.raises((ConfigError, InvalidArgument), match=rf"\b{name}\b"):
             make_engine(**{**good, name: value})
+
+
+def test_a_closed_llm_serves_nothing_more(checkpoint: Path) -> None:
+    llm, (request, *_) = serve(checkpoint, PROMPTS, Sampling(max_tokens=2))
+    assert repr(request) == f"<Request {request.number}: finished, 12 prompt tokens, 0 of them cached, 2 generated>"
+    llm.close()
+    for ask in (llm.generate, llm.submit, llm.stream):
+        with pytest.raises(InvalidArgument, match="this LLM is closed"):
+            ask(PROMPTS[0])
+    assert llm.stats()["num_finished"] == len(PROMPTS)

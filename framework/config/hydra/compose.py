@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,18 +14,19 @@ from hydra import version
 from hydra._internal.hydra import Hydra
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from framework import registry
 from framework.config.check import parse
 from framework.config.config import GROUPS, Config, default_choices
-from framework.config.hydra.overrides import normalise
+from framework.config.hydra.overrides import normalise, quote
 from framework.config.hydra.source import search_path
 from framework.errors import ConfigError, FrameworkError
 from framework.registry.signatures import did_you_mean, listing
@@ -83,7 +86,13 @@ def global_hydra(path: ConfigSearchPath) -> Iterator[Hydra]:
 
 
 def without_hydra(config: DictConfig) -> DictConfig:
-    """This configuration, from which Hydra's own node is dropped."""
+    """This configuration, from which Hydra's own node is dropped. Values in `${hydra:...}` are of that node."""
+    if "hydra" in config:
+        if OmegaConf.is_missing(config.hydra.runtime, "output_dir"):  # Hydra makes the folder when a job begins
+            own = config.hydra.run if config.hydra.mode != RunMode.MULTIRUN else config.hydra.sweep
+            with open_dict(config):
+                config.hydra.runtime.output_dir = os.path.join(str(own.dir), own.get("subdir") or "")
+        HydraConfig.instance().set_config(config)
     OmegaConf.set_struct(config, False)
     config.pop("hydra", None)
     OmegaConf.set_struct(config, True)
@@ -134,7 +143,7 @@ def refusal(error: Exception, overrides: Sequence[str], path: ConfigSearchPath) 
             parsed.append(parser.parse_override(override))
         except (HydraException, ValueError) as unread:
             reason = _in_one_line(unread)
-            return ConfigError(f"cannot read the override {override[:120]!r}: {reason}; write KEY=VALUE in quotes")
+            return ConfigError(f"cannot read the override {override[:120]!r}: {reason}; {_how_to_quote(override)}")
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _no_option(str(error.missing_cfg_file), list(error.options or ()))
     try:
@@ -144,6 +153,15 @@ def refusal(error: Exception, overrides: Sequence[str], path: ConfigSearchPath) 
     except HYDRA_ERRORS:
         pass
     return ConfigError(f"cannot compose the configuration: {_in_one_line(error)}")
+
+
+def _how_to_quote(override: str) -> str:
+    """How a value that Hydra's grammar does not read is typed. The shell takes the outer quotes away."""
+    key, equals, value = override.partition("=")
+    if not equals:
+        return "write KEY=VALUE"
+    text = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+    return f"if its value is that text, type {shlex.quote(f'{key}={quote(text)}')}"
 
 
 def _check_values(parsed: Sequence[Override], path: ConfigSearchPath) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -33,12 +33,21 @@ from framework import registry
 from framework.cli.progress import sweep_progress
 from framework.config.check import check_below
 from framework.config.hydra.compose import HYDRA_ERRORS, checked, refusal, without_hydra
+from framework.config.hydra.overrides import normalise, quote, unquote
 from framework.errors import ConfigError, FrameworkError
 from framework.files.atomic import no_empty_folders
 from framework.files.secrets import masked
 from framework.results.layout import RESULT, SWEEP
 from framework.sweep.identity import Repeats, identity
-from framework.sweep.job import Outcome, folder_name, require_sweep_folder, watched, what_changed
+from framework.sweep.job import (
+    Outcome,
+    digest_of,
+    folder_name,
+    key_of,
+    require_sweep_folder,
+    watched,
+    what_changed,
+)
 from framework.tracking import handed_on
 
 Task = Callable[[DictConfig], Outcome]
@@ -55,6 +64,8 @@ class _Sweep:
     repeats: Repeats = field(default_factory=Repeats)
     changed: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Of jobs with a good result that is not theirs any more: what changed since."""
+    existing: dict[str, str] = field(default_factory=dict)
+    """Names of the folders that were there when the sweep began, by their last words, hashes of overrides."""
 
     @property
     def folder(self) -> Path:
@@ -100,15 +111,21 @@ class _Job:
     sweep: _Sweep
     number: int
     words: Sequence[str]
+    name: str
 
     @property
     def directory(self) -> Path:
-        return self.sweep.folder / folder_name(self.words)
+        return self.sweep.folder / self.name
+
+    @property
+    def launched(self) -> list[str]:
+        """The words as Hydra composes them, its folder among them."""
+        return [*self.words, f"hydra.sweep.subdir={quote(self.name)}"]
 
     @cached_property
     def plain(self) -> dict[str, Any]:
         """The configuration checked. Raises FrameworkError: it cannot be run."""
-        return checked(without_hydra(self.sweep.composed(self.number, self.words))).plain()
+        return checked(without_hydra(self.sweep.composed(self.number, self.launched))).plain()
 
     def done(self) -> Outcome | None:
         """The outcome of a job whose good result is there already."""
@@ -167,7 +184,7 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
         raise ConfigError("run.dir is for a single run; the jobs of a sweep lie below sweeps/NAME: set run.sweep=NAME")
     _require_so_many(merged)
     check_below("run.sweep", str(sweep.config.run.sweep), "hydra.sweep.dir=FOLDER")
-    jobs = sweeper.split_arguments(merged, None)[0]
+    jobs = chosen_options([normal_choices(words) for words in sweeper.split_arguments(merged, None)[0]])
     composed = [sweep.composed(number, words) for number, words in enumerate(_representatives(jobs))]
     choices = [config.hydra.runtime.choices for config in composed]
     for sentence in dict.fromkeys(clash for chosen in choices for clash in registry.clashes(chosen)):
@@ -178,7 +195,9 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
     require_sweep_folder(sweep.folder)
     sweep.folder.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(masked(OmegaConf.to_container(sweep.config, enum_to_str=True)), sweep.folder / SWEEP)
-    every = [_Job(sweep, number, words) for number, words in enumerate(jobs)]
+    sweep.existing.update({path.name.rpartition("-")[2]: path.name for path in sweep.folder.iterdir()})
+    varied = varied_keys(jobs)
+    every = [_job(sweep, number, words, varied) for number, words in enumerate(jobs)]
     planned = [job for job in every if not sweep.would_repeat(job)]
     sweep.say_repeats()
     done = {job.number: outcome for job in planned if (outcome := job.done()) is not None}
@@ -187,6 +206,68 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
         yield from _in_process(sweep, planned, done)
     else:
         yield from _launched(sweep, sweeper, planned, done)
+
+
+def _job(sweep: _Sweep, number: int, words: Sequence[str], varied: Collection[str]) -> _Job:
+    """A job in the folder that its overrides had in an earlier call, where the sweep may have varied other keys."""
+    name = sweep.existing.get(digest_of(words)) or folder_name(words, varied)
+    return _Job(sweep, number, words, name)
+
+
+def varied_keys(jobs: Sequence[Sequence[str]]) -> set[str]:
+    """Keys that do not have one value in all jobs."""
+    seen: dict[str, set[str]] = {}
+    counts: Counter[str] = Counter()
+    for words in jobs:
+        for word in words:
+            seen.setdefault(key_of(word), set()).add(word)
+            counts[key_of(word)] += 1
+    return {key for key, words in seen.items() if len(words) > 1 or counts[key] < len(jobs)}
+
+
+def normal_choices(words: Sequence[str]) -> list[str]:
+    """The words of a job, `eviction={name:lru_k,k:3}` among them as a choice and its options."""
+    return [normal for word in words for normal in (normalise([word]) if "={" in word else [word])]
+
+
+def chosen_options(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Jobs in which each choice of a sweep has only the options that it knows, each job once: the cross product of
+    `eviction=lru,lru_k eviction.k=2,3` is lru, and lru_k with both. What is left out is said on standard error.
+
+    An option that no choice of the sweep knows stays, and is refused.
+    """
+    choices: dict[str, set[str]] = {}
+    for words in jobs:
+        for word in words:
+            if (key := key_of(word)) in registry.groups():
+                choices.setdefault(key, set()).add(unquote(word.partition("=")[2]))
+    known = {
+        (group, name): options
+        for group, names in choices.items() if len(names) > 1
+        for name in names if (options := registry.options_known(group, name)) is not None
+    }  # fmt: skip
+    left_out: dict[tuple[str, str], None] = {}
+    found: dict[tuple[str, ...], None] = {}
+    for words in jobs:
+        chosen = {key_of(word): unquote(word.partition("=")[2]) for word in words if key_of(word) in choices}
+        kept = []
+        for word in words:
+            group, _, option = key_of(word).partition(".")
+            mine, option = known.get((group, chosen.get(group, ""))), option.partition(".")[0]
+            if (
+                not option
+                or mine is None
+                or option in mine
+                or not any(option in known.get((group, name), ()) for name in choices[group])
+            ):
+                kept.append(word)
+            else:
+                left_out[f"{group}.{option}", chosen[group]] = None
+        found[tuple(kept)] = None
+    for key in dict.fromkeys(key for key, _ in left_out):
+        names = ", ".join(name for one, name in left_out if one == key)
+        print(f"{key} is left out where the choice has no such option: {names}", file=sys.stderr)  # noqa: T201
+    return [list(words) for words in found]
 
 
 def _require_so_many(overrides: Sequence[Override]) -> None:
@@ -273,7 +354,7 @@ def _run(job: _Job) -> Outcome:
         returned = run_job(
             hydra_context=job.sweep.context,
             task_function=job.sweep.task,
-            config=job.sweep.composed(job.number, job.words),
+            config=job.sweep.composed(job.number, job.launched),
             job_dir_key="hydra.sweep.dir",
             job_subdir_key="hydra.sweep.subdir",
         )
@@ -288,7 +369,7 @@ def _launched(
     """What is missing goes to the launcher, in batches where the user set `hydra.sweeper.max_batch_size`."""
     assert sweeper.launcher is not None
     yield from done.values()
-    missing = [list(job.words) for job in jobs if job.number not in done]
+    missing = [job.launched for job in jobs if job.number not in done]
     folders = [job.directory for job in jobs if job.number not in done]
     state = Singleton.get_state()
     size = sweeper.max_batch_size or max(1, len(missing))

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from framework import registry
-from framework.config.config import GROUPS, default_choices, options_of
+from framework.config.config import GROUPS, REPLAYED, default_choices, options_of
 from framework.errors import ConfigError
 
 _OVERRIDE = re.compile(r"^(?P<sign>\+\+|\+|)(?P<key>[A-Za-z_][\w]*)(?P<path>(?:\.[^=@~]+)?)=(?P<value>.*)$", re.DOTALL)
@@ -28,13 +28,17 @@ def normalise(overrides: Sequence[str]) -> list[str]:
     """The same overrides, each in the one spelling that plain Hydra takes.
 
     `+g=x`, `++g=x` and `g=x` become `g=x`; `+g.key=v` becomes `++g.key=v` where the components of `g` check their own
-    options, else `g.key=v`; `model=PATH` becomes `model=checkpoint` and `model.path='PATH'`, unless PATH is an option.
-    Idempotent, but for the last.
+    options, else `g.key=v`; `model=PATH` becomes `model=checkpoint` and `model.path='PATH'`, unless PATH is an option;
+    `mode=replay` alone chooses a workload that can be replayed. Idempotent, but for the last.
 
     Raises:
         ConfigError: a component that is set to what is no name.
     """
-    return [normal for override in overrides for normal in _normalise(override)]
+    words = [normal for override in overrides for normal in _normalise(override)]
+    keys = {word.lstrip("+~").partition("=")[0] for word in words}
+    if not keys & {"workload", "experiment", "sweep"} and any(re.fullmatch(r"\+*mode=replay", word) for word in words):
+        words.append(f"workload={REPLAYED}")
+    return words
 
 
 def _normalise(override: str) -> list[str]:
@@ -51,12 +55,26 @@ def _normalise(override: str) -> list[str]:
         words = split_choices(value)
         if all(_is_file(group, unquote(word)) for word in words):
             return [f"{group}={FILES[group]}", f"++{group}.path={','.join(map(quote, words))}"]
+    if group in GROUPS and value.startswith("{"):
+        if len(split_choices(value)) > 1:
+            return [f"{group}={value}"]  # a sweep, of which each job is written so again
+        if words := _from_mapping(group, value):
+            return words
     if group in GROUPS and _NO_NAME.fullmatch(value):
         raise ConfigError(
             f"{override[:120]}: the {group} is chosen by its name, set {group}=NAME, and its options as "
             f"{group}.OPTION=VALUE; --help lists them"
         )
     return [f"{group}={value}"]
+
+
+def _from_mapping(group: str, value: str) -> list[str]:
+    """`eviction={name: lru_k, k: 3}` as its choice and its options; nothing where there is no name."""
+    pairs = [pair.partition(":") for pair in split_choices(value.strip()[1:-1])]
+    given = {unquote(key.strip()): entry.strip() for key, colon, entry in pairs if colon}
+    if not value.rstrip().endswith("}") or len(given) < len(pairs) or not (name := given.pop("name", "")):
+        return []
+    return [f"{group}={name}", *(f"++{group}.{key}={entry}" for key, entry in given.items())]
 
 
 def _quoted_where_hydra_cannot_read_it(override: str) -> str:

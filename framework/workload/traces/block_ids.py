@@ -11,7 +11,9 @@ import numpy as np
 
 from framework.interfaces.trace import (
     MAX_TOKENS,
+    PER_SECOND,
     BlockIdArray,
+    BlockNames,
     FieldError,
     JsonLinesReader,
     Line,
@@ -20,7 +22,6 @@ from framework.interfaces.trace import (
     WorkloadRequest,
     check_block_count,
     integer,
-    integers,
     number,
     text,
 )
@@ -30,15 +31,21 @@ from framework.workload.traces.fields import first_object
 class Mooncake(JsonLinesReader):
     """Mooncake: `timestamp` ms, `input_length`, `output_length`, `hash_ids` of 512-token prefix blocks.
 
+    GuideLLM writes timestamps in seconds, as 0.0, 0.2, 0.4: times with a decimal point that lie less than 10 apart, on
+    average over the file's first hundred lines, are read so.
     Source: Qin et al., FAST'25, arXiv:2407.00079 §4.1; github.com/kvcache-ai/Mooncake.
     """
 
     block_tokens = 512
+    time_unit = "ms"
 
     example: ClassVar[Mapping[str, str]] = {
         "mooncake.jsonl": '{"timestamp": 0, "input_length": 1300, "output_length": 52, "hash_ids": [0, 1, 2]}\n'
         '{"timestamp": 2750, "input_length": 600, "output_length": 7, "hash_ids": [0, 9]}\n'
     }
+
+    def __init__(self) -> None:
+        self._names = BlockNames()
 
     @classmethod
     def recognises(cls, head: Sequence[Line], path: Path) -> bool:
@@ -46,9 +53,18 @@ class Mooncake(JsonLinesReader):
         record = first_object(head)
         return isinstance(record.get("hash_ids"), list) and not {"chat_id", "runs"} & record.keys()
 
+    def time_unit_of(self, lines: Sequence[Line]) -> str:
+        """Seconds or milliseconds; see the class."""
+        times = [first_object([line]).get("timestamp") for line in lines]
+        written = [time for time in times if isinstance(time, float)]
+        if len(written) < 2 or any(isinstance(time, int) for time in times):
+            return "ms"
+        return "s" if 0 < max(written) - min(written) < 10 * (len(written) - 1) else "ms"
+
     def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:
         """One line; `session_id`, `turn`, `type`, `tenant` and `priority` are read where a line has them."""
-        return _hash_ids(record, self.block_tokens, per_second=1000, session=text(record, "session_id"))
+        return _hash_ids(record, self._names, self.block_tokens, per_second=PER_SECOND[self.time_unit],
+                         session=text(record, "session_id"))  # fmt: skip
 
 
 class HashIds(Mooncake):
@@ -84,6 +100,7 @@ class Bailian(JsonLinesReader):
 
     def __init__(self) -> None:
         self._roots: dict[int, int] = {}  # one number a chat
+        self._names = BlockNames()
 
     @classmethod
     def recognises(cls, head: Sequence[Line], path: Path) -> bool:
@@ -93,19 +110,20 @@ class Bailian(JsonLinesReader):
 
     def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:
         """One line. `turn` counts from 1 there, from 0 here."""
-        chat = integer(record, "chat_id", -1, 2**62)
-        parent = integer(record, "parent_chat_id", -1, 2**62) if record.get("parent_chat_id") is not None else -1
+        chat = integer(record, "chat_id", -1, 2**64 - 1)
+        parent = integer(record, "parent_chat_id", -1, 2**64 - 1) if record.get("parent_chat_id") is not None else -1
         root = self._roots.get(parent, parent) if parent >= 0 else chat
-        request = _hash_ids(record, self.block_tokens, per_second=1, session=str(root), first_turn=1)
+        request = _hash_ids(record, self._names, self.block_tokens, per_second=1, session=str(root), first_turn=1)
         self._roots[chat] = root
         return request
 
 
 def _hash_ids(
-    record: Mapping[str, Any], block_tokens: int, *, per_second: int, session: str | None, first_turn: int = 0
-) -> WorkloadRequest:
+    record: Mapping[str, Any], names: BlockNames, block_tokens: int, *, per_second: int, session: str | None,
+    first_turn: int = 0,
+) -> WorkloadRequest:  # fmt: skip
     input_tokens = integer(record, "input_length", 1)
-    ids = integers(record, "hash_ids")
+    ids = names.ids(record, "hash_ids")
     check_block_count("hash_ids", len(ids), input_tokens, block_tokens)
     return WorkloadRequest(
         arrival_s=number(record, "timestamp") / per_second,

@@ -1,8 +1,8 @@
 """Our own trace file: one JSON header line, then one JSON object a request. Version 1.
 
 Header: `{"format": "kvlab-trace", "version": 1, "block_tokens": 16, ...}`; `"clock": "steps"` says that
-arrivals count the scheduler's steps before them; further keys are free notes.
-Request: `arrival_s` (seconds or steps, non-decreasing) and `output_tokens`, and one of
+arrivals count the scheduler's steps before them, and a request may have `seconds` beside them; further keys are free
+notes. Request: `arrival_s` (seconds or steps, non-decreasing) and `output_tokens`, and one of
 
 * `tokens`, the prompt's token ids; `output`, the generated ids, may stand for `output_tokens`, and a full replay
   generates them again;
@@ -31,6 +31,7 @@ from framework.errors import ConfigError, InvalidArgument, WorkloadError
 from framework.files.atomic import beside
 from framework.interfaces.trace import (
     BlockIdArray,
+    BlockNames,
     FieldError,
     Line,
     Namespace,
@@ -57,6 +58,8 @@ class OwnFormat(HeadedReader):
 
     header = FORMAT, VERSION
     block_tokens = DEFAULT_BLOCK_TOKENS
+    in_seconds = False
+    """Of a file in steps: arrivals are the seconds beside them."""
 
     example: ClassVar[Mapping[str, str]] = {
         "own.jsonl": '{"format": "kvlab-trace", "version": 1, "block_tokens": 4}\n'
@@ -64,6 +67,9 @@ class OwnFormat(HeadedReader):
         '{"arrival_s": 0.5, "input_tokens": 9, "block_ids": [3, 4, 5], "output_tokens": 2, "hint": {"continues": 1}}\n'
         '{"arrival_s": 0.5, "input_tokens": 9, "output_tokens": 0}\n'
     }
+
+    def __init__(self) -> None:
+        self._names = BlockNames()
 
     def block_size(self, head: Sequence[Line], asked: int | None) -> int:
         """The header's, or what is asked where prompts are tokens."""
@@ -85,7 +91,7 @@ class OwnFormat(HeadedReader):
             raise FieldError("tokens", "a prompt has at least one token")
         ids = name_blocks(tokens, self.block_tokens) if tokens is not None else None
         if "block_ids" in record:
-            ids = integers(record, "block_ids")
+            ids = self._names.ids(record, "block_ids")
             check_block_count("block_ids", len(ids), input_tokens, self.block_tokens)
         return WorkloadRequest(
             prompt=tokens,
@@ -95,7 +101,7 @@ class OwnFormat(HeadedReader):
             output=output,
             output_tokens=output_tokens,
             sampling=_sampling(record, output_tokens),
-            arrival_s=number(record, "arrival_s"),
+            arrival_s=number(record, "seconds" if self.in_seconds else "arrival_s"),
             namespace=Namespace(salt=text(record, "scope") or ""),
             **facts_of(record),
         )

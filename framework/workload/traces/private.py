@@ -1,4 +1,4 @@
-"""Traces of a live engine, without its text: tokens that only say which blocks are equal, written as requests end."""
+"""Traces of a live engine, written as requests end: with tokens that only say what is equal, or with its own."""
 
 from __future__ import annotations
 
@@ -64,18 +64,25 @@ class LiveRequest:
 
     Attributes:
         arrival_s: seconds after the first, or steps where the header says so; non-decreasing.
+        seconds: beside steps, the same in seconds; None for none.
         prompt_tokens: length of the prompt.
         total_tokens: of prompt and answer together; None: it has not ended.
         hashes: of the full blocks of prompt and answer, each with all before it: salt and adapter are in them.
-        session: its conversation, where that is known. priority: larger is more important.
+        session: its conversation, where that is known. tenant: whose it is, "" for nobody's. priority: larger is more
+            important.
+        tokens, scope: of a trace with the engine's own tokens: those of prompt and answer, and the cache salt.
     """
 
     arrival_s: float
     prompt_tokens: int
+    seconds: float | None = None
     total_tokens: int | None = None
     hashes: Sequence[Hash] = ()
     session: str | None = None
+    tenant: str = ""
     priority: int = 0
+    tokens: Sequence[int] = ()
+    scope: str = ""
 
 
 class PrivateTrace:
@@ -89,17 +96,20 @@ class PrivateTrace:
         path: a new file; its owner alone may read it.
         block_tokens: tokens a block, as the file's header says.
         hash_tokens: tokens that one hash stands for; None: a block's.
+        plain: write the requests' own tokens and names instead.
 
     Raises:
         ConfigError: the file is there already, or cannot be written. OSError, of any method: it no longer can be.
     """
 
-    def __init__(self, path: Path, block_tokens: int, *, hash_tokens: int | None = None, **notes: Any) -> None:
-        self._size, self._veil = hash_tokens or block_tokens, Veil()
+    def __init__(
+        self, path: Path, block_tokens: int, *, hash_tokens: int | None = None, plain: bool = False, **notes: Any
+    ) -> None:
+        self._size, self._veil, self._plain = hash_tokens or block_tokens, Veil(), plain
         self._waiting: dict[LiveRequest, None] = {}
         self.num_requests = 0
         self._file: PrivateFile | None = PrivateFile(path, ConfigError)
-        self._put({"format": FORMAT, "version": VERSION, "block_tokens": block_tokens, "private": True, **notes})
+        self._put({"format": FORMAT, "version": VERSION, "block_tokens": block_tokens, "private": not plain, **notes})
 
     def arrived(self, request: LiveRequest) -> None:
         """A request came; it is written once it and all before it have ended."""
@@ -126,11 +136,18 @@ class PrivateTrace:
 
     def _write(self, request: LiveRequest) -> None:
         total = request.total_tokens or request.prompt_tokens
-        tokens = self._tokens(request, total)
-        record: dict[str, Any] = {"arrival_s": round(request.arrival_s, 6), "tokens": tokens[: request.prompt_tokens]}
+        tokens, name = ([*request.tokens], str) if self._plain else (self._tokens(request, total), self._veil.name)
+        record: dict[str, Any] = {"arrival_s": round(request.arrival_s, 6)}
+        if request.seconds is not None:
+            record["seconds"] = round(request.seconds, 6)
+        record["tokens"] = tokens[: request.prompt_tokens]
         record["output"] = tokens[request.prompt_tokens :]
         if request.session is not None:
-            record["session"] = self._veil.name(request.session)
+            record["session"] = name(request.session)
+        if request.tenant:
+            record["tenant"] = name(request.tenant)
+        if request.scope and self._plain:
+            record["scope"] = request.scope
         if request.priority:
             record["priority"] = request.priority
         self._put(record)

@@ -11,7 +11,7 @@ from framework import registry
 from framework.errors import FrameworkError, InvalidArgument, PluginError, UnknownPlugin, WorkloadError
 from framework.files.lines import first_lines, read_lines
 from framework.guard.boundary import Boundary, construct, is_count, is_own, text_of
-from framework.interfaces.trace import MAX_TOKENS, FieldError, Line, Record, TraceReader, WorkloadRequest
+from framework.interfaces.trace import MAX_TOKENS, PER_SECOND, FieldError, Line, Record, TraceReader, WorkloadRequest
 
 OnError = Literal["raise", "skip"]
 
@@ -25,7 +25,9 @@ class Trace:
     Attributes:
         path, format, block_tokens, on_error: as opened; `block_tokens` is 0 for lengths only.
         reader, line_tokens: the format's reader, and tokens a block as the file has them.
-        in_steps: arrivals count an engine's steps, not seconds.
+        in_steps: arrivals count an engine's steps, not seconds. in_seconds: the file has both, and these are read.
+        time_unit, guessed_time_unit: of the file's times, where files of its format differ; whether it is another than
+            the format's own and nobody asked for it.
         num_requests, num_skipped: of the iteration in progress or last done.
         first_error: text of the first line skipped, "" if none.
     """
@@ -37,6 +39,9 @@ class Trace:
     block_tokens: int
     on_error: OnError
     in_steps: bool = False
+    time_unit: str = ""
+    guessed_time_unit: bool = False
+    in_seconds: bool = False
     num_requests: int = field(default=0, init=False)
     num_skipped: int = field(default=0, init=False)
     first_error: str = field(default="", init=False)
@@ -102,6 +107,9 @@ class Trace:
                 yield line
 
         reader.block_tokens = self.line_tokens
+        reader.time_unit = self.time_unit or reader.time_unit
+        if self.in_seconds:
+            reader.in_seconds = True  # type: ignore[attr-defined]
         try:
             for answer in boundary.iterate("read", reader.read, lines(), self.path, passing=(FieldError,)):
                 if type(answer) is not tuple or len(answer) != 2 or not isinstance(answer[1], _READ):
@@ -206,8 +214,10 @@ def _head(path: Path) -> list[Line]:
 
 
 def open_trace(
-    path: str | Path, *, format: str = "auto", block_tokens: int | None = None, on_error: OnError = "raise"
-) -> Trace:
+    path: str | Path, *, format: str = "auto", block_tokens: int | None = None, on_error: OnError = "raise",
+    time_unit: str = "auto",
+    in_seconds: bool = False,
+) -> Trace:  # fmt: skip
     """The trace in `path`, plain, .gz or .zst, or a folder where the format is one of folders.
 
     Args:
@@ -215,6 +225,8 @@ def open_trace(
         block_tokens: tokens a block. For formats of any size and for token-level files the size to read; for the
             others a multiple of the file's own size, to read coarser blocks.
         on_error: "raise" stops at the first bad line; "skip" leaves it out and counts it in `num_skipped`.
+        time_unit: s, ms or us, of a format whose files differ in it; "auto" takes what fits the first times.
+        in_seconds: where arrivals are steps, read the seconds that stand beside them.
 
     Raises:
         InvalidArgument: an unknown format, choice or block size.
@@ -238,7 +250,32 @@ def open_trace(
             f"give cache.block_size={size} to a run, or {size} as block_tokens"
         )
     read_tokens = (block_tokens or size) if size else 0
-    return Trace(path, name, reader, size, read_tokens, on_error, in_steps=_says(reader, "in_steps", head))
+    unit, steps = _time_unit(reader, name, path, time_unit), _says(reader, "in_steps", head)
+    if in_seconds and steps and not hasattr(reader, "in_seconds"):
+        raise InvalidArgument(f"{path}: its arrivals are an engine's steps, and it has no seconds beside them")
+    seconds = in_seconds and steps
+    return Trace(
+        path, name, reader, size, read_tokens, on_error, in_steps=steps and not seconds, in_seconds=seconds,
+        time_unit=unit, guessed_time_unit=time_unit == "auto" and unit != reader.time_unit,
+    )  # fmt: skip
+
+
+def _time_unit(reader: type[TraceReader], name: str, path: Path, asked: str) -> str:
+    """The unit of the file's times; "" where its format has one alone."""
+    if asked != "auto" and asked not in PER_SECOND:
+        raise InvalidArgument(f"time_unit must be auto, {', '.join(PER_SECOND)}, found {asked!r}")
+    if not reader.time_unit:
+        if asked != "auto":
+            raise InvalidArgument(f"times of format {name} have one unit; leave time_unit out")
+        return ""
+    if asked != "auto":
+        return asked
+    boundary = _boundary(reader)
+    lines = [] if path.is_dir() else first_lines(path, 100)
+    unit: Any = boundary.call("time_unit_of", _made(reader).time_unit_of, lines)
+    if unit not in PER_SECOND:
+        boundary.wrong("time_unit_of", f"must return one of {', '.join(PER_SECOND)}", unit)
+    return str(unit)
 
 
 def _block_size(reader: type[TraceReader], path: Path, head: Sequence[Line], asked: int | None) -> int:

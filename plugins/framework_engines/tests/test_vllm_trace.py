@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from framework.errors import ConfigError
+from framework.errors import ConfigError, WorkloadError
 from framework.workload.traces import open_trace
 from framework_engines import vllm_trace
-from framework_engines.vllm_trace import TimedSteps, TraceMethods, paths_of
+from framework_engines.vllm_trace import TimedSteps, TraceMethods, options_of
 
 
 class Request(SimpleNamespace):
@@ -20,7 +20,7 @@ class Request(SimpleNamespace):
 
     def __init__(self, name: str, prompt: int) -> None:
         super().__init__(request_id=name, num_prompt_tokens=prompt, num_tokens=prompt, session_id="talk", priority=3,
-                         block_hashes=[b"a"])  # fmt: skip
+                         block_hashes=[b"a"], cache_salt="firm", lora_request=None)  # fmt: skip
 
 
 def test_the_connector_writes_what_has_ended_and_survives_a_file_that_cannot_be_written(
@@ -39,6 +39,7 @@ def test_the_connector_writes_what_has_ended_and_survives_a_file_that_cannot_be_
     (only,) = open_trace(tmp_path / "t")
     assert (only.input_tokens, only.output_tokens, only.priority) == (5, 3, -3)
     assert only.session not in (None, "talk")
+    assert only.tenant not in ("", "firm", only.session), "veiled, too"
 
     def full(record: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -52,13 +53,15 @@ def test_the_connector_writes_what_has_ended_and_survives_a_file_that_cannot_be_
 
 
 def test_the_options_are_a_path_and_one_of_steps() -> None:
-    assert paths_of({"path": "a.jsonl"}) == (Path("a.jsonl"), None)
-    assert paths_of({"path": "a", "steps": "b"}) == (Path("a"), Path("b"))
+    assert options_of({"path": "a.jsonl"}) == (Path("a.jsonl"), None, False)
+    assert options_of({"path": "a", "steps": "b"}) == (Path("a"), Path("b"), False)
     for extra in ({}, {"path": 3}, {"path": ""}, {"path": "a", "steps": None}):
         with pytest.raises(ConfigError, match="name a new file"):
-            paths_of(extra)
-    with pytest.raises(ConfigError, match="has path and steps, found salt"):
-        paths_of({"path": "a", "salt": "b"})
+            options_of(extra)
+    with pytest.raises(ConfigError, match="true or false, found 1"):
+        options_of({"path": "a", "tokens": 1})
+    with pytest.raises(ConfigError, match=r"'tokens'.*found salt"):
+        options_of({"path": "a", "salt": "b"})
 
 
 def scheduled(new: dict[str, tuple[int, int]], running: dict[str, tuple[int, int]]) -> Any:
@@ -104,3 +107,28 @@ def test_a_step_lasts_until_its_end_is_seen_and_the_last_one_has_none(
 def test_a_name_that_the_module_does_not_offer_is_refused() -> None:
     with pytest.raises(AttributeError, match="it offers TraceConnector"):
         vllm_trace.Else  # type: ignore[attr-defined]
+
+
+def test_a_recording_has_arrivals_on_both_clocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("framework_engines.vllm_trace.time.monotonic", lambda: now[0])
+    connector: Any = TraceMethods()
+    connector.path = tmp_path / "t"
+    connector.bind_kv_cache_manager(SimpleNamespace(block_pool=SimpleNamespace(hash_block_size=4)))
+    for number in range(3):
+        now[0] = 100.0 + 2.5 * number
+        request = Request(str(number), 5)
+        connector.on_new_request(request)
+        connector.scheduled(SimpleNamespace(total_num_scheduled_tokens=5))
+        connector.request_finished_all_groups(request, ())
+    connector.shutdown()
+    steps, seconds = open_trace(tmp_path / "t"), open_trace(tmp_path / "t", in_seconds=True)
+    assert (steps.in_steps, seconds.in_steps) == (True, False)
+    assert [one.arrival_s for one in steps] == [0.0, 1.0, 2.0]
+    assert [one.arrival_s for one in seconds] == [0.0, 2.5, 5.0]
+    from framework.workload.trace_file import TraceFile
+
+    assert [one.arrival_s for one in TraceFile(path=tmp_path / "t", clock="seconds").requests()] == [0.0, 2.5, 5.0]
+    (tmp_path / "r").write_text((tmp_path / "t").read_text().replace('"seconds"', '"hours"'))
+    with pytest.raises(WorkloadError, match="seconds"):
+        list(open_trace(tmp_path / "r", in_seconds=True))

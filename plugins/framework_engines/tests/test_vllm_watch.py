@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import copy
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from engine_stand_ins import FreeQueue, GroupManager, Manager
+from engine_stand_ins import FreeQueue, GroupManager, Manager, pretend_vllm
 from paged_helpers import NS, info, tokens
 from replay_helpers import workload
 
@@ -29,9 +29,11 @@ from framework_builtin.eviction.mru import Mru
 from framework_builtin.eviction.priority import Priority
 from framework_builtin.eviction.s3fifo import S3Fifo
 from framework_builtin.hash.sha256 import Sha256
-from framework_engines.vllm_connector import HOOKS, TESTED, lead, options_of, require_hooks
+from framework_engines.vllm_connector import HOOKS, _Methods, lead, manager_of, options_of, require_hooks
+from framework_engines.vllm_metrics import classes
 from framework_engines.vllm_watch import MissWatch, PoolWatch
 from framework_explain.account import HIT, OUTCOMES
+from framework_explain.explain import main
 from framework_explain.table_of_misses import read_account
 
 
@@ -95,12 +97,7 @@ def watching(base: type) -> Any:
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two modules of vLLM's that `lead` imports."""
-    version, utils = ModuleType("vllm.version"), ModuleType("vllm.v1.core.kv_cache_utils")
-    version.__version__ = TESTED[-1]  # type: ignore[attr-defined]
-    utils.get_block_hash = lambda block_hash: block_hash  # type: ignore[attr-defined]
-    for module in (version, utils):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    pretend_vllm(monkeypatch)
 
 
 def asked(number: int, ids: list[int], **facts: Any) -> Any:
@@ -128,6 +125,7 @@ class Engine:
         request.is_finished = lambda: request.done
         self.manager.new_step_starts()
         found: int | None = self.manager.allocate_slots(request)
+        self.watch.scheduled(SimpleNamespace(total_num_scheduled_tokens=0 if found is None else request.num_tokens))
         return found
 
     def free(self, request: Any, *, done: bool = True) -> None:
@@ -545,3 +543,183 @@ def test_what_a_manager_misses_has_the_causes_that_its_pool_shows(tmp_path: Path
     wanted = ("hit", "new", "evicted", "declined", "unreachable", "in flight", "other namespace", "end of prompt",
               "preempted", "aborted")  # fmt: skip
     assert all(seen[name] for name in wanted), seen
+
+
+class Counting(Manager):
+    """A Manager that is asked as vLLM's is."""
+
+    def allocate_slots(self, request: Any, num_new_tokens: int, num_new_computed_tokens: int = 0) -> Any:
+        return super().allocate_slots(request)
+
+
+def test_an_explanation_is_whole_after_each_request_whatever_ends_vllm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manager = Counting(12)
+    misses = MissWatch(manager, lambda name: name, policy="lru", folder=tmp_path / "why")
+    read: list[Any] = []
+    for number in range(60):
+        ids = chain(number % 4, 1 + number % 5)
+        request = asked(number, ids, prompt_token_ids=ids, num_computed_tokens=len(ids))
+        request.update_block_hashes = request.block_hashes.clear
+        request.is_finished = lambda: True
+        manager.new_step_starts()
+        hit = 16 * len(manager.hit(request))
+        assert manager.allocate_slots(request, len(ids) - hit, hit) is not None
+        manager.free(request)
+        if number in (0, 1, 40, 59):
+            assert main([str(tmp_path / "why"), "--json"]) == 0
+            read.append(json.loads(capsys.readouterr().out))
+            assert len((tmp_path / "why" / "requests.jsonl").read_text().splitlines()) == number + 1
+    assert read[-1]["blocks"]["evicted"] > 10
+    assert sum(row["tokens"] for row in read[-1]["regret"]["age"].values()) == read[-1]["tokens"]["evicted"]
+    misses.close()
+    misses.close()
+    assert main([str(tmp_path / "why"), "--json"]) == 0
+    last = json.loads(capsys.readouterr().out)
+    assert (last["blocks"], last["tokens"]) == (read[-1]["blocks"], read[-1]["tokens"])
+    assert json.loads((tmp_path / "why" / "result.json").read_text())["status"] == "ok"
+
+
+def test_an_explanation_that_cannot_be_written_ends_with_one_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = Counting(12)
+    misses = MissWatch(manager, lambda name: name, policy="lru", folder=tmp_path)
+    monkeypatch.setattr(misses, "_write_result", lambda *_: (tmp_path / "no" / "such").write_bytes(b""))
+    for number in range(3):
+        request = asked(number, chain(number, 1), prompt_token_ids=chain(number, 1), num_computed_tokens=17)
+        request.is_finished = lambda: True
+        manager.allocate_slots(request, 17)
+        manager.free(request)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "vLLM goes on" in caplog.text
+
+
+def test_what_a_policy_costs_and_does_is_counted_once_and_shown_in_vllms_metrics(
+    monkeypatch: pytest.MonkeyPatch, vllm: None
+) -> None:
+    class Slow(Lru):
+        def victim(self, now: float) -> Any:
+            clock[0] += 5.0
+            if len(engine.pool.evicted) > 3:
+                raise RuntimeError("out of ideas")
+            return super().victim(now)
+
+    clock = [0.0]
+    monkeypatch.setattr("framework_engines.vllm_watch.perf_counter", lambda: clock[0])
+    engine = Engine(Slow(), 4)
+    connector: Any = _Methods()
+    connector.watch, connector._told = None, {}
+    assert connector._counted() == {}, "in a worker"
+    connector.watch = engine.watch
+    for number in (1, 2):
+        engine.free(served(engine, number, [number] * 32))
+    assert connector._counted() == {}
+    told = []
+    for _ in range(2):
+        engine.free(served(engine, 3 + len(told), [5 + len(told)] * 32))
+        told.append(connector._counted())
+    assert told == [{"seconds": 10.0, "victims": 2}, {"seconds": 10.0, "victims": 2}]
+    engine.free(served(engine, 9, [9] * 32))
+    assert connector._counted() == {"seconds": 5.0, "failures": 1}
+    engine.free(served(engine, 10, [10] * 32))
+    assert connector._counted() == {}
+
+
+def test_intervals_add_up_in_vllms_log_and_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[str] = []
+
+    class Stats:
+        def __init__(self, data: dict[str, Any]) -> None:
+            self.data = data
+
+    class Metrics:
+        def __init__(self, config: Any, types: Any, names: Any, values: Any) -> None:
+            self._counter_cls = Counter
+
+    class Counter:
+        made: ClassVar[dict[str, Any]] = {}
+
+        def __init__(self, name: str, documentation: str, labelnames: list[str]) -> None:
+            self.found, self.labelnames = dict[tuple[Any, ...], float](), labelnames
+            Counter.made[name] = self
+
+        def labels(self, *values: Any) -> Any:
+            assert len(values) == len(self.labelnames)
+            self.found[values] = 0
+            return SimpleNamespace(inc=lambda count: self.found.update({values: self.found[values] + count}))
+
+    factory = SimpleNamespace(_registry={}, register_connector=lambda name, *_: registered.append(name))
+    place = "vllm.distributed.kv_transfer.kv_connector"
+    base = SimpleNamespace(KVConnectorStats=Stats, KVConnectorPromMetrics=Metrics)
+    for name, module in (
+        (f"{place}.v1.metrics", base),
+        (f"{place}.factory", SimpleNamespace(KVConnectorFactory=factory)),
+    ):
+        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
+    stats, metrics = classes("PolicyConnector", "framework_engines.vllm_connector")
+    assert registered == ["PolicyConnector"], "vLLM's MultiConnector looks for it by name"
+    both = stats({"seconds": 0.5, "victims": 2}).aggregate(stats({"seconds": 0.25, "failures": 1}))
+    assert both.reduce() == {
+        "eviction_policy_seconds": 0.75, "eviction_policy_victims": 2, "eviction_policy_failures": 1
+    }  # fmt: skip
+    assert not both.is_empty()
+    both.reset()
+    assert both.is_empty()
+    extra = {"eviction": {"name": "lru_k", "k": 3}}
+    config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra))
+    shown = metrics(config, {}, ["model", "engine"], {0: ["small", "0"], 1: ["small", "1"]})
+    shown.observe({"seconds": 0.5, "victims": 2}, 1)
+    shown.observe({"seconds": 0.5}, 1)
+    found = {name: counter.found["small", "1", "lru_k"] for name, counter in Counter.made.items()}
+    assert found == {
+        "vllm:eviction_policy_seconds": 1.0, "vllm:eviction_policy_victims": 2, "vllm:eviction_policy_failures": 0
+    }  # fmt: skip
+    assert Counter.made["vllm:eviction_policy_failures"].found["small", "0", "lru_k"] == 0, "shown before any failure"
+
+
+@pytest.mark.parametrize("needs_requests", [False, True])
+def test_a_step_of_running_requests_costs_one_call_a_request(vllm: None, needs_requests: bool) -> None:
+    engine = Engine(watching(Lru) if needs_requests else Lru())
+    running = [served(engine, number, chain(number, 2)) for number in range(1, 5)]
+    calls: list[str] = []
+
+    def count(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and "/framework/" in frame.f_code.co_filename:
+            calls.append(frame.f_code.co_name)
+
+    pool: Any = engine.pool
+    pool.touch = pool.cache_full_blocks = lambda *_: None  # they need no further block
+    pool.get_new_blocks = lambda count: []
+    sys.setprofile(count)
+    try:
+        engine.manager.new_step_starts()
+        for request in running:
+            engine.manager.allocate_slots(request)
+    finally:
+        sys.setprofile(None)
+    assert [name for name in calls if name != "num_free_blocks"] == ["_begin_step", *["_allocate"] * 4]
+
+
+def test_a_vllm_that_hands_over_its_pool_alone_is_led_as_one_that_hands_over_its_manager(vllm: None) -> None:
+    class Old:
+        def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None: ...
+
+        def on_new_request(self, request: Any) -> None: ...
+
+    class New(Old):
+        def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None: ...
+
+    for base, kv_cache_manager in ((Old, type("KVCacheManager", (Manager,), {})), (New, Manager)):
+        require_hooks(KVConnectorBase_V1=base)
+        connector: Any = type("Connector", (_Methods, base), {})()
+        connector.options, connector.explain, connector.watch = ("lru", 0, "steps"), None, None
+        manager, other = kv_cache_manager(4), kv_cache_manager(4)
+        connector.bind_gpu_block_pool(manager.block_pool)
+        assert (connector.watch is not None) == (base is Old), "else it would be led twice"
+        assert type(other.block_pool.free_block_queue) is FreeQueue
+    with pytest.raises(Unsupported, match="with 0 KVCacheManagers"):
+        manager_of(object())
+    with pytest.raises(Unsupported, match=r"bind_kv_cache_manager\(kv_cache_manager\) or .*bind_gpu_block_pool"):
+        require_hooks(KVConnectorBase_V1=object())

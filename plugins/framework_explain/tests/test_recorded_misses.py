@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from framework import api
 from framework.interfaces.workload import WorkloadRequest
 from framework.types import Namespace
 from framework.workload.traces import write_trace
+from framework_engines.vllm_trace import TraceMethods
 from framework_explain.account import OUTCOMES, Account
 from framework_explain.recorded_misses import explain_stream
 from framework_explain.table_of_misses import read_account
@@ -244,7 +246,10 @@ def test_requests_that_the_stream_does_not_show_are_left_out_and_counted(tmp_pat
     ("damage", "says"),
     [
         (lambda lines: lines[:3] + lines[4:], "batches 2 to 2 are missing"),
-        (lambda lines: [line.replace('"token_ids":[', '"token_ids":[5,') for line in lines], "record with them"),
+        (
+            lambda lines: [line.replace('"token_ids":[', '"token_ids":[5,') for line in lines],
+            "record --tokens` keeps",
+        ),
         (lambda lines: lines[:1], "no block was stored"),
     ],
     ids=["gap", "tokens", "empty"],
@@ -260,3 +265,47 @@ def test_a_stream_that_cannot_be_explained_is_refused(
     capsys.readouterr()
     assert main([str(stream), str(log)]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_log_of_another_engine_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, _ = recorded(tmp_path, conversations(3), engine={"max_batch_requests": 1})
+    others = [WorkloadRequest(prompt=np.full(9, 77 + n, dtype=np.int32), output_tokens=1) for n in range(3)]
+    write_trace(tmp_path / "other.jsonl", others, block_tokens=SIZE)
+    assert main([str(run / "kv_events.jsonl"), str(tmp_path / "other.jsonl"), "--json"]) == 2
+    assert "none of the 3 requests" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_the_log_of_a_connector_in_vllm_goes_with_a_stream_where_it_has_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tokens: bool
+) -> None:
+    requests = conversations(7)
+    run, log = recorded(tmp_path, requests, engine={"max_batch_requests": 1})
+    connector: Any = TraceMethods()
+    connector.path, connector.tokens = tmp_path / "connector.jsonl", tokens
+    connector.bind_kv_cache_manager(SimpleNamespace(block_pool=SimpleNamespace(hash_block_size=SIZE)))
+    for number, asked in enumerate(requests):
+        assert asked.prompt is not None
+        assert asked.output is not None
+        whole = [*asked.prompt.tolist(), *asked.output.tolist()]
+        served = SimpleNamespace(
+            request_id=str(number), num_prompt_tokens=len(asked.prompt), num_tokens=len(whole), all_token_ids=whole,
+            block_hashes=[b"%d" % hash(tuple(whole[: at + SIZE])) for at in range(0, len(whole) - SIZE + 1, SIZE)],
+            session_id=asked.session, priority=0, cache_salt=None, lora_request=None,
+        )  # fmt: skip
+        connector.on_new_request(served)
+        connector.scheduled(SimpleNamespace(total_num_scheduled_tokens=1))
+        connector.request_finished_all_groups(served, ())
+    connector.shutdown()
+    capsys.readouterr()
+    status = main([str(run / "kv_events.jsonl"), str(connector.path), "--json"])
+    out, err = capsys.readouterr()
+    if tokens:
+        assert status == main([str(run / "kv_events.jsonl"), str(log), "--json"]) == 0
+        seen, truth = json.loads(out), json.loads(capsys.readouterr().out)
+        assert seen["tokens"] == truth["tokens"]
+        assert seen["tokens"]["evicted"] > 0
+    else:
+        assert (status, out) == (2, "")
+        assert "was recorded without tokens" in err
+        assert '"tokens": true' in err

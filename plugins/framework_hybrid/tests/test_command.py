@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from synthetic_workloads import mooncake
 
 from framework.api import run
 from framework.config.check import parse, without_effect
-from framework.errors import ConfigError
+from framework.errors import ConfigError, FrameworkError
 from framework.interfaces.below import Below
 from framework.interfaces.observer import Observer
 from framework.results.catalogue import find
@@ -69,6 +70,13 @@ def test_every_key_of_its_result_is_declared(executor: str, model: str, tmp_path
     })  # fmt: skip
     assert (result["mode"], "allocator" in result) == ("hybrid", False)
     assert not [key for key in result if find(key) is None]
+
+
+def test_a_pipe_as_a_model_is_refused_by_name(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    asked = {"mode": {"name": "hybrid", "model": str(tmp_path / "fifo")}, "workload": "conversations"}
+    with pytest.raises(FrameworkError, match="fifo"):
+        run({**HYBRID, **asked, "run": {"dir": str(tmp_path / "run"), "progress": False}})
 
 
 def test_a_hybrid_model_is_replayed_by_name(command: Command, tmp_path: Path) -> None:

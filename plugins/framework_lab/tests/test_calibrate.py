@@ -136,7 +136,9 @@ def test_the_command_writes_what_the_replay_reads(tmp_path: Path, capsys: pytest
     assert printed == json.loads((tmp_path / "costs.json").read_text())
     assert printed["num_steps"] == len(work)
     assert main([path]) == 0
-    assert "step_s     0.004" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "step_s     0.004" in out
+    assert "not in these costs: what a request takes outside steps" in out
 
 
 def test_a_file_of_other_lines_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,12 +41,19 @@ class Check(Command):
         )
         parser.add_argument("--only", default="", metavar="TEXT", help="only checks with TEXT in their name")
         parser.add_argument("--device", default=None, help='for backends: "cpu", "cuda"; default: the best here')
-        parser.add_argument("--large", action="store_true", help="also the large part: blocks of 128 and more, requests of "
-                            "thousands of blocks, contexts of 131,100, pools of 100,000; takes about a minute")  # fmt: skip
-        parser.add_argument("--cases", default="full", choices=["full", "small"],
-                            help="for backends: how many shapes; default: %(default)s")  # fmt: skip
-        parser.add_argument("--timeout", type=float, default=TIMEOUT_S, metavar="S", help="seconds a check may take, five "
-                            "times that of the large part; 0 waits for ever; default: %(default)g")  # fmt: skip
+        parser.add_argument(
+            "--large", action="store_true",
+            help="also the large part: blocks of 128 and more, requests of thousands of blocks, contexts of 131,100, "
+            "pools of 100,000; takes about a minute",
+        )  # fmt: skip
+        parser.add_argument(
+            "--cases", default="full", choices=["full", "small"],
+            help="for backends: how many shapes; default: %(default)s",
+        )  # fmt: skip
+        parser.add_argument(
+            "--timeout", type=float, default=TIMEOUT_S, metavar="S",
+            help="seconds a check may take, five times that of the large part; 0 waits for ever; default: %(default)g",
+        )  # fmt: skip
         parser.add_argument(
             "--against", metavar="A,B", help="measure beside these plugins; default: the usual baselines"
         )

@@ -18,7 +18,6 @@ METRICS = (
     kernel("screen", "table", "", "compiled ahead of time", "Registers, spills and instructions of each compiled "
            "kernel."),
     text("kernel", "device_model", "device model", "The accelerator or processor."),
-    kernel("num_threads", "threads", "", "threads", "Threads of torch."),
     text("kernel", "torch", "torch", "Version of torch."),
     text("kernel", "triton", "triton", "Version of triton."),
     text("kernel", "date", "date", "When the run began, UTC."),

@@ -154,10 +154,6 @@ def _runs(process: int) -> bool:
         return False
 
 
-def test_a_sentence_on_a_full_disk_is_not_on_standard_output() -> None:
-    assert ended(OSError(errno.ENOSPC, "No space left on device")) == FAILED
-
-
 def test_another_thread_leaves_signals_alone() -> None:
     before = signal.getsignal(signal.SIGTERM)
     seen: list[object] = []

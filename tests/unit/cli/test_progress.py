@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from framework.cli.progress import replay_progress, request_progress, sweep_progress
+from framework.cli.progress import reference_progress, replay_progress, request_progress, sweep_progress
 
 
 def test_every_bar_is_drawn_before_and_after_its_first_number(
@@ -24,8 +24,13 @@ def test_every_bar_is_drawn_before_and_after_its_first_number(
         tick()
     with replay_progress(enabled=True) as replayed:
         replayed(engine)
+    with reference_progress(70_000) as counted:
+        counted(65_536)
+    with reference_progress(70_000, enabled=False) as silent:
+        silent(4_464)
     with sweep_progress(3, 1, enabled=True) as ended:
         ended(outcome)
     said = capsys.readouterr().err
-    for part in ("5 tokens, 2 running", "0 tokens", "7,000 tokens", "1 failed"):
+    for part in ("5 tokens, 2 running", "0 tokens", "7,000 tokens", "65536/70000", "1 failed"):
         assert part in said, f"no {part!r} in {said!r}"
+    assert "4464/70000" not in said

@@ -8,6 +8,8 @@ import pytest
 
 from framework.files.secrets import masked
 
+KEYS = ("hmac_key", "key", "signing_key", "hash_key", "hashkey", "salt", "passphrase", "hmac", "HMAC_KEY", "api_keys")
+
 
 @pytest.mark.parametrize(
     ("value", "kept"),
@@ -22,7 +24,11 @@ from framework.files.secrets import masked
         ("redis://me:abc@host:1/0", "redis://***@host:1/0"),
         ("tracker.project=hidden-value", "tracker.project=***"),
         ("tracker.api_key=${oc.env:MY_KEY}", "tracker.api_key=${oc.env:MY_KEY}"),
-        ({"max_tokens": 5, "stop_token_ids": [1], "eviction": "lru", "token": None}, None),
+        ({"max_tokens": 5, "stop_token_ids": [1], "eviction": "lru", "token": None, "monkey": "m"}, None),
+        *(({"hash": {"name": "mine", name: "abc"}}, {"hash": {"name": "mine", name: "***"}}) for name in KEYS),
+        *(([f"hash.{name}=abc"], [f"hash.{name}=***"]) for name in KEYS),
+        ({"hash": {"hmac_key": 1234567}}, {"hash": {"hmac_key": "***"}}),
+        ({"hash": {"key": {"value": "abc", "bits": [1]}}}, {"hash": {"key": {"value": "***", "bits": ["***"]}}}),
     ],
 )
 def test_secrets_are_masked_and_the_rest_is_kept(value: Any, kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:

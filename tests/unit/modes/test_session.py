@@ -182,7 +182,7 @@ def test_a_served_request_carries_who_asked_its_logprobs_and_whether_the_dense_m
     completion = first["completions"][0]
     assert len(completion["token_logprobs"]) == len(completion["tokens"]) == 3
     assert [len(top) for top in completion["top_logprobs"]] == [2, 2, 2]
-    assert completion["logprob"] == pytest.approx(sum(completion["token_logprobs"]))
+    assert completion["cumulative_logprob"] == pytest.approx(sum(completion["token_logprobs"]))
     assert "token_logprobs" not in second["completions"][0]
 
 

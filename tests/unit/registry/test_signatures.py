@@ -47,12 +47,26 @@ FITS: list[tuple[Any, Any, Any]] = [
     (4, Annotated[int, "tokens"], 4),
     ("x", Any, "x"),
     (1, "Unresolved", 1),
+    (1e3, int, 1000),
+    ("128", int, 128),
+    ("128", int | None, 128),
+    ("128", int | str, "128"),
+    ("0.5", float, 0.5),
+    ("yes", bool, True),
+    ("Off", bool, False),
+    ("no", Literal["auto", True, False], False),
+    ("auto", Literal["auto", True, False], "auto"),
+    ("yes", Literal["yes", True], "yes"),
+    (4.0, Blocks, 4),
     ([1], tuple, (1,)),
 ]
 FAILS: list[tuple[Any, Any, str]] = [
     (True, int, "x must be int, found True"),
-    (1.0, int, "x must be int, found 1.0"),
-    ("1", int, "x must be int, found '1'"),
+    (1.5, int, "x must be int, found 1.5"),
+    ("1.5", int, "x must be int, found '1.5'"),
+    ("1", Literal[1, 2], "x must be one of 1, 2, found '1'"),
+    ("maybe", bool, "x must be bool, found 'maybe'"),
+    (float("inf"), int, "x must be int, found inf"),
     (True, float, "x must be float"),
     (1, str, "x must be str"),
     (1, bool, "x must be bool"),
@@ -67,7 +81,7 @@ FAILS: list[tuple[Any, Any, str]] = [
     ({"a": "b"}, dict[str, int], "x.a must be int, found 'b'"),
     ([], dict[str, int], "x must be dict[str, int]"),
     ("GREN", Colour, "x must be one of RED, BLUE, found 'GREN'"),
-    (4.0, Blocks, "x must be int"),
+    (4.5, Blocks, "x must be int"),
 ]
 
 

@@ -173,3 +173,11 @@ def test_a_sound_core_passes_its_kit(check):
 def test_the_kit_catches_a_wrong_core(mutant):
     with pytest.raises(Violation):
         MUTANTS[mutant](mutant)
+
+
+def test_a_long_replay_says_how_far_it_is() -> None:
+    paths = workload([[*range(300)]] * 500)
+    said: list[int] = []
+    counted = replay(paths, Lru(), 400, progress=said.append)
+    assert (sum(said), len(said)) == (paths.num_references, 3), said
+    assert (counted.request_hits == replay(paths, Lru(), 400).request_hits).all()

@@ -12,6 +12,7 @@ import pytest
 from synthetic_workloads import common_prefix
 
 from framework.errors import WorkloadError
+from framework.model.tokenizer import ByteTokenizer, CheckpointTokenizer, encode
 from framework.sampling import Sampling
 from framework.types import Hint, Namespace
 from framework.workload import WorkloadRequest, build
@@ -83,7 +84,7 @@ HUGE = 10**400
         ('{"prompt": "x", "hint": {"when": 2}}', "hint: a hint has continues and returns_s"),
         ('{"tokens": []}', "at least one token"),
         ('{"tokens": [1.5]}', "tokens: expected a flat list of whole numbers"),
-        ('{"tokens": [-1]}', "tokens: expected numbers 0 to"),
+        ('{"tokens": [-1]}', "tokens: expected a flat list of whole numbers, 0 to"),
         ('{"tokens": [true]}', "tokens: expected a flat list"),
         (f'{{"tokens": [{HUGE}]}}', "tokens: expected a flat list"),
         ('{"tokens": [[1], [2, 3]]}', "tokens: expected a flat list"),
@@ -92,6 +93,13 @@ HUGE = 10**400
         ('{"messages": [{"role": "user"}]}', r"messages\[0\]: want an object of role and content"),
         ('{"messages": [{"role": "user", "content": 3}]}', r"messages\[0\].content: want text"),
         ('{"messages": [{"role": "user", "content": "\\ud800"}]}', r"messages\[0\].content: holds a lone surrogate"),
+        ('{"messages": [{"role": "assistant", "content": null}]}', r"messages\[0\].content: want text"),
+        ('{"messages": [{"role": "user", "content": "a", "tool_calls": [3]}]}', r"tool_calls: want a list of objects"),
+        ('{"messages": [{"role": "user", "content": "a", "audio": 1}]}', r"messages\[0\].audio: want role, content"),
+        ('{"custom_id": "a", "body": []}', "body: a line of OpenAI's batch format has an object there"),
+        ('{"custom_id": "a", "body": {"prompt": "x", "tools": [{}]}}', "body.tools: OpenAI's, and not served here"),
+        ('{"conversations": [{"from": "bing", "value": "x"}]}', r"conversations\[0\].from: want one of human, user"),
+        ('{"conversations": 3}', "conversations: want a list of objects of from and value"),
     ],
 )
 def test_a_bad_json_line_is_one_sentence_of_file_line_and_field(tmp_path: Path, line: str, message: str) -> None:
@@ -192,3 +200,74 @@ def test_the_recorded_agents_are_read_whole_and_share_their_prefixes(traces: Pat
         total += len(text)
         last[request.session] = text
     assert shared / total > 0.5, f"{shared} of {total} characters repeat their session's call before"
+
+
+def test_a_batch_file_of_openai_is_read(tmp_path: Path) -> None:
+    """It was: custom_id: no such field; did you mean 'stop_token_ids'?"""
+    body = {"model": "gpt-x", "messages": [{"role": "user", "content": "Hi"}], "max_completion_tokens": 9,
+            "temperature": 0.5, "logprobs": True, "top_logprobs": 2, "stream": True}  # fmt: skip
+    chat, text = read(
+        tmp_path,
+        {"custom_id": "a-1", "method": "POST", "url": "/v1/chat/completions", "body": body},
+        {"custom_id": "a-2", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 3}},
+    )
+    assert (chat.key, chat.prompt) == ("a-1", ({"role": "user", "content": "Hi"},))
+    assert chat.sampling == Sampling(max_tokens=9, temperature=0.5, logprobs=2)
+    assert (text.key, text.prompt, text.sampling.max_tokens) == ("a-2", "x", 3)
+
+
+def test_a_custom_row_of_vllm_is_read(tmp_path: Path) -> None:
+    (request,) = read(tmp_path, {"prompt": "x", "output_tokens": 5})
+    assert (request.prompt, request.sampling.max_tokens) == ("x", 5)
+
+
+SHARE_GPT = [
+    {"id": "c1", "conversations": [{"from": "gpt", "value": "lost"}, {"from": "human", "value": "one"},
+                                   {"from": "gpt", "value": "1"}, {"from": "human", "value": "two"}]},
+    {"id": "c2", "conversations": [{"from": "human", "value": "three"}, {"from": "gpt", "value": "3"}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_the_array_of_sharegpt_is_a_request_a_question(indent: int | None, tmp_path: Path) -> None:
+    path = tmp_path / "share.json"
+    path.write_text(json.dumps(SHARE_GPT, indent=indent))
+    found = build("prompts", {"path": str(path)})
+    assert [(one.session, one.turn, len(one.prompt or ())) for one in found] == [
+        ("c1", 0, 1),
+        ("c1", 1, 3),
+        ("c2", 0, 1),
+    ]
+    assert found[1].prompt == (
+        {"role": "user", "content": "one"}, {"role": "assistant", "content": "1"}, {"role": "user", "content": "two"},
+    )  # fmt: skip
+    assert len({one.key for one in found}) == 3
+    for damaged, says in (
+        ('[{"prompt": "x"}, 3]', "entry 2 of its array is no JSON object"),
+        ('[{"prompt": "x"}', "cut short"),
+        ('[{"prompt": "x"} 3]', "cut short"),
+        ("[{", "entry 1 of its array is no JSON"),
+    ):
+        path.write_text(damaged)
+        with pytest.raises(WorkloadError, match=says):
+            build("prompts", {"path": str(path)})
+
+
+def test_a_chat_with_tool_calls_goes_through_the_chat_template(tmp_path: Path) -> None:
+    call = {"id": "t1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "t1", "content": "2"},
+    ]
+    (request,) = read(tmp_path, {"messages": messages})
+    assert request.prompt == (messages[0], {**messages[1], "content": ""}, messages[2])
+    tiny = ByteTokenizer()
+    assert b'"name": "add"' in bytes(token for token in encode(tiny, request.prompt) if token < 256)
+    called = "{% for c in m.tool_calls or [] %}[{{ c.function.name }}({{ c.function.arguments }})]{% endfor %}"
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}" + called + "{{ m.tool_call_id or '' }}{% endfor %}"
+    )
+    whole = object.__new__(CheckpointTokenizer)
+    whole._template, whole._special = template, {}
+    assert whole.render_chat(request.prompt) == '<user>1 + 1?<assistant>[add({"a": 1})]<tool>2t1'

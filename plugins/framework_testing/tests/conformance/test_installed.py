@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 import pytest
 import torch
 
+import framework_testing as testing
 from framework_testing import allocator_checks, backend_checks, eviction_checks, hash_checks
 from framework_testing.attention_runs import supported
 from framework_testing.eviction import evictions_of, random_steps
@@ -65,6 +66,28 @@ def test_a_backend_keeps_its_contract(point, check):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     supported(make, device)  # skips with the backend's own reasons
     check(make, device, "small" if (point.name, device) == ("triton", "cpu") else "full")  # it is interpreted there
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "point"),
+    [
+        pytest.param(kind, point, id=f"{kind}-{point.name}")
+        for kind in ("allocator", "eviction", "hash")
+        for point in installed(kind)
+    ],
+)
+def test_a_plugin_passes_the_large_part(kind, point):
+    for check in getattr(testing, f"{kind}_large_checks"):
+        check(point.load())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", installed("backend"), ids=lambda point: point.name)
+def test_a_backend_passes_the_large_part(point):
+    make, device = point.load(), "cuda" if torch.cuda.is_available() else "cpu"
+    for check in testing.backend_large_checks:
+        check(make, device, "small" if (point.name, device) == ("triton", "cpu") else "full")
 
 
 @pytest.mark.parametrize(("name", "oracle"), [("lru", SlowLru), ("fifo", SlowFifo)])

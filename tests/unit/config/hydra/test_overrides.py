@@ -23,6 +23,11 @@ TABLE = [
     ("+allocator.a.b={c: d=e}", ["++allocator.a.b={c: d=e}"]),
     ("+tracker.project=x", ["++tracker.project=x"]),
     ("+model.dtype=x", ["model.dtype=x"]),
+    ("+eviction={name: lru_k, k: 3, history: 0.5}", ["eviction=lru_k", "++eviction.k=3", "++eviction.history=0.5"]),
+    ('allocator={"name":"prefix","a":[1,2]}', ['allocator="prefix"', "++allocator.a=[1,2]"]),
+    ("model={dtype: float32, name: tiny}", ["model=tiny", "model.dtype=float32"]),
+    ("model={name: ./weights, dtype: x}", ["model=checkpoint", "++model.path='./weights'", "model.dtype=x"]),
+    ("workload={name: trace, path: /ä}", ["workload=trace", "++workload.path='/ä'"]),
     ("+allocators=1", ["+allocators=1"]),
     ("~allocator", ["~allocator"]),
     ("~allocator=prefix", ["~allocator=prefix"]),
@@ -59,6 +64,14 @@ def test_an_override_has_one_normal_form(
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     assert normalise([override]) == expected
+
+
+@pytest.mark.parametrize(
+    "value", ["{k: 3}", "{name: 3}", "{name}", "{name: lru, k}", "{name: lru}, {name: fifo}", "{}"]
+)
+def test_a_mapping_without_one_name_chooses_nothing(value: str) -> None:
+    with pytest.raises(ConfigError, match="eviction is chosen by its name"):
+        normalise([f"eviction={value}"])
 
 
 def test_order_and_options_are_kept() -> None:

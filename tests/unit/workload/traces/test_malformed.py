@@ -187,10 +187,10 @@ def test_bailian_chats_are_followed_to_their_root(tmp_path: Path) -> None:
 def test_a_convert_that_fails_leaves_what_was_there_and_nothing_else(tmp_path: Path) -> None:
     path, out = tmp_path / "m.jsonl", tmp_path / "out.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [1]}\nbroken\n')
-    assert command("trace")(["convert", str(path), str(out)]) == 2
+    assert command("trace")(["convert", str(path), "--out", str(out)]) == 2
     assert not out.exists()
     out.write_text("good")
-    assert command("trace")(["convert", str(path), str(out)]) == 2
+    assert command("trace")(["convert", str(path), "--out", str(out)]) == 2
     assert out.read_text() == "good"
     assert sorted(one.name for one in tmp_path.iterdir()) == ["m.jsonl", "out.jsonl"]
     with pytest.raises(FileNotFoundError, match=r"t\.jsonl'$"):

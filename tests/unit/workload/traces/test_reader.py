@@ -139,7 +139,7 @@ def test_a_recorded_serve_run_is_a_trace_with_its_answers(tmp_path: Path) -> Non
     [
         ({"prompt": []}, ":2: prompt: a prompt has at least one token"),
         ({"prompt": [1, "2"]}, ":2: prompt: expected"),
-        ({"outputs": [[1, -2]]}, ":2: outputs: expected numbers"),
+        ({"outputs": [[1, -2]]}, ":2: outputs: expected a flat list of whole numbers"),
         ({"sampling": None}, ":2: sampling: expected an object"),
         ({"arrival_step": None}, ":2: arrival_step: missing"),
     ],
@@ -182,7 +182,7 @@ BAD_LINES = [
     (json.dumps({**MOONCAKE, "hash_ids": [0, True]}), "hash_ids: expected a flat list of whole numbers"),
     (json.dumps({**MOONCAKE, "hash_ids": [0, 1.5]}), "hash_ids: expected a flat list"),
     (json.dumps({**MOONCAKE, "hash_ids": [0, [1]]}), "hash_ids: expected a flat list"),
-    (json.dumps({**MOONCAKE, "hash_ids": [0, -1]}), "hash_ids: expected numbers 0 to"),
+    (json.dumps({**MOONCAKE, "hash_ids": [0, -1]}), "hash_ids: expected a flat list of whole numbers, 0 to"),
     (json.dumps({**MOONCAKE, "hash_ids": [0, 2**70]}), "hash_ids: expected a flat list"),
     (json.dumps({**MOONCAKE, "hash_ids": "0"}), "hash_ids: expected a list"),
 ]
@@ -307,3 +307,68 @@ def test_real_traces_are_distinguished_by_their_first_line(traces: Path) -> None
             continue
         assert detect_format(path) == format_name
         assert sum(1 for _ in open_trace(path)) == count, name
+
+
+def test_arrivals_sessions_and_names_of_a_vidur_file_are_read(tmp_path: Path) -> None:
+    """They vanished without a word: every request came at 0 s."""
+    path = put(
+        tmp_path / "v.csv",
+        "arrived_at,num_prefill_tokens,num_decode_tokens,session_id,block_hash_ids",
+        f"0.5,40,3,a,11|22|{2**64 - 1}",
+        "7.25,32,4,b,11|22",
+    )
+    trace = open_trace(path)
+    first, second = trace
+    assert (trace.format, trace.block_tokens, second.block_tokens) == ("vidur", 16, 16)
+    assert [(one.arrival_s, one.session) for one in (first, second)] == [(0.5, "a"), (7.25, "b")]
+    assert (ids(first), ids(second)) == ([11, 22, 2**62], [11, 22])
+    (again, _) = open_trace(put(tmp_path / "w.csv", "num_prefill_tokens,num_decode_tokens,block_hash_ids",
+                                "40,3,11|22|33|44|55", "8,1,11"), block_tokens=8)  # fmt: skip
+    assert len(ids(again)) == 5
+    with pytest.raises(WorkloadError, match="2: block_hash_ids: 5 block ids for 40 input tokens, expected 3 of 16"):
+        list(open_trace(tmp_path / "w.csv"))
+
+
+@pytest.mark.parametrize(
+    ("times", "asked", "unit", "arrivals"),
+    [
+        ([0.0, 0.2, 0.4], "auto", "s", [0.0, 0.2, 0.4]),
+        ([0.0, 0.2, 0.4], "ms", "ms", [0.0, 0.0002, 0.0004]),
+        ([0, 200, 400], "auto", "ms", [0.0, 0.2, 0.4]),
+        ([0.0, 200.5, 400.5], "auto", "ms", [0.0, 0.2005, 0.4005]),
+        ([0.0, 0.0, 0.0], "auto", "ms", [0.0, 0.0, 0.0]),
+        ([0, 1, 2], "s", "s", [0.0, 1.0, 2.0]),
+    ],
+)
+def test_times_in_seconds_are_told_from_milliseconds(
+    times: list[float], asked: str, unit: str, arrivals: list[float], tmp_path: Path
+) -> None:
+    path = put(tmp_path / "g.jsonl", *({**MOONCAKE, "timestamp": time} for time in times))
+    trace = open_trace(path, time_unit=asked)
+    assert [one.arrival_s for one in trace] == pytest.approx(arrivals)
+    assert (trace.time_unit, trace.guessed_time_unit) == (unit, asked == "auto" and unit == "s")
+
+
+def test_a_unit_is_refused_where_a_format_has_one_alone(tmp_path: Path) -> None:
+    path = put(tmp_path / "a.csv", "num_prefill_tokens,num_decode_tokens", "5,5")
+    with pytest.raises(InvalidArgument, match="times of format vidur have one unit; leave time_unit out"):
+        open_trace(path, time_unit="ms")
+    with pytest.raises(InvalidArgument, match="time_unit must be auto, s, ms, us, found 'h'"):
+        open_trace(path, time_unit="h")
+
+
+def test_names_of_64_bits_are_names(tmp_path: Path) -> None:
+    """Dynamo's hashes are u64. Two bounds stood in two messages, and larger names were refused."""
+    large = [2**62, 2**63, 2**64 - 1]
+    path = put(
+        tmp_path / "u.jsonl", {**MOONCAKE, "hash_ids": large[:2]}, {**MOONCAKE, "hash_ids": [large[1], large[2]]}
+    )
+    trace = open_trace(path)
+    for _ in range(2):  # each pass names alike
+        assert [ids(one) for one in trace] == [[2**62, 2**62 + 1], [2**62 + 1, 2**62 + 2]]
+    for wrong in ([-1, 2], [2**64, 0], [2**70, 0], [0, 1.5]):
+        with pytest.raises(WorkloadError, match=f"hash_ids: .* whole numbers, 0 to {2**64 - 1}, f"):
+            list(open_trace(put(tmp_path / "x.jsonl", {**MOONCAKE, "hash_ids": wrong})))
+    own = tmp_path / "own.jsonl"
+    write_trace(own, open_trace(path))
+    assert [ids(one) for one in open_trace(own)] == [ids(one) for one in trace]

@@ -1,0 +1,84 @@
+"""What a user of Hydra types works: interpolations, environment variables, numbers as texts, a search path."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework.config.check import parse
+from framework.config.hydra.compose import compose
+from framework.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("word", "section", "key", "value"),
+    [
+        ("cache.num_blocks=${oc.env:NB,128}", "cache", "num_blocks", 128),
+        ("cache.num_blocks=1e3", "cache", "num_blocks", 1000),
+        ("run.events=yes", "run", "events", True),
+        ("replay.optimum=no", "replay", "optimum", False),
+        ("replay.step_s=${oc.env:STEP}", "replay", "step_s", 0.5),
+        ("run.name=${hydra:job.name}", "run", "name", "kvlab"),
+    ],
+)
+def test_a_value_is_converted(
+    word: str, section: str, key: str, value: Any, elsewhere: Path, runs: Any, command: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("STEP", "0.5")
+    status, _, err = command(word, "run.dir=out")
+    assert (status, [run[section][key] for run in runs]) == (0, [value]), err
+    assert type(runs[0][section][key]) is type(value)
+
+
+def test_hydras_own_values_are_there_before_a_job_begins(elsewhere: Path) -> None:
+    """In a process that has run nothing yet, as `--cfg job` and the plan of a sweep are."""
+    code = "import sys; from framework.run import call; sys.exit(call(sys.argv[1:]))"
+    sweep = "-m run.sweep=names mode=replay executor=cache_only seed=1,2 workload=conversations backend=gather"
+    for words in (["--cfg", "job"], [*sweep.split(), "run.report=false"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words, "run.name=${hydra:runtime.cwd}-${hydra:job.num}"],
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert len([*(elsewhere / "sweeps" / "names").glob("*/result.json")]) == 2
+
+
+def test_a_search_path_adds_a_folder(elsewhere: Path, runs: Any, command: Any) -> None:
+    (elsewhere / "more" / "experiment").mkdir(parents=True)
+    (elsewhere / "more" / "experiment" / "mine.yaml").write_text("# @package _global_\ncache: {num_blocks: 77}\n")
+    status, _, err = command(f"hydra.searchpath=[file://{elsewhere}/more]", "+experiment=mine", "run.dir=out")
+    assert (status, [run["cache"]["num_blocks"] for run in runs]) == (0, [77]), err
+
+
+@pytest.mark.parametrize("text", ["it's", 'a "b" (', "a b)(", "C:\\x", "{"])
+def test_the_advice_on_quotes_works(text: str, elsewhere: Path) -> None:
+    """It was "in quotes" for one who had written them: the shell had taken those away."""
+    with pytest.raises(ConfigError) as refused:
+        compose([f"run.name='{text}' )"])
+    advised = shlex.split(str(refused.value).split(" type ", 1)[1])[0]
+    assert compose([advised, "run.dir=out"]).run.name == f"'{text}' )"
+
+
+@pytest.mark.parametrize(
+    ("words", "workload"),
+    [
+        (("mode=replay",), "conversations"),
+        (("++mode=replay", "cache.num_blocks=64"), "conversations"),
+        (("mode=replay", "workload=agents"), "agents"),
+        ((), "chat"),
+    ],
+)
+def test_a_replay_alone_has_a_workload_that_can_be_replayed(
+    words: tuple[str, ...], workload: str, elsewhere: Path, runs: Any, command: Any
+) -> None:
+    """The default one is text: `mode=replay` alone was refused."""
+    status, _, err = command(*words, "run.dir=out")
+    assert (status, [run["workload"]["name"] for run in runs]) == (0, [workload]), err
+    mode = {"mode": "replay"} if words else {}
+    asked = {"workload": "agents"} if workload == "agents" else {}
+    assert parse({**mode, **asked, "run": {"dir": "out"}}).workload.name == workload
