@@ -11,15 +11,16 @@ from experiments.fidelity.streams import Outcome, Talk, sampling_of
 from framework.config.sections import EngineOptions
 from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.replay import ReplayExecutor, constant_step
-from framework.groups.allocator import SharedGroups
-from framework.groups.checkpoints import CheckpointRule, Dense
+from framework.groups.checkpoints import CheckpointRule
 from framework.groups.kinds import KVGroup
-from framework.groups.memory import OnePool
 from framework.interfaces.allocator import Allocator, CacheEvent
 from framework.interfaces.hash import HashScheme
 from framework.interfaces.observer import Call, Observer
 from framework.registry.components import build_allocator, build_component
 from framework.types import BlockHash, Namespace, TokenArray
+from framework_hybrid.allocator import SharedGroups
+from framework_hybrid.memory import OnePool
+from framework_hybrid.rules import Dense
 
 _ROOT = BlockHash(b"root")
 

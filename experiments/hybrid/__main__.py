@@ -15,12 +15,12 @@ from experiments.hybrid.published import lru, paths_of
 from experiments.hybrid.published import rows as published_rows
 from experiments.shared import AGENTIC, CONVERSATION, digest, finish, kept, parse, save, table, trace_path
 from framework.errors import ConfigError
-from framework.groups.named import SHARINGS, memory_of, rule_of
-from framework.groups.optimum import bound_tokens
-from framework.groups.replay import replay_groups
-from framework.groups.shapes import groups_of
 from framework.replay.paths import RequestPaths, build_paths
 from framework.workload.traces import open_trace
+from framework_hybrid.named import SHARINGS, memory_of, rule_of
+from framework_hybrid.optimum import bound_tokens
+from framework_hybrid.replay import replay_groups
+from framework_hybrid.shapes import groups_of
 
 UNIT = 512
 TRACES = {CONVERSATION: 1_000, AGENTIC: 250}

@@ -15,10 +15,8 @@ from experiments.fidelity.compare import differences as steps_that_differ
 from experiments.fidelity.compare import unequal
 from experiments.fidelity.streams import FIRST_OUTPUT, Talk
 from experiments.shared import begun, finish, parser_of, table
-from framework.groups.checkpoints import CheckpointRule, Dense, Retention
+from framework.groups.checkpoints import CheckpointRule, Retention
 from framework.groups.kinds import KVGroup
-from framework.groups.memory import OnePool
-from framework.groups.replay import replay_groups
 from framework.interfaces.workload import WorkloadRequest
 from framework.paged.pool import PromptEnds
 from framework.registry.components import Component
@@ -26,6 +24,9 @@ from framework.replay.paths import RequestPaths, build_paths
 from framework.workload.traces.own_format import as_trace
 from framework_engines.host_blocks import build_policy
 from framework_engines.vllm_connector import lead
+from framework_hybrid.memory import OnePool
+from framework_hybrid.replay import replay_groups
+from framework_hybrid.rules import Dense
 
 
 @dataclass

@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from framework.groups.checkpoints import Asked, CheckpointRule, Junctions, Retention
+from framework.groups.checkpoints import Asked, CheckpointRule, Retention
 from framework.groups.kinds import KVGroup
-from framework.groups.memory import Memory, OnePool, PoolPerGroup
-from framework.groups.named import Coverage
-from framework.groups.replay import GroupCounts, replay_groups
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.workload import WorkloadRequest
 from framework.registry.components import build_component
 from framework.replay.paths import RequestPaths, build_paths
 from framework.workload.traces.own_format import as_trace
+from framework_hybrid.memory import Memory, OnePool, PoolPerGroup
+from framework_hybrid.named import Coverage
+from framework_hybrid.replay import GroupCounts, replay_groups
+from framework_hybrid.rules import Junctions
 
 PAGE = 64
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from framework import registry
 from framework.config.config import GROUPS, REPLAYED, Choice, Config, default_choices
-from framework.config.sections import SECTIONS, GroupOptions
+from framework.config.sections import SECTIONS
 from framework.errors import ConfigError, shown
 from framework.interfaces.below import Below
 from framework.interfaces.mode import Mode
@@ -41,7 +41,10 @@ def parse(config: Mapping[str, Any]) -> Config:
         if key in COMPOSITIONS:
             continue
         if key not in keys:
-            raise ConfigError(f"unknown key {shown(key)}; keys: {listing(keys)}{did_you_mean(str(key), keys)}")
+            near = did_you_mean(str(key), keys)
+            if key in registry.kinds():
+                near = f"; {key}s are chosen by {registry.kind_of(key).chosen.format(kind=key, name='NAME')}"
+            raise ConfigError(f"unknown key {shown(key)}; keys: {listing(keys)}{near}")
         if key in SECTIONS:
             values[key] = SECTIONS[key].parse(value)
         elif key in GROUPS:
@@ -58,7 +61,8 @@ def parse(config: Mapping[str, Any]) -> Config:
         raise ConfigError("run.dir has no value; set run.dir=...")
     checked = Config(**values)
     _check_mode(checked)
-    if checked.replay.costs is not None and (checked.mode.name != "replay" or checked.executor not in (None, "none")):
+    replays = "none" in registry.load("mode", checked.mode.name).executors  # type: ignore[attr-defined]
+    if checked.replay.costs is not None and not (replays and checked.executor in (None, "none")):
         raise ConfigError(
             f"replay.costs times the steps of mode=replay executor=none, found mode={checked.mode.name} "
             f"executor={checked.executor}; leave it out"
@@ -66,7 +70,6 @@ def parse(config: Mapping[str, Any]) -> Config:
     below: Below = build_component("below", checked.below.plain(), {})
     below.check(checked)
     _check_observers(checked)
-    _check_groups(checked)
     if checked.run.sweep:  # empty where nothing is swept
         check_below("run.sweep", checked.run.sweep, "hydra.sweep.dir=FOLDER")
     return checked
@@ -126,29 +129,6 @@ def _check_observers(config: Config) -> None:
             )
 
 
-def _check_groups(config: Config) -> None:
-    if config.replay.groups is None:
-        return
-    GroupOptions.parse(config.replay.groups)
-    if config.mode.name != "replay":
-        raise ConfigError(
-            f"replay.groups is of mode=replay, found mode={config.mode.name}; a served model has the groups of its own "
-            "layers"
-        )
-    allocator = config.allocator.name
-    of_one_group = {
-        "replay.leaf_first": config.replay.leaf_first,
-        "allocator": allocator if allocator != default_choices()["allocator"] else None,
-        "replay.core": config.replay.core if config.replay.core != "python" else None,
-        "cache.kv_dtype": config.cache.kv_dtype,
-        "observers": [name for name, cls in _observers(config) if not cls.several_groups],
-        "replay.optimum": config.executor != "cache_only" and config.replay.optimum is True,
-    }  # fmt: skip
-    for key, value in of_one_group.items():
-        if value:
-            raise ConfigError(f"{key}={value} is of caches with one group of KV; leave it out, or replay.groups")
-
-
 def component(group: str, node: Any) -> Choice:
     """The component of a node, its options checked against its constructor where the group is a kind of plugin.
 
@@ -170,13 +150,14 @@ def component(group: str, node: Any) -> Choice:
 
 def without_effect(config: Config) -> list[str]:
     """One sentence on the settings of `engine` and `faults`, other than their defaults, that the mode never reads."""
-    if config.mode.name == "serve":
-        return []
-    place = f"mode={config.mode.name}" + (" executor=cache_only" if config.executor == "cache_only" else "")
+    mode: type[Mode] = registry.load("mode", config.mode.name)
+    unread = mode.unread(config.plain())
     found = [
         f"{section.section}.{one.name}={getattr(section, one.name)}"
         for section in (config.engine, config.faults)
         for one in fields(section)
-        if (place != "mode=replay" or one.metadata["of_a_model"]) and getattr(section, one.name) != one.default
+        if (section.section in unread or ("model" in unread and one.metadata["of_a_model"]))
+        and getattr(section, one.name) != one.default
     ]
+    place = f"mode={config.mode.name}" + (" executor=cache_only" if config.executor == "cache_only" else "")
     return [f"no effect in {place}: {', '.join(found)}"] if found else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from framework.config.setting import Section, setting
 
@@ -118,29 +118,6 @@ class ReplayOptions(Section):
     shape: str = setting("llama-3.1-8b", "executor=roofline and capacity: a name in framework.replay.roofline")
     efficiency: float = setting(
         0.8, "executor=roofline: share of the device's ceilings that is reached", above=0, at_most=1
-    )
-    groups: Mapping[str, Any] | None = setting(
-        None, "several kinds of KV in place of one, as {model: gemma-3-27b, rule: dense}; see docs/hybrid.md"
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupOptions(Section):
-    """The groups of KV of a hybrid model, and how a replay keeps them."""
-
-    section: ClassVar[str] = "replay.groups"
-
-    model: str = setting(doc="a name in framework.groups.shapes, or a config.json")
-    sharing: Literal["one_pool", "pool_per_group", "two_levels"] = setting(
-        "one_pool", "how groups share memory: one_pool as vLLM, pool_per_group as SGLang, two_levels as Jenga"
-    )
-    rule: str = setting(
-        "retention", "which checkpoints are kept: dense, retention, junctions, every, at_most, superseding"
-    )
-    interval: int = setting(0, "rules retention, every, at_most: tokens between two checkpoints", at_least=0)
-    count: int = setting(8, "rule at_most: states kept on a path", at_least=2)
-    order: Literal["coupled", "coverage", "marconi", "marconi_as_coded", "quota"] | None = setting(
-        None, "order of eviction across groups; null: eviction=NAME alone"
     )
 
 

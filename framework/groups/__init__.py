@@ -1,1 +1,1 @@
-"""Hybrid caches: several kinds of KV in one request, their hits, the memory they share, and a replay over them."""
+"""Several kinds of KV in one request: their hits, and the allocator that serves them."""

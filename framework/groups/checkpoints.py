@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any
-
-from framework.guard.boundary import Boundary, is_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,55 +56,6 @@ class CheckpointRule(ABC):
         return ()
 
 
-class GuardedRule(CheckpointRule):
-    """A rule whose every failure names it, and whose answers are whole numbers of at least 0, finitely many.
-
-    Attributes:
-        gives_up: whether it has a `surplus` of its own.
-    """
-
-    def __init__(self, rule: CheckpointRule) -> None:
-        self._rule = rule
-        self._boundary = Boundary("checkpoint rule", type(rule))
-        self.gives_up = type(rule).surplus is not CheckpointRule.surplus
-
-    def places(self, asked: Asked) -> Sequence[int] | None:
-        answer = self._boundary.call("places", self._rule.places, asked)
-        return None if answer is None else self._numbers("places", answer, asked)
-
-    def pauses(self, asked: Asked) -> Sequence[int]:
-        return self._numbers("pauses", self._boundary.call("pauses", self._rule.pauses, asked), asked)
-
-    def surplus(self, ends: Sequence[int], asked: Asked) -> Sequence[int]:
-        answer = self._numbers("surplus", self._boundary.call("surplus", self._rule.surplus, tuple(ends), asked), asked)
-        if not set(answer) <= set(ends):
-            self._boundary.wrong("surplus", f"must name some of the ends {[*ends]}", answer)
-        return answer
-
-    def _numbers(self, hook: str, answer: Any, asked: Asked) -> list[int]:
-        """What a rule answers, of which no more is read than a request can have of places, each named twice."""
-        most = 2 * asked.total + 64
-        if not isinstance(answer, Iterable):
-            self._boundary.wrong(hook, "must return whole numbers of at least 0", answer)
-        found = self._boundary.call(hook, lambda: [*islice(answer, most + 1)])
-        if len(found) > most:
-            raise self._boundary.fault(hook, f"must name at most {most:,} places of {asked.total:,} tokens, names more")
-        for place in found:
-            if not is_count(place):
-                self._boundary.wrong(hook, "must return whole numbers of at least 0", place)
-        return [int(place) for place in found]
-
-
-class Dense(CheckpointRule):
-    """Keep everything; of states, those at which the engine pauses anyway: its chunks, the prompt's end, junctions."""
-
-    def places(self, asked: Asked) -> Sequence[int] | None:
-        return None
-
-    def pauses(self, asked: Asked) -> Sequence[int]:
-        return (asked.junction,)
-
-
 class Retention(CheckpointRule):
     """vLLM's prefix_cache_retention_interval: the replay boundary, junctions, and one place every `interval` tokens.
 
@@ -126,49 +73,3 @@ class Retention(CheckpointRule):
 
     def pauses(self, asked: Asked) -> Sequence[int]:
         return (asked.junction,)
-
-
-class Junctions(CheckpointRule):
-    """Marconi's admission (arXiv:2411.19379): where prefixes branch, and the last token of the request."""
-
-    def places(self, asked: Asked) -> Sequence[int]:
-        return [*asked.shared, asked.total // asked.step * asked.step]
-
-
-class EveryFew(CheckpointRule):
-    """One place every `interval` tokens, for which prefill pauses, and the replay boundary."""
-
-    def __init__(self, interval: int) -> None:
-        self.interval = interval
-
-    def places(self, asked: Asked) -> Sequence[int]:
-        return [*range(self.interval, asked.total + 1, self.interval), *asked.replays]
-
-
-class AtMost(EveryFew):
-    """At most `count` states a path: the interior one whose neighbours are closest leaves, as in llama.cpp.
-
-    The first and the last are spared.
-    """
-
-    def __init__(self, count: int, interval: int) -> None:
-        super().__init__(interval)
-        self.count = count
-
-    def surplus(self, ends: Sequence[int], asked: Asked) -> Sequence[int]:
-        kept = list(ends)
-        while len(kept) > max(self.count, 2):
-            gaps = [kept[index + 1] - kept[index - 1] for index in range(1, len(kept) - 1)]
-            del kept[1 + gaps.index(min(gaps))]
-        return sorted(set(ends) - set(kept))
-
-
-class Superseding(Retention):
-    """Retention 0 where the state that a request resumed from is given up once a deeper one of its path is kept.
-
-    Right for conversations that only grow, wrong for what others branch off, so junctions stay.
-    """
-
-    def surplus(self, ends: Sequence[int], asked: Asked) -> Sequence[int]:
-        deepest = max(ends, default=0)
-        return [end for end in ends if end == asked.hit < deepest and end != asked.junction]

@@ -32,11 +32,11 @@ THREAD = "below the pool"
 
 
 class Below:
-    """Nothing lies below the pool: the base class of what does, chosen by `below=NAME`.
+    """Nothing lies below the pool.
 
-    Constructor keywords are its options, `below.OPTION=VALUE`. One object describes a run's; what it makes for an
-    engine or for a counted replay holds blocks. Its module is imported whenever results are read: it imports what it
-    needs as late as it can.
+    The base class of what does, chosen by `below=NAME`. Constructor keywords are its options, `below.OPTION=VALUE`. One
+    object describes a run's; what it makes for an engine or for a counted replay holds blocks. Its module is imported
+    whenever results are read: it imports what it needs as late as it can.
 
     Attributes:
         metrics: keys of `result.json` that a run with it has besides those of the framework.

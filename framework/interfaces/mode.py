@@ -26,11 +26,13 @@ class Mode(ABC):
         executors: what `executor=` may be besides null.
         metrics: keys of `result.json` that it writes besides those of the framework.
         files: names in a run directory that it writes besides; a later run there removes them.
+        repeats: whether components that take the seed are all that makes two runs of one configuration differ.
     """
 
     executors: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[tuple[Metric, ...]] = ()
     files: ClassVar[tuple[str, ...]] = ()
+    repeats: ClassVar[bool] = False
 
     def check(self, config: Config) -> None:
         """Refuse what cannot be in this mode, before anything is read.

@@ -33,6 +33,7 @@ class Replay(Mode):
     """The same scheduler, allocators, policies and hash schemes on a trace, with the model taken out."""
 
     executors = ("none", "roofline", "cache_only")
+    repeats = True
 
     def run(self, config: Config, on_begin: OnBegin) -> dict[str, Any]:
         from framework.modes.replay import replay

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from framework.cli.progress import reference_progress
 from framework.config.config import Config
-from framework.groups.optimum import bound_tokens
-from framework.groups.replay import replay_groups
 from framework.guard.facts import reported
 from framework.guard.observer import losses_of
 from framework.guard.policy import GuardedPolicy
@@ -23,7 +21,6 @@ from framework.interfaces.observer import Counted
 from framework.interfaces.replay_core import ReplayCore
 from framework.modes.replay_input import (
     block_bytes,
-    groups_input,
     paths_of,
     pool_blocks,
     what_fewer_bits_buy,
@@ -46,8 +43,6 @@ def cache_only(session: Session) -> dict[str, Any]:
     """Each request is one access: the mode of published hit-rate tables. See replay.reference."""
     config, start = session.config, time.perf_counter()
     options, block_size = config.replay, config.cache.block_size
-    if options.groups is not None:
-        return over_groups(session)
     name, workload = workload_of(config)
     core = core_of(options.core)
     paths = paths_of(workload, name, block_size, full_blocks_only=options.full_blocks_only)
@@ -99,34 +94,10 @@ def cache_only(session: Session) -> dict[str, Any]:
         for observer in session.observers:
             observer.counted(Counted(paths=paths, hits=counts.request_hits, num_blocks=total))
         if session.settings.requests:
-            _log_requests(session, paths, counts.request_hits, below)
+            log_requests(session, paths, counts.request_hits, below)
         if options.optimum:
             measured.update(_against_optima(paths, counts, num_blocks, below))
 
-    return session.record(work, lambda complete: {**measured, "replay_s": time.perf_counter() - start})
-
-
-def over_groups(session: Session) -> dict[str, Any]:
-    """The same over several kinds of KV: full blocks of prompts, in bytes of all groups. See groups.replay."""
-    config, start = session.config, time.perf_counter()
-    unit, (name, workload) = config.cache.block_size, workload_of(config)
-    paths = paths_of(workload, name, unit, full_blocks_only=True)
-    asked = groups_input(config, paths.parents.tolist(), paths.num_nodes)
-    session.facts |= {
-        "num_skipped_lines": 0, **GuardedWorkload(workload).result(), **names_of(config, ("eviction", "workload")),
-        "num_blocks": asked.num_blocks, "block_size": unit, "unique_blocks": paths.num_nodes,
-    }  # fmt: skip
-    session.begin("none")
-
-    def work() -> None:
-        counts = replay_groups(paths, asked.memory, asked.rule)
-        if session.settings.requests:
-            _log_requests(session, paths, counts.hits // unit)
-        measured.update(counts.results(), num_requests=paths.num_requests)
-        if config.replay.optimum:
-            measured["bound_hit_tokens"] = bound_tokens(paths, asked.groups, asked.num_bytes)
-
-    measured: dict[str, Any] = {}
     return session.record(work, lambda complete: {**measured, "replay_s": time.perf_counter() - start})
 
 
@@ -151,7 +122,7 @@ def _counted(counts: CacheOnlyResult) -> dict[str, Any]:
     }
 
 
-def _log_requests(
+def log_requests(
     session: Session,
     paths: RequestPaths,
     hits: npt.NDArray[np.integer[Any]],

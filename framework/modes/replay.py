@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,6 @@ from framework.engine.executors.replay import ReplayExecutor, StepCosts, constan
 from framework.engine.request import Request
 from framework.engine.streaming import RecordedEnd
 from framework.errors import ConfigError
-from framework.groups.allocator import SharedGroups
 from framework.guard.facts import reported
 from framework.guard.policy import GuardedPolicy
 from framework.guard.workload import GuardedWorkload
@@ -24,7 +23,7 @@ from framework.interfaces.below import Below, ReplayedPool
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.workload import Workload, WorkloadRequest
 from framework.modes.cache_only import cache_only
-from framework.modes.replay_input import block_bytes, groups_input, pool_blocks, what_fewer_bits_buy, workload_of
+from framework.modes.replay_input import block_bytes, pool_blocks, what_fewer_bits_buy, workload_of
 from framework.modes.session import KINDS, OnBegin, Session, names_of
 from framework.registry.components import build_allocator, build_component
 from framework.replay.items import Foresight, feed, trace_items
@@ -44,9 +43,19 @@ _NOT_IN_STEPS = frozenset(
     }
 )  # fmt: skip
 _TIME = re.compile(r"_s(?=_p\d+$|$)")
-_OF_ONE_TABLE = [f"{name}{by}" for name in ("utilisation", "waste_internal", "waste_reserved", "waste_external")
-                 for by in ("", "_by_step")]  # fmt: skip
-"""How a request's blocks are filled, of which a request over groups has several kinds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherCache:
+    """What keeps the blocks of a replay through the engine in place of one pool.
+
+    Attributes:
+        make: its allocator, empty, and a policy of it.
+        results: of that allocator at the end and of what was counted, what the result says.
+    """
+
+    make: Callable[[], tuple[Allocator, EvictionPolicy]]
+    results: Callable[[Allocator, dict[str, Any]], dict[str, Any]]
 
 
 def replay(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, Any]:
@@ -58,15 +67,18 @@ def replay(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, A
         return full_replay(session)
 
 
-def full_replay(session: Session) -> dict[str, Any]:
-    """Requests overlap, pin their blocks, decode and are preempted, as in a serve run."""
+def full_replay(session: Session, cache: OtherCache | None = None) -> dict[str, Any]:
+    """Requests overlap, pin their blocks, decode and are preempted, as in a serve run.
+
+    Args:
+        cache: in place of the pool, policy and allocator of the configuration.
+    """
     options = session.config.replay
     trial = session.trial()
-    source = open_source(session.config, trial)
+    source = open_source(session.config, trial, cache)
     engine, unit = source.engine, source.unit
-    of_one_group = KINDS[:1] if options.groups is None else ()
     below: Below = build_component("below", session.config.below.plain(), {})
-    session.facts |= names_of(session.config, (*of_one_group, *KINDS[1:3], "workload")) | below.names()
+    session.facts |= names_of(session.config, (*KINDS[cache is not None : 3], "workload")) | below.names()
     session.begin("none")
     session.say_length(session.config.engine.max_model_len, None, engine.max_model_len, engine.limits.length_advice)
     if session.settings.requests:
@@ -97,10 +109,8 @@ def full_replay(session: Session) -> dict[str, Any]:
         summary = in_steps(summary) if unit == "steps" else summary
         for measured_by_the_wall in ("schedule_s", "sample_s", "engine_overhead"):
             summary.pop(measured_by_the_wall, None)
-        if isinstance(engine.allocator, SharedGroups):
-            for name in _OF_ONE_TABLE:
-                summary.pop(name)
-            summary |= engine.allocator.results()
+        if cache is not None:
+            summary = cache.results(engine.allocator, summary)
         if "offline_next_use_hit_rate" in measured:
             summary["gap_to_offline_next_use"] = _gap(summary["hit_rate"], measured["offline_next_use_hit_rate"])
         return {
@@ -163,7 +173,7 @@ class Source:
     workload: Workload
 
 
-def open_source(config: Config, trial: Trial) -> Source:
+def open_source(config: Config, trial: Trial, cache: OtherCache | None = None) -> Source:
     """Read what comes first, and build the engine: that of a serve run, with a ReplayExecutor in place of the model.
 
     Raises:
@@ -181,7 +191,7 @@ def open_source(config: Config, trial: Trial) -> Source:
     steps = steps or recording is not None
     outputs: dict[tuple[int, int], TokenArray] = {} if recording is None else dict(recording.outputs)
     executor = _executor(config, outputs, recording, steps=steps)
-    engine, policy = _engine(config, executor, recording, trial, steps=steps)
+    engine, policy = _engine(config, executor, recording, trial, cache, steps=steps)
     unit, clock = "s", "virtual" if config.executor == "roofline" else f"{config.replay.step_s} s a step"
     if config.executor != "roofline" and config.replay.costs:
         clock = f"costs of {config.replay.costs}"
@@ -202,22 +212,28 @@ def open_source(config: Config, trial: Trial) -> Source:
 
 
 def _engine(
-    config: Config, executor: Executor, recording: Recording | None, trial: Trial, *, steps: bool
+    config: Config,
+    executor: Executor,
+    recording: Recording | None,
+    trial: Trial,
+    cache: OtherCache | None,
+    *,
+    steps: bool,
 ) -> tuple[Engine, EvictionPolicy]:
     """The engine and its allocator's policy. `steps`: its clock counts them."""
     block_size, seed = config.cache.block_size, config.seed
     longest = recording.max_model_len if recording is not None else _DEFAULT_LEN
     max_len, pool = config.engine.max_model_len or longest, 0
     allocator: Allocator
-    if config.replay.groups is None:
+    if cache is None:
         num_blocks = pool_blocks(config.cache, config.replay)
         pool = num_blocks * block_size
         max_len = min(max_len, pool)
         sizes = {"num_blocks": num_blocks, "block_size": block_size, "max_model_len": max_len, "seed": seed}
         policy = build_component("eviction", config.eviction.plain(), sizes)
         allocator = build_allocator(config.allocator.plain(), policy, config.hash.plain(), **sizes)
-    else:  # no length is too long for windows and states alone: the allocator says what never fits
-        allocator, policy = _over_groups(config)
+    else:  # no length is too long: its allocator says what never fits
+        allocator, policy = cache.make()
     to_raise = f"cache.num_blocks: the pool's {allocator.num_blocks} blocks hold {pool} tokens"
     below: Below = build_component("below", config.below.plain(), {})
     recorded = recording.outputs if recording is not None else {}
@@ -238,18 +254,6 @@ def _engine(
         tiers=below.replay(lambda: _pool(config, allocator, executor, max_len, timed=not steps)),
     )
     return engine, policy
-
-
-def _over_groups(config: Config) -> tuple[Allocator, EvictionPolicy]:
-    """The allocator over the groups of `replay.groups`, and a policy of it."""
-    asked, options = groups_input(config, []), config.engine
-    shared = {"block_size": config.cache.block_size, "num_blocks": asked.num_blocks, "seed": config.seed}
-    allocator = SharedGroups(
-        asked.memory, asked.rule, build_component("hash", config.hash.plain(), shared),
-        num_blocks=asked.num_blocks, num_bytes=asked.num_bytes,
-        step_tokens=min(options.chunk_size or options.max_batch_tokens, options.max_batch_tokens),
-    )  # fmt: skip
-    return allocator, asked.memory.pools[0].host.policy.plugin
 
 
 def _pool(config: Config, allocator: Allocator, executor: Executor, max_len: int, *, timed: bool) -> ReplayedPool:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from framework import workload
 from framework.config.config import Config
-from framework.config.sections import CacheOptions, GroupOptions, ReplayOptions
+from framework.config.sections import CacheOptions, ReplayOptions
 from framework.errors import ConfigError
-from framework.groups.checkpoints import CheckpointRule
-from framework.groups.kinds import KVGroup
-from framework.groups.memory import Memory
-from framework.groups.named import memory_of, rule_of
-from framework.groups.shapes import groups_of
 from framework.interfaces.workload import Workload
-from framework.registry.components import build_component
 from framework.replay.curves import capacity_blocks
 from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.roofline import Roofline
@@ -68,40 +62,6 @@ def pool_blocks(
         raise ConfigError("replay.capacity as a share of the trace is for executor=cache_only; give bytes")
     size = size or block_bytes(options, cache)
     return capacity_blocks(options.capacity, working_set=working_set or 0, bytes_per_block=size, name="replay.capacity")
-
-
-@dataclass(frozen=True, slots=True)
-class GroupsInput:
-    """What `replay.groups` asks for.
-
-    Attributes:
-        groups: one a kind. memory: of them, as they share it. num_blocks: of attention, of all layers, that have its
-            `num_bytes`.
-    """
-
-    groups: Sequence[KVGroup]
-    rule: CheckpointRule
-    memory: Memory
-    num_blocks: int
-    num_bytes: int
-
-
-def groups_input(config: Config, parents: list[int], working_set: int | None = None) -> GroupsInput:
-    """The groups of `replay.groups`, empty.
-
-    Args:
-        parents: of the trace's nodes, or an empty list that will grow. working_set: distinct blocks of the trace.
-    """
-    asked, unit = GroupOptions.parse(config.replay.groups or {}), config.cache.block_size
-    groups = groups_of(asked.model, block_tokens=unit)
-    size = sum(group.block_bytes for group in groups if group.kind != "state")
-    num_blocks = pool_blocks(config.cache, config.replay, working_set, size)
-    shared = {"num_blocks": num_blocks, "block_size": unit, "seed": config.seed}
-    memory = memory_of(
-        asked.model, asked.sharing, asked.order, lambda: build_component("eviction", config.eviction.plain(), shared),
-        num_bytes=num_blocks * size, unit=unit, parents=parents,
-    )  # fmt: skip
-    return GroupsInput(groups, rule_of(asked.rule, asked.interval, asked.count), memory, num_blocks, num_blocks * size)
 
 
 def what_fewer_bits_buy(config: Config, num_blocks: int, hit_rate: Callable[[int], float | None]) -> dict[str, Any]:

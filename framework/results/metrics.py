@@ -162,23 +162,9 @@ DECLARED: tuple[Metric, ...] = (
             "Prompt blocks that a cache that never evicts hits.", of="prompt_blocks"),
     optimum("unique_blocks", "blocks", "", "distinct blocks", "Distinct blocks of the trace: its working set."),
     *by_kind(),
-    cache("unseen_tokens", "tokens", "", "new content", "Prompt tokens, in whole units of a hit, that no earlier "
-          "request had: nothing could hit them.", of="prompt_tokens"),
-    cache("junction_tokens", "tokens", "lower", "shared, not resumable",
-          "Prompt tokens beyond the hit that full attention still had: computed again for want of a window or state.",
-          of="prompt_tokens"),
     *served(),
     text("prefix cache", "kv_groups_off", "one table because", "Of a served model that mixes full attention and "
          "sliding windows: why all layers share one block table and keep all tokens."),
-    cache("resident_bytes", "bytes", "", "resident", "Contents that can be found, mean over places of the trace."),
-    cache("stranded_bytes", "bytes", "lower", "stranded", "Of these, what no hit could use: another group lacks what "
-          "goes with it.", of="resident_bytes"),
-    cache("checkpoint_bytes", "bytes", "", "states", "Of these, recurrent states.", of="resident_bytes"),
-    cache("num_checkpoints", "blocks", "", "states kept", "Recurrent states that were published."),
-    cache("bound_hit_tokens", "tokens", "", "bound of hits",
-          "Prompt tokens that no sharing, rule or order could exceed with as many bytes; see framework.groups.optimum.",
-          of="prompt_tokens"),
-    cache("refused_requests", "requests", "lower", "refused", "Requests that needed more blocks than the memory has."),
     requests("num_finished", "requests", "higher", "finished",
              "Requests that ended with all their tokens.", of="num_requests"),
     requests("num_requests", "requests", "", "requests", "Requests submitted."),

@@ -13,6 +13,7 @@ from framework import registry
 from framework.errors import FrameworkError
 from framework.files.digest import sha256_of
 from framework.files.jsonl import to_plain
+from framework.interfaces.mode import Mode
 from framework.registry.signatures import signature
 
 NOT_IN_HASH = frozenset(
@@ -185,7 +186,8 @@ def uses_seed(config: Mapping[str, Any]) -> bool:
     A component draws from the run's seed if its constructor has a parameter `seed`. A replay of a trace or of a
     recording has no other source of chance; other modes have the model, the workload, sampling and time.
     """
-    if _name(config.get("mode")) != "replay" or config["workload"]["name"] not in ("trace", "recording"):
+    mode: type[Mode] = registry.load("mode", _name(config.get("mode")) or "serve")
+    if not mode.repeats or config["workload"]["name"] not in ("trace", "recording"):
         return True
     kinds = ("eviction",) if config.get("executor") == "cache_only" else _KINDS_OF_A_REPLAY
     return any("seed" in signature(registry.load(kind, config[kind]["name"])).names() for kind in kinds)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from framework.groups.kinds import KVGroup
-from framework.groups.memory import OnePool
 from framework.guard.policy import PolicyHost
 from framework.interfaces.eviction import EvictionPolicy
 from framework.paged.index import PrefixIndex
 from framework.paged.pool import BlockPool, LastRequests
 from framework.types import UNKNOWN_REQUEST, BlockHash, RequestFacts, RequestInfo
+from framework_hybrid.memory import OnePool
 
 
 class PoolFacts:

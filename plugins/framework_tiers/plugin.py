@@ -75,8 +75,6 @@ class Tiers(Below):
                 "engine.scheduling=running_first does not wait for loads from tiers; set below=none, or "
                 "engine.scheduling=admit_first"
             )
-        if config.replay.groups is not None:
-            raise ConfigError("below=tiers is of caches with one group of KV; leave it out, or replay.groups")
 
     def check_served(self, engine: EngineOptions) -> None:
         if engine.tensor_parallel_size > 1:

@@ -40,7 +40,7 @@ REPLAY = ("mode=replay", "run.progress=false", "run.dir=out", "workload=no_shari
         ("curve", ("fifo",)), ("calibrate", ("fifo",)), ("explain", ("/dev/zero",)),
         ("run", ("mode=replay", "run.dir=out", "executor=cache_only", "workload=trace", "workload.path=fifo")),
         ("run", ("mode=replay", "run.dir=out", "workload=prompts", "workload.path=fifo")),
-        ("run", (*REPLAY, "replay.costs=fifo")), ("run", (*REPLAY, "replay.groups={model: fifo}")),
+        ("run", (*REPLAY, "replay.costs=fifo")),
         ("search", ("x", "seed=1,2", *REPLAY[:1], *REPLAY[3:])),
     ],
 )  # fmt: skip

@@ -19,8 +19,6 @@ COMMANDS = {
     "none": f"mode=replay executor=none {TRACE}",
     "roofline": f"mode=replay executor=roofline {TRACE}",
     "cache_only": f"mode=replay executor=cache_only {TRACE}",
-    "groups": f"mode=replay executor=cache_only {TRACE} replay.groups={{model:qwen3-next-80b}}",
-    "full_groups": f"mode=replay executor=none {TRACE} replay.groups={{model:gemma-3-27b}}",
     "recording": "mode=replay executor=none workload=recording workload.path=serve/recording.jsonl cache.num_blocks=64",
     "kernel": "mode=kernel backend=torch cache.block_size=16 mode.budget_s=0.01 mode.batch=[1] mode.context=[16] "
     "mode.prefill=[] mode.lengths=[uniform] mode.heads=[2/1/16]",

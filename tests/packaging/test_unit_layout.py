@@ -24,7 +24,6 @@ OVER_MODULES = {
     "replay/test_golden.py": "figures that others' code confirmed, in every way of counting",
     "replay/test_policy_time.py": "the clock that policies see, in each kind of run",
     "groups/test_served_groups.py": "models of full attention beside windows or states, from LLM to executor",
-    "tiers/test_shipped_faults.py": "faults that engines shipped in their tiers, from rules to the thread that copies",
     "workload/traces/test_malformed.py": "damaged files, for every reader",
 }
 """Test file -> what it tests that no single module does."""

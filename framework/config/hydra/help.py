@@ -63,7 +63,9 @@ def _plugins(kind: str, default: str | None, width: int) -> str:
         lines.append(_row(f"{mark} {name:<{column}}", f"{source.summary or '-'}{owner}", width))
         if source.options:
             lines.append(_row(" " * (column + 2), f"options: {', '.join(source.options)}", width))
-    chosen = f"{kind}=NAME, options {kind}.OPTION=VALUE" if kind in registry.groups() else f"{kind}, chosen by its file"
+    chosen = f"{kind}=NAME, options {kind}.OPTION=VALUE"
+    if kind not in registry.groups():
+        chosen = f"{kind}, chosen by {registry.kind_of(kind).chosen.format(kind=kind, name='NAME')}"
     return "\n".join([f"{chosen}:", *lines, ""])
 
 

@@ -6,7 +6,7 @@ from framework_tiers.tiering import Event, TierBlock, Tiering
 
 
 class Never(Tiering):
-    """Nothing is stored below the pool: the default, and the baseline of a comparison."""
+    """Nothing is stored below the pool: the baseline of a comparison."""
 
     def store(self, block: TierBlock, event: Event, now: float) -> bool:
         return False

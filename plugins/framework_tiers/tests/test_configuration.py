@@ -54,7 +54,6 @@ def test_a_tier_has_a_store_a_size_and_a_policy_and_parses_again_as_itself() -> 
         (below({**HOST, "bytes_per_s": 0}), ConfigError, "bytes_per_s must be above 0"),
         (below(HOST, tiering="no"), UnknownPlugin, "no tiering named 'no'"),
         ({**below(HOST), "mode": "kernel", "executor": None}, ConfigError, "mode=kernel, which has no cache"),
-        ({**below(HOST), "replay": {"groups": {"model": "gemma-3-27b"}}}, ConfigError, "one group of KV"),
         (
             {**below(HOST), "executor": "none", "engine": {"scheduling": "running_first"}},
             ConfigError, r"engine\.scheduling=admit_first",

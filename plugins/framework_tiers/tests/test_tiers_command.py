@@ -1,4 +1,4 @@
-"""Tiers below the pool in every mode by the same words, stores that hang or raise, and a replay of several groups."""
+"""Tiers below the pool in every mode by the same words, and stores that hang or raise."""
 
 from __future__ import annotations
 
@@ -157,24 +157,3 @@ def test_a_store_that_raises_fails_no_request_and_the_run_says_so(
     assert (result["status"], result["num_failed"], result["num_finished"] > 0) == ("ok", 0, True), result
     assert "Raises" in result["store_failure"], result["store_failure"]
     assert f"a tier's store failed: {result['store_failure']}" in err, err
-
-
-def test_a_hybrid_model_is_replayed_by_name(command: Command, tmp_path: Path) -> None:
-    prompts = ([1, 2, 3, 4 + at, 9 + at, 20] for at in range(4))
-    mooncake(tmp_path / "trace.jsonl", prompts, every_ms=1, input_length=2600)
-    words = ("mode=replay", "executor=cache_only", "workload=trace", f"workload.path={tmp_path}/trace.jsonl",
-             "cache.block_size=512", "replay.capacity=1GiB", "run.progress=false")  # fmt: skip
-    command.ok(
-        *words, f"run.dir={tmp_path}/run",
-        "replay.groups={model: qwen3-next-80b, sharing: pool_per_group, rule: every, interval: 512, order: marconi}",
-    )  # fmt: skip
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["hit_tokens"], result["state_lost_tokens"], result["prompt_tokens"]) == (3 * 1536, 0, 4 * 2600), (
-        result
-    )
-    assert result["bound_hit_tokens"] >= result["hit_tokens"]
-    lines = [json.loads(line) for line in (tmp_path / "run" / "requests.jsonl").read_text().splitlines()]
-    assert [line["cached_tokens"] for line in lines] == [0, 1536, 1536, 1536]
-    status, _, errors = command(*words, "replay.groups={model: qwen3-next-80b, sharing: two_levels, order: quota}",
-                                f"run.dir={tmp_path}/refused")  # fmt: skip
-    assert (status, "order=quota leads one_pool" in errors) == (2, True), errors

@@ -161,30 +161,8 @@ def test_observers_are_a_list_each_once_and_of_runs_that_they_can_hear() -> None
         ({"observers": [name, {"name": name}]}, "twice"),
         ({"observers": ["nope"]}, "no observer named"),
         ({"observers": [{"name": name, "x": 1}]}, "no option 'x'"),
-        ({"observers": [name], "mode": "kernel"}, "not of mode=kernel; leave it out"),
-        ({"observers": [name], "mode": "replay", "executor": "cache_only"}, "not of mode=replay executor=cache_only"),
+        ({"observers": [name], "mode": "kernel"}, "observers cannot be in mode=kernel"),
+        ({"observers": [name], "mode": "replay", "executor": "cache_only"}, "is not of executor=cache_only"),
     ):
         with pytest.raises(FrameworkError, match=said):
             parse({**HERE, **changed})
-
-
-GROUPS_OF_KV = {**HERE, "mode": "replay", "executor": "cache_only", "replay": {"groups": {"model": "gemma-3-27b"}}}
-
-
-def test_groups_of_kv_are_of_a_replay_without_what_one_group_has() -> None:
-    for executor in ("cache_only", "none", "roofline"):
-        assert parse({**GROUPS_OF_KV, "executor": executor}).replay.groups == {"model": "gemma-3-27b"}
-    refused: dict[str, dict[str, Any]] = {
-        "mode=serve": {"mode": "serve", "executor": None},
-        "allocator=radix": {"allocator": "radix"},
-        "cache.kv_dtype": {"cache": {"kv_dtype": "int8"}},
-        "observers=": {"executor": "none", "observers": ["observing:OfOneGroup"]},
-    }  # fmt: skip
-    for found, changed in refused.items():
-        with pytest.raises(ConfigError, match=found):
-            parse({**GROUPS_OF_KV, **changed})
-    with pytest.raises(ConfigError, match=r"replay\.optimum=True"):
-        parse({**GROUPS_OF_KV, "executor": "none", "replay": {"groups": {"model": "gemma-3-27b"}, "optimum": True}})
-    for wrong, said in (({}, "model has no value"), ({"model": "x", "order": "mru"}, "coupled"), ([], "Mapping")):
-        with pytest.raises(ConfigError, match=said):
-            parse({**GROUPS_OF_KV, "replay": {"groups": wrong}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import pytest
 import torch
 from fake_engines import finished, make_llm
 
+from framework.engine.kv_scales import scales_name
+from framework.engine.pool import KVPool
 from framework.errors import ConfigError
+from framework.interfaces.attention import AttentionSpec
 from framework.interfaces.backend import LayerKV
 from framework.llm import LLM, CacheOptions
 from framework.model.dense import DenseCache
@@ -146,3 +150,17 @@ def test_fp8_writes_beyond_the_range_stay_finite(layout: str) -> None:
     at = (1, 1) if layout == "NHD" else (1, slice(None), 1)
     assert pool.k.float()[at].eq(448).all()
     assert pool.v.float()[at].eq(-448).all()
+
+
+def test_pools_of_other_scales_have_other_names() -> None:
+    spec = AttentionSpec(
+        num_heads=2, num_kv_heads=2, head_dim=8, dtype="float32", block_size=4, kv_dtype="float8_e4m3fn"
+    )
+    pool, named = KVPool(spec, 2, 8), set()
+    for layer in pool.layers:
+        for scale in (layer.k_scale, layer.v_scale):
+            assert scale is not None
+            scale[1] = 3.0
+            named.add(scales_name(pool))
+    assert len(named) == 4, named
+    assert scales_name(KVPool(replace(spec, kv_dtype=None), 2, 8)) == ""

@@ -47,6 +47,7 @@ def test_a_run_s_plugins_are_those_among_the_options_of_others_and_of_its_trace_
     below = {"name": "x", "places": [{"num_blocks": 4, "eviction": {"name": "fifo"}}], "hash": "sha256"}
     found = dict(components(config(below=below, workload={"name": "trace", "format": "csv", "path": "t"})))
     assert found == {
+        "mode": "replay",
         "workload": "trace",
         "eviction": "lru",
         "below": "x",
@@ -116,7 +117,8 @@ def test_the_core_of_a_replay_and_others_readers_are_plugins_of_a_run(monkeypatc
     monkeypatch.setattr(registry, "entries", lambda kind: [mine, *installed(kind)])
     found = dict(components(config(replay={"core": "native"})))
     assert found == {
-        "workload": "trace", "eviction": "lru", "replay_core": "native", "auto.mine-1:mine.trace": "mine-1:mine",
+        "mode": "replay", "workload": "trace", "eviction": "lru", "replay_core": "native",
+        "auto.mine-1:mine.trace": "mine-1:mine",
     }  # fmt: skip
     assert "auto.mine-1:mine.trace" not in dict(components(config(workload={"name": "trace", "format": "own"})))
 

@@ -19,8 +19,8 @@ from experiments.hybrid.equal import (
 from experiments.live.server import policy_config
 from framework import registry
 from framework.errors import Unsupported
-from framework.groups.named import Coupled
 from framework_engines.vllm_connector import lead
+from framework_hybrid.named import Coupled
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -70,7 +70,7 @@ class Pool:
     def __init__(self, num_blocks: int, policy: EvictionPolicy, clock: Clock, *, leaf_only: bool = False) -> None:
         if policy.needs_future:
             raise Unsupported(f"{type(policy).__name__} needs the future, which blocks of several groups do not share; "
-                              "framework.groups.optimum has the optimum")  # fmt: skip
+                              "framework_hybrid.optimum has the optimum")  # fmt: skip
         self.num_blocks, self.clock, self.leaf_only = num_blocks, clock, leaf_only
         self.on_evict: Callable[[int], Any] = lambda block: None
         rows = num_blocks + 1

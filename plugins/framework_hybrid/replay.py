@@ -9,10 +9,11 @@ from typing import Any, Literal
 import numpy as np
 
 from framework.errors import OutOfBlocks
-from framework.groups.checkpoints import Asked, CheckpointRule, GuardedRule
+from framework.groups.checkpoints import Asked, CheckpointRule
 from framework.groups.kinds import GroupHit, Kind
-from framework.groups.memory import Memory, stranded_bytes
 from framework.replay.paths import Ints, RequestPaths
+from framework_hybrid.memory import Memory, stranded_bytes
+from framework_hybrid.rules import GuardedRule
 
 
 @dataclass

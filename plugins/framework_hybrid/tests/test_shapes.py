@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from framework.errors import ConfigError
-from framework.groups.shapes import SHAPES, flops_of, groups_of
+from framework_hybrid.shapes import SHAPES, flops_of, groups_of
 
 EVERY = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 512, "num_key_value_heads": 2}
 

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from groups_plain import LAYOUTS, branching, brute_hit, group, lru, memories, paths_of
+from groups_plain import LAYOUTS, brute_hit, group
+from hybrid_helpers import branching, lru, memories, paths_of
 
 from framework.errors import InvalidArgument, OutOfBlocks, Unsupported
-from framework.groups.checkpoints import CheckpointRule, Dense, EveryFew, Retention
-from framework.groups.memory import Memory, OnePool, PoolPerGroup, TwoLevel
-from framework.groups.replay import replay_groups
+from framework.groups.checkpoints import CheckpointRule, Retention
 from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.registry import load, names
 from framework.registry.components import build_component
 from framework.types import BlockId
 from framework_builtin.eviction.lru import Lru
+from framework_hybrid.memory import Memory, OnePool, PoolPerGroup, TwoLevel
+from framework_hybrid.replay import replay_groups
+from framework_hybrid.rules import Dense, EveryFew
 
 WAYS = ("one pool", "pool per group", "two levels")
 RULES: tuple[CheckpointRule, ...] = (Dense(), Retention(0), EveryFew(12))

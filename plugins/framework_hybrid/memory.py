@@ -9,8 +9,8 @@ from typing import Any
 
 from framework.errors import InvalidArgument, OutOfBlocks
 from framework.groups.kinds import GroupHit, KVGroup, alignment, find_hit
-from framework.groups.pool import Clock, Pool
 from framework.interfaces.eviction import EvictionPolicy
+from framework_hybrid.pool import Clock, Pool
 
 Policies = Callable[[], EvictionPolicy]
 """Makes a fresh policy: one for each order that a way of sharing keeps."""

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from groups_plain import group, lru, paths_of
+from groups_plain import group
+from hybrid_helpers import lru, paths_of
 
 from framework.errors import ConfigError
-from framework.groups.checkpoints import Dense, EveryFew, Retention
-from framework.groups.memory import OnePool
-from framework.groups.named import (
+from framework.groups.checkpoints import Retention
+from framework.interfaces.eviction import EvictionPolicy
+from framework_hybrid.memory import OnePool
+from framework_hybrid.named import (
     ORDERS,
     SHARINGS,
     Coupled,
@@ -25,10 +27,10 @@ from framework.groups.named import (
     rule_of,
     shares_of,
 )
-from framework.groups.pool import GroupView
-from framework.groups.replay import replay_groups
-from framework.groups.shapes import Flops, groups_of
-from framework.interfaces.eviction import EvictionPolicy
+from framework_hybrid.pool import GroupView
+from framework_hybrid.replay import replay_groups
+from framework_hybrid.rules import Dense, EveryFew
+from framework_hybrid.shapes import Flops, groups_of
 
 PAIR = (group("full"), group("state"))
 

@@ -20,10 +20,8 @@ from framework.errors import (
     StaleHit,
     UnknownRequest,
 )
-from framework.groups.checkpoints import Asked, CheckpointRule, GuardedRule
+from framework.groups.checkpoints import Asked, CheckpointRule
 from framework.groups.kinds import GroupHit
-from framework.groups.memory import Memory, stranded_bytes
-from framework.groups.replay import GroupCounts, Run, give_up, state_tokens, step_end
 from framework.interfaces.allocator import Allocator, AllocatorStats, Hit
 from framework.interfaces.hash import HashScheme
 from framework.paged.index import BlockHasher
@@ -38,6 +36,9 @@ from framework.types import (
     TableChange,
     TokenArray,
 )
+from framework_hybrid.memory import Memory, stranded_bytes
+from framework_hybrid.replay import GroupCounts, Run, give_up, state_tokens, step_end
+from framework_hybrid.rules import GuardedRule
 
 _LONGEST = 1 << 31  # tokens: more than any request has, where only windows and states take room
 _NO_TABLE = np.empty(0, dtype=np.int32)

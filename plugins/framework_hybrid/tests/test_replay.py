@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from groups_plain import LAYOUTS, branching, brute_hit, lru, memories, paths_of
+from groups_plain import LAYOUTS, brute_hit
+from hybrid_helpers import branching, lru, memories, paths_of
 
-from framework.groups.checkpoints import Asked, Dense, EveryFew, Retention
-from framework.groups.memory import Memory, OnePool, stranded_bytes
-from framework.groups.replay import replay_groups, steps
+from framework.groups.checkpoints import Asked, Retention
 from framework.results.catalogue import catalogue
+from framework_hybrid.memory import Memory, OnePool, stranded_bytes
+from framework_hybrid.replay import replay_groups, steps
+from framework_hybrid.rules import Dense, EveryFew
 
 
 def ends(memory: Memory, asked: Asked, *pauses: int, chunk: int = 100) -> list[tuple[int, int]]:

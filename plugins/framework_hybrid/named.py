@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from framework.errors import ConfigError, NoCandidate
-from framework.groups.checkpoints import AtMost, CheckpointRule, Dense, EveryFew, Junctions, Retention, Superseding
+from framework.groups.checkpoints import CheckpointRule, Retention
 from framework.groups.kinds import KVGroup
-from framework.groups.memory import Memory, OnePool, Policies, PoolPerGroup, TwoLevel
-from framework.groups.pool import GroupView
-from framework.groups.shapes import Flops, flops_of, groups_of
 from framework.interfaces.eviction import Block, BlockView, EvictionPolicy, ScoredPolicy
 from framework.types import BlockId, PolicyTime
+from framework_hybrid.memory import Memory, OnePool, Policies, PoolPerGroup, TwoLevel
+from framework_hybrid.pool import GroupView
+from framework_hybrid.rules import AtMost, Dense, EveryFew, Junctions, Superseding
+from framework_hybrid.shapes import Flops, flops_of, groups_of
 
 
 class Coupled(ScoredPolicy):

@@ -6,16 +6,18 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
-from groups_plain import LAYOUTS, branching, brute_hit, group, memories, paths_of
+from groups_plain import LAYOUTS, brute_hit, group
+from hybrid_helpers import branching, memories, paths_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework.errors import InvalidArgument
-from framework.groups.checkpoints import AtMost, CheckpointRule, Dense, EveryFew, Junctions, Retention, Superseding
+from framework.groups.checkpoints import CheckpointRule, Retention
 from framework.groups.kinds import KVGroup, alignment
-from framework.groups.optimum import bound_tokens
-from framework.groups.replay import replay_groups
 from framework.replay.paths import RequestPaths
+from framework_hybrid.optimum import bound_tokens
+from framework_hybrid.replay import replay_groups
+from framework_hybrid.rules import AtMost, Dense, EveryFew, Junctions, Superseding
 
 RULES: tuple[CheckpointRule, ...] = (
     Dense(),

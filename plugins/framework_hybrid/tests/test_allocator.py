@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_engines import make_engine, noted_steps
-from groups_plain import LAYOUTS, branching, brute_hit, group, lru, memories, paths_of
+from groups_plain import LAYOUTS, brute_hit, group
+from hybrid_helpers import branching, lru, memories, paths_of
 
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
@@ -21,14 +22,15 @@ from framework.errors import (
     StaleHit,
     UnknownRequest,
 )
-from framework.groups.allocator import SharedGroups
-from framework.groups.checkpoints import AtMost, CheckpointRule, Dense, EveryFew, Junctions, Retention, Superseding
+from framework.groups.checkpoints import CheckpointRule, Retention
 from framework.groups.kinds import KVGroup
-from framework.groups.memory import Memory
-from framework.groups.replay import replay_groups
 from framework.interfaces.workload import Sampling
 from framework.registry.components import build_component
 from framework.types import RequestId, RequestInfo
+from framework_hybrid.allocator import SharedGroups
+from framework_hybrid.memory import Memory
+from framework_hybrid.replay import replay_groups
+from framework_hybrid.rules import AtMost, Dense, EveryFew, Junctions, Superseding
 
 WAYS = ("one pool", "pool per group", "two levels")
 RULES: tuple[CheckpointRule, ...] = (Dense(), Retention(0), Retention(16), EveryFew(12), Junctions(), AtMost(3, 8),

@@ -8,22 +8,15 @@ from itertools import count, repeat
 from typing import Any
 
 import pytest
-from groups_plain import group, memories, paths_of
+from groups_plain import group
+from hybrid_helpers import memories, paths_of
 
 from framework.errors import PluginError
-from framework.groups.checkpoints import (
-    Asked,
-    AtMost,
-    CheckpointRule,
-    Dense,
-    EveryFew,
-    Junctions,
-    Retention,
-    Superseding,
-)
-from framework.groups.replay import replay_groups
+from framework.groups.checkpoints import Asked, CheckpointRule, Retention
 from framework.types import BlockId
 from framework_builtin.eviction.lru import Lru
+from framework_hybrid.replay import replay_groups
+from framework_hybrid.rules import AtMost, Dense, EveryFew, Junctions, Superseding
 
 ASKED = Asked(prompt=41, total=59, hit=8, junction=20, step=4)
 

@@ -1,0 +1,75 @@
+"""mode=hybrid, as it is installed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from framework import registry
+from framework.config.setting import Section, setting
+from framework.errors import ConfigError
+from framework.interfaces.mode import OnBegin
+from framework.modes import Replay
+from framework_hybrid.metrics import METRICS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from framework.config.config import Config
+    from framework.interfaces.observer import Observer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridOptions(Section):
+    """The groups of KV of a hybrid model, and how a replay keeps them."""
+
+    section: ClassVar[str] = "mode"
+
+    model: str = setting(doc="a name in framework_hybrid.shapes, or a config.json")
+    sharing: Literal["one_pool", "pool_per_group", "two_levels"] = setting(
+        "one_pool", "how groups share memory: one_pool as vLLM, pool_per_group as SGLang, two_levels as Jenga"
+    )
+    rule: str = setting(
+        "retention", "which checkpoints are kept: dense, retention, junctions, every, at_most, superseding"
+    )
+    interval: int = setting(0, "rules retention, every, at_most: tokens between two checkpoints", at_least=0)
+    count: int = setting(8, "rule at_most: states kept on a path", at_least=2)
+    order: Literal["coupled", "coverage", "marconi", "marconi_as_coded", "quota"] | None = setting(
+        None, "order of eviction across groups; null: eviction=NAME alone"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hybrid(HybridOptions, Replay):
+    """A replay of a model with several kinds of KV: windows or recurrent states beside full attention."""
+
+    metrics: ClassVar = METRICS
+
+    def check(self, config: Config) -> None:
+        from framework.config.config import default_choices
+
+        observers: dict[str, type[Observer]] = {
+            entry["name"]: registry.load("observer", entry["name"]) for entry in config.observers
+        }
+        allocator, default = config.allocator.name, default_choices()["allocator"]
+        of_one_group = {
+            "replay.leaf_first": config.replay.leaf_first,
+            "allocator": allocator if allocator != default else None,
+            "replay.core": config.replay.core if config.replay.core != "python" else None,
+            "cache.kv_dtype": config.cache.kv_dtype,
+            "observers": [name for name, cls in observers.items() if not cls.several_groups],
+            "replay.optimum": config.executor != "cache_only" and config.replay.optimum is True,
+            "below": config.below.name if config.below.name != "none" else None,
+        }  # fmt: skip
+        for key, value in of_one_group.items():
+            if value:
+                raise ConfigError(f"{key}={value} is of caches with one group of KV; leave it out, or mode=hybrid")
+
+    def run(self, config: Config, on_begin: OnBegin) -> dict[str, Any]:
+        from framework_hybrid.mode import hybrid
+
+        return hybrid(config, self, on_begin)
+
+    @classmethod
+    def unread(cls, config: Mapping[str, Any]) -> Sequence[str]:
+        return (*super().unread(config), "allocator")

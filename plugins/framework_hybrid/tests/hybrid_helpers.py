@@ -1,0 +1,47 @@
+"""Short traces made for hybrid replays, and memories to replay them over."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from framework.groups.kinds import KVGroup
+from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.workload import WorkloadRequest
+from framework.registry.components import build_component
+from framework.replay.paths import RequestPaths, build_paths
+from framework.workload.traces.own_format import as_trace
+from framework_hybrid.memory import Memory, OnePool, PoolPerGroup, TwoLevel
+
+
+def lru() -> EvictionPolicy:
+    policy: EvictionPolicy = build_component("eviction", "lru", {})
+    return policy
+
+
+def paths_of(prompts: Iterable[Sequence[int]], unit: int = 4) -> RequestPaths:
+    requests = (WorkloadRequest(prompt=np.array(prompt, dtype=np.int32), arrival_s=float(i))
+                for i, prompt in enumerate(prompts))  # fmt: skip
+    return build_paths(as_trace(requests, unit), full_blocks_only=True)
+
+
+def branching(count: int, seed: int, *, longest: int = 60) -> list[list[int]]:
+    """Prompts that go on from any place of earlier ones, with tokens of their own."""
+    draw, made = random.Random(seed), list[list[int]]()
+    for number in range(count):
+        base = draw.choice(made)[: draw.randrange(longest)] if made and draw.random() < 0.8 else [draw.randrange(3)] * 6
+        made.append((base + [100 + number] * draw.randrange(1, 14))[:longest])
+    return made
+
+
+def memories(groups: Sequence[KVGroup], num_bytes: int, paths: RequestPaths,
+             policy: Callable[[], EvictionPolicy] = lru) -> dict[str, Memory]:  # fmt: skip
+    """The three ways to share, fresh; those that refuse the groups are left out."""
+    given = {"num_bytes": num_bytes, "parents": paths.parents.tolist(), "unit": paths.block_tokens}
+    made: dict[str, Memory] = {"one pool": OnePool(groups, policy, **given)}
+    if len({each.block_tokens for each in groups}) == 1 and any(each.kind == "full" for each in groups):
+        shares = [1 / len(groups)] * len(groups)
+        made["pool per group"] = PoolPerGroup(groups, policy, shares=shares, **given)
+    return {**made, "two levels": TwoLevel(groups, policy, **given)}

@@ -1,0 +1,101 @@
+"""mode=hybrid on the command line and in a configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import Command
+from synthetic_workloads import mooncake
+
+from framework.api import run
+from framework.config.check import parse, without_effect
+from framework.errors import ConfigError, FrameworkError
+from framework.interfaces.below import Below
+from framework.interfaces.observer import Observer
+from framework.results.catalogue import find
+
+
+class OfOneGroup(Observer):
+    """One that cannot listen to several groups of KV."""
+
+    several_groups = False
+
+
+class Something(Below):
+    """Anything below the pool."""
+
+
+HYBRID: dict[str, Any] = {
+    "mode": {"name": "hybrid", "model": "gemma-3-27b"}, "executor": "cache_only", "run": {"dir": "somewhere"},
+}  # fmt: skip
+
+
+def test_it_replays_without_what_one_group_has() -> None:
+    for executor in ("cache_only", "none", "roofline"):
+        assert parse({**HYBRID, "executor": executor}).mode.options == {"model": "gemma-3-27b"}
+    refused: dict[str, dict[str, Any]] = {
+        "observers=": {"executor": "none", "observers": [f"{__file__}:OfOneGroup"]},
+        "below=": {"below": f"{__file__}:Something"},
+        "allocator=radix": {"allocator": "radix"},
+        "cache.kv_dtype": {"cache": {"kv_dtype": "int8"}},
+        r"replay\.optimum=True": {"executor": "none", "replay": {"optimum": True}},
+    }  # fmt: skip
+    for found, changed in refused.items():
+        with pytest.raises(ConfigError, match=found):
+            parse({**HYBRID, **changed})
+    for wrong, said in (({}, "needs a value for 'model'"), ({"model": "x", "order": "mru"}, "coupled")):
+        with pytest.raises(ConfigError, match=said):
+            parse({**HYBRID, "mode": {"name": "hybrid", **wrong}})
+
+
+def test_only_the_counted_replay_reads_nothing_of_the_engine() -> None:
+    engine = {"engine": {"chunk_size": 8}}
+    assert without_effect(parse({**HYBRID, **engine, "executor": "none"})) == []
+    assert without_effect(parse({**HYBRID, **engine})) == [
+        "no effect in mode=hybrid executor=cache_only: engine.chunk_size=8"
+    ]
+
+
+@pytest.mark.parametrize(("executor", "model"), [("cache_only", "qwen3-next-80b"), ("none", "gemma-3-27b")])
+def test_every_key_of_its_result_is_declared(executor: str, model: str, tmp_path: Path) -> None:
+    trace = mooncake(tmp_path / "trace.jsonl", ([1, 2, 3 + at] for at in range(4)))
+    result = run({
+        **HYBRID, "mode": {"name": "hybrid", "model": model}, "executor": executor,
+        "workload": {"name": "trace", "path": str(trace)}, "cache": {"num_blocks": 8, "block_size": 512},
+        "run": {"dir": str(tmp_path / "run"), "progress": False},
+    })  # fmt: skip
+    assert (result["mode"], "allocator" in result) == ("hybrid", False)
+    assert not [key for key in result if find(key) is None]
+
+
+def test_a_pipe_as_a_model_is_refused_by_name(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    asked = {"mode": {"name": "hybrid", "model": str(tmp_path / "fifo")}, "workload": "conversations"}
+    with pytest.raises(FrameworkError, match="fifo"):
+        run({**HYBRID, **asked, "run": {"dir": str(tmp_path / "run"), "progress": False}})
+
+
+def test_a_hybrid_model_is_replayed_by_name(command: Command, tmp_path: Path) -> None:
+    prompts = ([1, 2, 3, 4 + at, 9 + at, 20] for at in range(4))
+    mooncake(tmp_path / "trace.jsonl", prompts, every_ms=1, input_length=2600)
+    words = ("+mode=hybrid", "mode.model=qwen3-next-80b", "executor=cache_only", "workload=trace",
+             f"workload.path={tmp_path}/trace.jsonl",
+             "cache.block_size=512", "replay.capacity=1GiB", "run.progress=false")  # fmt: skip
+    command.ok(
+        *words, f"run.dir={tmp_path}/run",
+        "mode.sharing=pool_per_group", "mode.rule=every", "mode.interval=512", "mode.order=marconi",
+    )  # fmt: skip
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["hit_tokens"], result["state_lost_tokens"], result["prompt_tokens"]) == (3 * 1536, 0, 4 * 2600), (
+        result
+    )
+    assert result["bound_hit_tokens"] >= result["hit_tokens"]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "requests.jsonl").read_text().splitlines()]
+    assert [line["cached_tokens"] for line in lines] == [0, 1536, 1536, 1536]
+    status, _, errors = command(*words, "mode.sharing=two_levels", "mode.order=quota",
+                                f"run.dir={tmp_path}/refused")  # fmt: skip
+    assert (status, "order=quota leads one_pool" in errors) == (2, True), errors
