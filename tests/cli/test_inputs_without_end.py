@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from report.runs import make_run
+from report_runs import make_run
 
 from framework.errors import ConfigError
 from framework_report.write import write_report

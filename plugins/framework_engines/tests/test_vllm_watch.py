@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from command_line import command
 from engine_stand_ins import FreeQueue, GroupManager, Manager, pretend_vllm
 from paged_helpers import NS, info, tokens
 from replay_helpers import workload
@@ -33,8 +34,9 @@ from framework_engines.vllm_connector import HOOKS, _Methods, lead, manager_of, 
 from framework_engines.vllm_metrics import classes
 from framework_engines.vllm_watch import MissWatch, PoolWatch
 from framework_explain.account import HIT, OUTCOMES
-from framework_explain.explain import main
 from framework_explain.table_of_misses import read_account
+
+main = command("explain")
 
 
 def test_options_are_checked() -> None:
