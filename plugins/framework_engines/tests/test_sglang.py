@@ -1,6 +1,6 @@
 """Our policies in SGLang's radix cache: a tree as its own, evicted as its own loop evicts; without SGLang.
 
-tests/engines does it with SGLang's own files.
+plugins/framework_engines/tests/engines does it with SGLang's own files.
 """
 
 import heapq

@@ -1,6 +1,6 @@
 """Our policies in vLLM's CPU tier, driven in the order its offloading manager calls; without vLLM.
 
-tests/engines does it with vLLM's own manager, and holds the signatures below against its.
+plugins/framework_engines/tests/engines does it with vLLM's own manager, and holds the signatures below against its.
 """
 
 import importlib.util

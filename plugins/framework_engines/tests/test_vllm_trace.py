@@ -1,4 +1,4 @@
-"""The connector that writes a trace of what vLLM serves; tests/engines runs it inside vLLM."""
+"""The connector that writes a trace of what vLLM serves; plugins/framework_engines/tests/engines runs it inside vLLM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from framework_engines.vllm_trace import TimedSteps, TraceMethods, options_of
 
 
 class Request(SimpleNamespace):
-    """What the connector reads of vLLM's Request; tests/engines runs it inside vLLM."""
+    """What the connector reads of vLLM's Request; plugins/framework_engines/tests/engines runs it inside vLLM."""
 
     def __init__(self, name: str, prompt: int) -> None:
         super().__init__(request_id=name, num_prompt_tokens=prompt, num_tokens=prompt, session_id="talk", priority=3,

@@ -79,7 +79,7 @@ def test_a_subscriber_gets_topic_number_and_a_batch_as_vllm_sends_it() -> None:
              "block_size": 2, "lora_id": None, "medium": "GPU", "lora_name": None},
             {"type": "BlockRemoved", "block_hashes": [b"\x01" * 32], "medium": "GPU", "group_idx": 0},
             {"type": "AllBlocksCleared"},
-        ], "as vLLM's structs have it: tests/engines decodes with them"  # fmt: skip
+        ], "as vLLM's structs have it: plugins/framework_engines/tests/engines decodes with them"  # fmt: skip
         assert abs(ts - time.time()) < 60
         assert rank == 0
         assert decode(data).events == [STORED, removed, AllBlocksCleared()]

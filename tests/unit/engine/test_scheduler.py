@@ -1,4 +1,4 @@
-"""The schedule in vLLM's order; tests/engines compares it with vLLM's own scheduler."""
+"""The schedule in vLLM's order; plugins/framework_engines/tests/engines compares it with vLLM's own scheduler."""
 
 from __future__ import annotations
 
