@@ -68,8 +68,8 @@ class Scheduler:
         """Move waiting sequences onto rows while rows, token budget and blocks last.
 
         Args:
-            num_new: running_first: (max_rows,), takes the first chunk of each. None: what running rows lack comes off
-                the budget, and sequences get blocks for all their tokens.
+            num_new: running_first: (max_rows,), takes the first chunk of each. None: the next chunk of each running row
+                comes off the budget, and sequences get blocks for all their tokens.
         """
         state, promises, waiting, tiers = self.state, self.promises, self.state.waiting, self.state.tiers
         if waiting.peek() is None:
@@ -122,6 +122,7 @@ class Scheduler:
             self.life.admitted(seq, hit.num_tokens)
             if num_new is None:
                 promises.plan(seq)
+                count = min(count, self.chunk_size)
             else:
                 if count:
                     self._make_room_for(seq, count)
@@ -131,10 +132,10 @@ class Scheduler:
             budget -= count
 
     def _left_by_rows(self, budget: int) -> int:
-        """What the running rows leave of the budget; they plan to promise their chunks."""
+        """What the next chunks of the running rows leave of the budget; they plan to promise them."""
         rows, promises = self.state.rows, self.promises
         active = rows.active()
-        need = rows.length[active] - rows.computed[active]
+        need = np.minimum(rows.length[active] - rows.computed[active], max(1, self.chunk_size))
         total = int(_sum(need))
         budget -= total
         if budget > 0 and total > len(active):  # each row needs at least one token

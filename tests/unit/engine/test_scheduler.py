@@ -35,6 +35,16 @@ def test_the_budget_goes_to_running_rows_in_order_before_anyone_is_admitted() ->
     assert_right(requests)
 
 
+@pytest.mark.parametrize("scheduling", ["admit_first", "running_first"])
+def test_prompts_in_chunks_fill_the_budget_whatever_the_order(scheduling: str) -> None:
+    engine, steps = engine_of(scheduling=scheduling, chunk_size=2, max_batch_tokens=8, num_blocks=64)
+    requests = submit(engine, *[8] * 8, max_tokens=1)
+    drive(engine)
+    assert [sum(step.values()) for step in steps] == [8] * 8, steps
+    assert steps[0] == {0: 2, 1: 2, 2: 2, 3: 2}, "a row is charged its chunk, not all that is left of its prompt"
+    assert_right(requests)
+
+
 def test_a_prompt_gets_blocks_chunk_by_chunk_but_is_admitted_only_if_all_of_it_fits() -> None:
     engine, steps = engine_of(max_batch_tokens=8, num_blocks=6)
     requests = submit(engine, 18, 12)  # five blocks, three blocks
