@@ -154,6 +154,6 @@ def test_a_store_that_raises_fails_no_request_and_the_run_says_so(
     )  # fmt: skip
     assert status == 1
     result = json.loads((elsewhere / "run" / "result.json").read_text())
-    assert (result["status"], result["num_failed"], result["num_finished"] > 0) == ("ok", 0, True), result
+    assert (result["status"], result["num_failed"], result["num_finished"] > 0) == ("faulty", 0, True), result
     assert "Raises" in result["store_failure"], result["store_failure"]
     assert f"a tier's store failed: {result['store_failure']}" in err, err

@@ -78,9 +78,10 @@ def test_blocks_of_every_kind_of_pool_come_back_bit_for_bit(kv_dtype: str | None
     ],
 )
 def test_what_cannot_lie_below_is_refused_at_once(options: dict[str, Any], error: type[Exception], says: str) -> None:
-    given = {"tiering": "on_eviction", "tiers": [{"store": "host", "num_blocks": 4}], **SHORT, **options}
+    tiers = options.get("tiers", [{"store": "host", "num_blocks": 4}])
+    given = {key: value for key, value in options.items() if key != "tiers"}
     with pytest.raises(error, match=says):
-        make_llm("tiny", **given)
+        make_llm("tiny", below=over(tiers, "on_eviction"), **SHORT, **given)
 
 
 def test_a_reset_opens_the_stores_anew_and_leaves_one_thread_which_closing_ends() -> None:

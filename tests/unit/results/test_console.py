@@ -70,10 +70,10 @@ def test_a_cache_only_run_leads_with_its_hit_rate_and_the_gap_to_the_optimum() -
 
 
 def test_a_part_and_its_whole_have_units_and_nothing_is_no_tebibytes() -> None:
-    result = {"stranded_bytes": 14 * 2**30, "checkpoint_bytes": 0, "resident_bytes": 428_828_786_688}
-    text = _printed({"mode": "replay", **result})
-    assert _line(text, "stranded").split() == ["stranded", "14", "GiB", "of", "399", "GiB"], text
-    assert _line(text, "states").split() == ["states", "0", "B", "of", "399", "GiB"], text
+    used = {"window_peak_used_bytes": 14 * 2**30, "state_peak_used_bytes": 0}
+    text = _printed({"mode": "serve", **used, "window_bytes": 428_828_786_688, "state_bytes": 428_828_786_688})
+    assert _line(text, "windows: peak in use").split()[4:] == ["14", "GiB", "of", "399", "GiB"], text
+    assert _line(text, "states: peak in use").split()[4:] == ["0", "B", "of", "399", "GiB"], text
     assert "0 s" in _line(_printed({"replay_s": 0.0}), "replayed in")
 
 
