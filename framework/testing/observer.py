@@ -49,7 +49,7 @@ def _allocator() -> Any:
 def _serve(engine: Engine) -> None:
     for number in range(12):
         prompt = [*range(8 + number % 3), 100 + number]
-        width = {"n": 2} if number % 4 == 1 else {"beam_width": 2} if number % 4 == 3 else {}
+        width: dict[str, Any] = {"n": 2} if number % 4 == 1 else {"beam_width": 2} if number % 4 == 3 else {}
         engine.submit(prompt, Sampling(max_tokens=6, ignore_eos=True, temperature=float("n" in width), **width))
     for _ in range(_MOST_STEPS):
         if not engine.num_unfinished:
