@@ -71,8 +71,10 @@ class GuardedAllocator(Allocator):
         """Tell the observers, if there are any, of a call that has ended."""
         if self._observers is None or not (self._events or self._observers.hears_calls):
             return
-        events = self._events[:]
-        self._events.clear()
+        events: Sequence[CacheEvent] = ()
+        if self._events:
+            events = self._events[:]
+            self._events.clear()
         if "table" not in facts and request is not None:
             about = facts["info"].id if name == "fork" else request
             facts["table"] = lambda: self.table_of(about)

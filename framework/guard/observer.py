@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from framework.errors import FrameworkError
 from framework.guard.boundary import Boundary
@@ -34,7 +34,11 @@ class GuardedObserver:
         try:
             return getattr(self.plugin, hook)(*given)
         except BaseException as error:
-            self._boundary.contain(hook, error)
+            self.contain(hook, error)
+
+    def contain(self, hook: str, error: BaseException) -> NoReturn:
+        """Raise what its method raised as an error that names it."""
+        self._boundary.contain(hook, error)
 
     def _mapping(self, hook: str, *given: Any) -> Mapping[str, Any]:
         found: Any = self.ask(hook, *given)
@@ -105,27 +109,29 @@ class Observers:
 
     Attributes:
         listeners: parts of the framework, which hear of each call before any observer.
+        hears_calls: whether anybody wants to know of a call without events.
     """
 
     def __init__(self, observers: Sequence[Observer] = (), listeners: Sequence[Listener] = ()) -> None:
         self.listeners = [*listeners]
         self._observers = [GuardedObserver(observer) for observer in observers]
+        self._hear = [(observer, observer.plugin.heard) for observer in self._observers]
+        self.hears_calls = bool(self._observers)
         self._failure: FrameworkError | None = None
 
     def __bool__(self) -> bool:
         return bool(self.listeners or self._observers)
-
-    @property
-    def hears_calls(self) -> bool:
-        """Whether anybody wants to know of a call without events."""
-        return bool(self._observers)
 
     def heard(self, call: Call, events: Sequence[CacheEvent]) -> None:
         """A call has ended."""
         if events:
             for listener in self.listeners:
                 listener(call, events)
-        self._tell("heard", call, events)
+        for observer, hear in self._hear:
+            try:
+                hear(call, events)
+            except BaseException as error:
+                self._fail(observer, "heard", error)
 
     def begin(self, cache: Observed) -> None:
         self._tell("begin", cache)
@@ -139,10 +145,18 @@ class Observers:
     def _tell(self, hook: str, *given: Any) -> None:
         for observer in self._observers:
             try:
-                observer.ask(hook, *given)
-            except FrameworkError as error:
-                self._failure = self._failure or error
-                self._observers = [other for other in self._observers if other is not observer]
+                getattr(observer.plugin, hook)(*given)
+            except BaseException as error:
+                self._fail(observer, hook, error)
+
+    def _fail(self, observer: GuardedObserver, hook: str, error: BaseException) -> None:
+        try:
+            observer.contain(hook, error)
+        except FrameworkError as named:
+            self._failure = self._failure or named
+        self._observers = [other for other in self._observers if other is not observer]
+        self._hear = [(other, hear) for other, hear in self._hear if other is not observer]
+        self.hears_calls = bool(self._observers)
 
     def require(self) -> None:
         """Raise what an observer raised since this was last asked."""

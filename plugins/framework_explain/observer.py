@@ -64,7 +64,8 @@ class Explain(Observer):
         return self._ledger
 
     def heard(self, call: Call, events: Sequence[CacheEvent]) -> None:
-        ledger, name, request = self.ledger, call.name, call.request
+        ledger, name, request = self._ledger, call.name, call.request
+        assert ledger is not None
         if request is not None and name in _MAKES_ROOM:
             number = self._numbers.get(request)
             if number is not None:
