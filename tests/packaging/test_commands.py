@@ -30,7 +30,7 @@ NOT_HERE = {
     r"(?:^|[ =|])(?:OVERRIDE|NAME(?:_OR\S*)?|DIR|RUN_OR_TRACE|EVENTS|STEPS|FOLDER)\b|\.\.\.|\[runs/other\]| \w+\|\w+\|":
         "a form, not a command",
     r"PATH_OR_HUB_ID|Qwen/": "needs a checkpoint of the reader's, or the hub",
-    r"backend=triton": "is minutes in Triton's interpreter without a GPU; plugins/framework_builtin/tests/backend runs it",
+    r"backend=triton": "is minutes in Triton's interpreter without a GPU; its own tests run it",
     r"fewest_hits|my-policy|shallow|capped_hits|int8_reader|tracker=lines|check lines|workload=surveys|FILE\.py:":
         "needs the package or class that the page has the reader write",
     r"record (?:ipc|request_logs)|vllm\.jsonl|/events\.jsonl": "needs a running engine, or what one left",

@@ -1,4 +1,4 @@
-"""Blocks of several groups of KV in another engine's pool, as a policy sees them; plugins/framework_engines/tests/engines has them in vLLM."""
+"""Blocks of several groups of KV in another engine's pool, as a policy sees them; tests/engines has them in vLLM."""
 
 from __future__ import annotations
 

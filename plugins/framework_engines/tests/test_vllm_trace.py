@@ -1,4 +1,4 @@
-"""The connector that writes a trace of what vLLM serves; plugins/framework_engines/tests/engines runs it inside vLLM."""
+"""The connector that writes a trace of what vLLM serves; tests/engines runs it inside vLLM."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ main = command("trace")
 
 
 def logged(rid: str, second: int, prompt: Any, output: Any, **asked: Any) -> str:
-    """A line as SGLang 0.5.23 logs a request that has ended; plugins/framework_engines/tests/engines has its own logger write one."""
+    """A line as SGLang 0.5.23 logs a request that has ended; tests/engines has its own logger write one."""
     record = {
         "timestamp": f"2026-11-22T12:00:{second:02d}.500000", "event": "request.finished", "rid": rid,
         "obj": {"rid": rid, "text": None, "input_ids": prompt, "sampling_params": {"max_new_tokens": 9}, **asked},
