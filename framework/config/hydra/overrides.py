@@ -58,8 +58,9 @@ def _normalise(override: str) -> list[str]:
     if group in GROUPS and value.startswith("{"):
         if len(split_choices(value)) > 1:
             return [f"{group}={value}"]  # a sweep, of which each job is written so again
-        if words := _from_mapping(group, value):
-            return words
+        if (choice := _named(value.strip())) is not None:
+            name, options = choice
+            return normalise([f"{group}={name}", *(f"+{group}.{option}={given}" for option, given in options.items())])
     if group in GROUPS and _NO_NAME.fullmatch(value):
         raise ConfigError(
             f"{override[:120]}: the {group} is chosen by its name, set {group}=NAME, and its options as "
@@ -68,13 +69,16 @@ def _normalise(override: str) -> list[str]:
     return [f"{group}={value}"]
 
 
-def _from_mapping(group: str, value: str) -> list[str]:
-    """`eviction={name: lru_k, k: 3}` as its choice and its options; nothing where there is no name."""
-    pairs = [pair.partition(":") for pair in split_choices(value.strip()[1:-1])]
-    given = {unquote(key.strip()): entry.strip() for key, colon, entry in pairs if colon}
-    if not value.rstrip().endswith("}") or len(given) < len(pairs) or not (name := given.pop("name", "")):
-        return []
-    return [f"{group}={name}", *(f"++{group}.{key}={entry}" for key, entry in given.items())]
+def _named(value: str) -> tuple[str, dict[str, str]] | None:
+    """Name and options of `{name: X, option: v, ...}`; None where it is no such mapping."""
+    if value[:1] + value[-1:] != "{}":
+        return None
+    pairs = [word.partition(":") for word in split_choices(value[1:-1])]
+    options = {unquote(key.strip()): given.strip() for key, colon, given in pairs if colon}
+    name = options.pop("name", "")
+    if len(options) + 1 != len(pairs) or _NO_NAME.fullmatch(unquote(name)):
+        return None
+    return name, options
 
 
 def _quoted_where_hydra_cannot_read_it(override: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from framework.errors import ConfigError
 from framework.interfaces.mode import Mode, OnBegin
 from framework_testing.kernel.metrics import METRICS
-from framework_testing.kernel.options import KernelOptions
+from framework_testing.kernel.options import KernelOptions, Lengths  # noqa: F401  # an annotation of the base's
 
 if TYPE_CHECKING:
     from framework.config.config import Config

@@ -96,7 +96,7 @@ def test_fitted_costs_time_each_step_by_its_work_and_each_line_of_metrics_says_w
     work = [second[name] for name in ("rows", "new_tokens", "context_tokens", "pairs")]
     assert work == [1, 1, length, length + 1]
     assert second["step_s"] == pytest.approx(0.75 + 0.001 + 0.0001 * length + 0.00001 * (length + 1))
-    with pytest.raises(ConfigError, match=r"framework\.calibrate STEPS --out FILE"):
+    with pytest.raises(ConfigError, match=r"framework calibrate STEPS --out FILE"):
         replayed(tmp_path, path, replay={"costs": str(tmp_path / "none.json")})
 
 

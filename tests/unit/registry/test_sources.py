@@ -62,6 +62,7 @@ DECEPTIVE = [
     'class Mine:\n    """Mine. Text.\n\n    def score(\n        self):\n            pass\n    """\n    def __init__(self, k=1): ...\n',  # noqa: E501
     'def make():\n    class Mine:\n        """Mine. Text."""\n        def __init__(self, k=1): ...\n    return Mine\n',
     'class Mine:\n    """Mine. Text."""\n    def __init__(\n        self,\n        k=1,\n    ):\n        # fmt: off\n  # here\n        pass\n',  # noqa: E501
+    'def f(\n    a,\n):  # fmt: skip\n    pass\n\nclass Mine:\n    """Mine. Text."""\n    def __init__(self, k=1): ...\n',  # noqa: E501
     'class Mine:\n\t"""Mine. Text."""\n\tdef __init__(self, k=1):\n\t\tpass\n',
 ]
 

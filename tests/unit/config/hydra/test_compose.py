@@ -50,7 +50,7 @@ def test_a_component_is_chosen_by_its_name(group: str, value: str) -> None:
     [
         (("cache={num_blocks: x}",), "cache.num_blocks must be int or null, found 'x'"),
         (("cache.num_blocks.x=1",), "cache.num_blocks must be int or null, found {'x': 1}"),
-        (("mode=kernel", "mode.lengths=[odd]"), "mode.lengths[0] must be one of 'uniform', 'ragged', found 'odd'"),
+        (("mode=kernel", "mode.lengths=[odd]"), "mode.lengths[0] must be one of uniform, ragged, found 'odd'"),
         (("allocator.watermark=[1]",), "allocator.watermark must be float, found [1]"),
         (("workload.num_requests={a: 1}",), "workload.num_requests must be int, found {'a': 1}"),
         (("eviction=lru_k", "eviction.k=x"), "eviction.k must be int, found 'x'"),
