@@ -30,13 +30,6 @@ EVENTS: list[dict[str, Any]] = [
     {"event": "step", "step": 2, "sequences": [1, 2], "new": [1, 1]},
     {"event": "evict", "step": 3, "block": 1, "key": "aa"},
 ]
-KERNEL = [
-    {
-        "time_s": 1e-3, "flop": 1e9, "bytes": 1e8, "tflop_per_s": 1.0, "ceiling_gb_per_s": 50.0, "work": "decode",
-        "ceiling_tflop_per_s": 0.2, "device_model": "CPU", "dtype": "float32", "lengths": "ragged", "backend": "torch",
-        "date": "2026-11-22T00:00:00",
-    }
-]  # fmt: skip
 NAMED = {"x_label": "x", "y_label": "y"}
 ROWS = [Row(label="a", value=1.0, interval=(0.9, 1.1), parts=[1, 2]), Row(label="b", value=2.0, baseline=True)]
 TIERS = [{**step, "tier1_blocks": 3 * step["step"], "tier2_blocks": 1, "loading": 1} for step in STEPS]
@@ -46,7 +39,6 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "memory": ((TIERS,), {}),
     "block_map": ((EVENTS,), {}),
     "fork_tree": ((EVENTS,), {}),
-    "roofline": ((KERNEL,), {}),
     "curve": (([*LINES, Line(label="optimum", x=[8, 512], y=[4, 4], reference=True)],), NAMED),
     "intervals": ((ROWS,), {"x_label": "x", "zero": True}),
     "reuse_distance": ((np.array([1.0, 2, 4]), np.array([3, 1]), 10), {}),
