@@ -14,4 +14,4 @@ from framework import registry
 def test_a_kind_has_a_kit_and_templates(kind: str) -> None:
     assert getattr(testing, f"{kind}_checks")
     for template in ("plugin.py.tmpl", "tests.py.tmpl"):
-        assert (files("framework_testing.new") / "templates" / kind / template).is_file(), template
+        assert (files(registry.kind_of(kind).kit) / "templates" / kind / template).is_file(), template

@@ -49,8 +49,8 @@ def _small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def kernel(tmp_path: Any, backend: type, monkeypatch: pytest.MonkeyPatch, **options: Any) -> dict[str, Any]:
     monkeypatch.setattr("framework_testing.kernel.mode.build_component", lambda *_: backend())
-    config = {"mode": "kernel", "device": "cpu", "run": {"dir": str(tmp_path / "run")}, "cache": {"block_size": 4}}
-    return run({**config, "backend": "gather", "kernel": SMALL | options})
+    config = {"device": "cpu", "run": {"dir": str(tmp_path / "run")}, "cache": {"block_size": 4}}
+    return run({**config, "backend": "gather", "mode": {"name": "kernel", **SMALL, **options}})
 
 
 def test_every_cell_of_a_right_backend_is_timed_and_written_whole(tmp_path: Any, monkeypatch: Any) -> None:
@@ -198,8 +198,9 @@ def test_weights_and_biases_get_the_rows_and_the_roofline(tmp_path: Any, monkeyp
     from wandb_offline import read_offline_run
 
     monkeypatch.setattr("framework_testing.kernel.mode.build_component", lambda *_: TorchBackend())
-    config = {"mode": "kernel", "device": "cpu", "run": {"dir": str(tmp_path / "run")}, "cache": {"block_size": 4}}
-    result = run({**config, "backend": "gather", "kernel": SMALL, "tracker": {"name": "wandb"}})
+    config = {"device": "cpu", "run": {"dir": str(tmp_path / "run")}, "cache": {"block_size": 4}}
+    mode = {"name": "kernel", **SMALL}
+    result = run({**config, "backend": "gather", "mode": mode, "tracker": {"name": "wandb"}})
     stored = read_offline_run(tmp_path / "run")
     assert stored.job_type == "kernel-gather", stored.job_type
     assert stored.exit_code == 0
