@@ -41,9 +41,10 @@ class Table:
     rows: Sequence[Sequence[str]]
     note: str = ""
 
-    def is_numeric(self, index: int) -> bool:
-        """Whether all cells of a column begin like numbers: it stands right, and does not wrap."""
-        return all(_NUMERIC.match(row[index]) for row in self.rows)
+    @property
+    def numeric(self) -> list[bool]:
+        """Of each column, whether all its cells begin like numbers: it stands right, and does not wrap."""
+        return [all(_NUMERIC.match(row[index]) for row in self.rows) for index in range(len(self.header))]
 
 
 def print_result(result: Result, *, file: IO[str] | None = None, width: int | None = None) -> None:
@@ -68,7 +69,7 @@ def print_table(console: Console, table: Table, *, most_rows: int = _MOST_ROWS) 
     """As many columns, from the first on, as have room for their numbers and for the first words of a text."""
     from rich.text import Text
 
-    numeric = [table.is_numeric(index) for index in range(len(table.header))]
+    numeric = table.numeric
     most = [max(len(row[index]) for row in table.rows) for index in range(len(table.header))]
     least = [size if numeric[i] else min(size, _NAME if i < 2 else _TEXT) for i, size in enumerate(most)]
     least = [max(size, *map(len, head.split())) for size, head in zip(least, table.header, strict=True)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import IO, Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from framework import registry
 from framework.errors import RunDirectoryError
@@ -43,79 +44,33 @@ _LATEX = {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "±": r"$\pm$",
 }  # fmt: skip
-_CSS = """
-:root { color-scheme: light dark; --ink: CanvasText; --mark: light-dark(#0072b2, #56b4e9);
-  --soft: color-mix(in srgb, CanvasText 65%, Canvas); --line: color-mix(in srgb, CanvasText 20%, Canvas); }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 66rem; padding: 1.5rem 1rem 4rem;
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .3rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
-p { margin: .4rem 0; max-width: 46rem; }
-.best { border-left: 3px solid var(--mark); padding-left: .7rem; overflow-wrap: anywhere; }
-.soft, figcaption { color: var(--soft); font-size: .875rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; min-width: 60%; }
-th { text-align: left; border-bottom: 2px solid var(--line); font-weight: 600; vertical-align: bottom; }
-td { border-bottom: 1px solid var(--line); vertical-align: top; }
-th, td { padding: .35rem .7rem .35rem 0; }
-td { overflow-wrap: anywhere; min-width: 5rem; }
-.right { text-align: right; white-space: nowrap; min-width: 0; }
-th.right { white-space: normal; }
-tr.first td { font-weight: 600; }
-tr.first td:first-child { border-left: 3px solid var(--mark); padding-left: .4rem; }
-tr:not(.first) td:first-child, th:first-child { padding-left: calc(.4rem + 3px); }
-figure { margin: 1rem 0 2rem; break-inside: avoid; }
-figure svg { display: block; width: 100%; max-width: 38rem; height: auto; color: var(--ink);
-  font-family: inherit; }
-figcaption strong { color: var(--ink); display: block; font-size: .95rem; overflow-wrap: anywhere; }
-summary { cursor: pointer; margin: 2.2rem 0 .6rem; font-size: 1.15rem; font-weight: 600; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; font-size: .875rem; margin: 0; }
-dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
-@media (max-width: 40rem) { body { padding: 1rem .75rem 3rem; } dl { grid-template-columns: 1fr; gap: 0; }
-  dd { margin-bottom: .35rem; } }
-@media print {
-  :root { color-scheme: light; }
-  body { max-width: none; padding: 0; font-size: 10pt; }
-  table { font-size: 8pt; } .wide { overflow: visible; }
-  details::details-content { content-visibility: visible; block-size: auto; }
-  figure svg { max-width: 15cm; min-width: 0; } thead { display: table-header-group; } tr { break-inside: avoid; }
-  h2 { break-after: avoid; } @page { margin: 15mm; } }
-"""
+_LATEX_MARKS = {
+    "block_start_string": "<%", "block_end_string": "%>", "variable_start_string": "<<", "variable_end_string": ">>",
+    "comment_start_string": "<#", "comment_end_string": "#>",
+}  # fmt: skip
 
 
 def page(study: Study, plots: Sequence[Plot], pictures: Sequence[Plot], *, title: str) -> str:
-    """The whole page as text. Everything is inlined: it can be mailed, archived and opened without a network.
+    """The whole page as text.
 
     Args:
         plots: of the study, open.
         pictures: of single runs, below them.
     """
     alone = study.good[0] if len(study.good) == 1 else None
-    tables = [*(_of_run(alone) if alone is not None else [ranking(study)]), comparison(study), by_setting(study)]
-    findings = ["".join(map(_table, tables)), _section("Plots", plots)]
-    ranks = "" if study.trials is not None else "Ranks count within equal other settings. "
-    parts = [
-        f"<h1>{_text(title)}</h1>",
-        f"<p class=best>{_text(lead(study))}.</p>",
-        f"<p>{_text(headline(study))}.</p>",
-        _definitions(origin(study)),
-        *(reversed(findings) if len(study.settings) > _LONG_TABLE else findings),
-        _table(troubles(study)),
-        *(_table(made(study)) for made in map(resolve_name, registry.declared("tables"))),
-        _section("Inside single runs", pictures),
-        "<details><summary>The same in all runs</summary>",
-        _definitions((key, number(value)) for key, value in sorted(study.constant.items()) if value is not None),
-        "</details><h2>How to read this</h2>",
-        "<p class=soft>Intervals of means are 95 %, by Student's t over seeds; runs that are copies of each other have "
-        f"none. {ranks}Every number is defined in docs/results.md.</p>",
-    ]
-    body = "\n".join(part for part in parts if part)
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_text(title)}</title><style>{_CSS}</style>"
+    return _template("page.html.j2", autoescape=True).render(
+        title=title,
+        lead=lead(study),
+        headline=headline(study),
+        origin=[*origin(study)],
+        tables=[*(_of_run(alone) if alone is not None else [ranking(study)]), comparison(study), by_setting(study)],
+        plots=plots,
+        plots_first=len(study.settings) > _LONG_TABLE,
+        further=[troubles(study), *(made(study) for made in map(resolve_name, registry.declared("tables")))],
+        pictures=pictures,
+        constant=[(key, number(value)) for key, value in sorted(study.constant.items()) if value is not None],
+        searched=study.trials is not None,
     )
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n<main>\n{body}\n</main>\n</body></html>\n'
 
 
 def _of_run(run: Run) -> list[Table]:
@@ -124,50 +79,13 @@ def _of_run(run: Run) -> list[Table]:
     return [Table(section[0].upper() + section[1:], ["", ""], rows) for section, rows in found]
 
 
-def _definitions(entries: Iterable[tuple[str, str]]) -> str:
-    found = "".join(f"<dt>{_text(what)}</dt><dd>{_text(text)}</dd>" for what, text in entries)
-    return f"<dl>{found}</dl>" if found else ""
-
-
-def _section(heading: str, plots: Sequence[Plot]) -> str:
-    figures = [
-        f"<figure><figcaption><strong>{_text(plot.title)}</strong>{_text(plot.note)}</figcaption>"
-        f"<div class=wide>{as_svg(plot.figure, plot.title)}</div></figure>"
-        for plot in plots
-    ]
-    return f"<h2>{heading}</h2>" + "\n".join(figures) if figures else ""
-
-
-def _table(table: Table) -> str:
-    """With its heading and its note; empty without rows."""
-    if not table.rows:
-        return ""
-    kinds = [' class="right"' if table.is_numeric(index) else "" for index in range(len(table.header))]
-    head = "".join(f'<th scope="col"{kind}>{_text(name)}</th>' for kind, name in zip(kinds, table.header, strict=True))
-    rows = []
-    for row in table.rows:
-        mark = ' class="first"' if table.header[0] == "rank" and row[0] == "1" else ""
-        cells = "".join(f"<td{kind}>{_text(cell)}</td>" for kind, cell in zip(kinds, row, strict=True))
-        rows.append(f"<tr{mark}>{cells}</tr>")
-    note = f"<p class=soft>{_text(table.note)}</p>" if table.note else ""
-    return (
-        f"<h2>{_text(table.heading)}</h2>"
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>{note}'
-    )
-
-
-def _text(text: str) -> str:
-    return html.escape(text, quote=True)
-
-
 def latex(study: Study, title: str) -> str:
     """The ranking, and the comparison where there is one, as tables for `\\usepackage{booktabs}`."""
-    note = "means over seeds, with 95 % intervals where seeds differ"
-    parts = [_tabular(ranking(study), f"{title}: {note}")]
+    tables = [(f"{title}: means over seeds, with 95 % intervals where seeds differ", ranking(study))]
     if study.comparisons:
         table = comparison(study)
-        parts.append(_tabular(table, f"{title}: {title_of(study.metric)} against {study.baseline}. {table.note}"))
-    return "% \\usepackage{booktabs}\n" + "\n".join(parts)
+        tables.append((f"{title}: {title_of(study.metric)} against {study.baseline}. {table.note}", table))
+    return _template("report.tex.j2", finalize=escape_latex, **_LATEX_MARKS).render(tables=tables)
 
 
 def escape_latex(text: str) -> str:
@@ -175,15 +93,11 @@ def escape_latex(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text)
 
 
-def _tabular(table: Table, caption: str) -> str:
-    columns = "".join("r" if table.is_numeric(index) else "l" for index in range(len(table.header)))
-    head, *body = [" & ".join(map(escape_latex, row)) + r" \\" for row in (table.header, *table.rows)]
-    lines = [
-        r"\begin{table}", r"  \centering", rf"  \caption{{{escape_latex(caption)}}}",
-        rf"  \begin{{tabular}}{{{columns}}}", r"    \toprule", f"    {head}", r"    \midrule",
-        *(f"    {line}" for line in body), r"    \bottomrule", r"  \end{tabular}", r"\end{table}", "",
-    ]  # fmt: skip
-    return "\n".join(lines)
+def _template(name: str, **options: Any) -> Template:
+    loader = FileSystemLoader(Path(__file__).parent / "templates")
+    made = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **options)
+    made.filters["svg"] = as_svg
+    return made.get_template(name)
 
 
 PAGE, RUNS, SETTINGS, LATEX = "report.html", "runs.csv", "settings.csv", "report.tex"

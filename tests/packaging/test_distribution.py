@@ -66,6 +66,13 @@ def test_the_wheel_holds_the_framework_its_packages_and_nothing_else(wheel: Path
     assert tops == {"framework", *_packages(repository), "kvcache_framework-0.1.0.dist-info"}, tops
 
 
+def test_the_templates_of_reports_travel_inside_the_wheel(wheel: Path, repository: Path) -> None:
+    plugins = repository / "plugins"
+    source = {path.relative_to(plugins).as_posix() for path in plugins.glob("framework_*/templates/*.j2")}
+    assert source
+    assert source == {name for name in _names(wheel) if name.endswith(".j2")}
+
+
 def test_every_configuration_file_travels_inside_the_wheel(wheel: Path, repository: Path) -> None:
     source = {path.relative_to(repository).as_posix() for path in (repository / "conf").rglob("*.yaml")}
     inside = {name.removeprefix("framework/") for name in _names(wheel) if name.startswith("framework/conf/")}
