@@ -37,7 +37,7 @@ def stages(dry: bool) -> list[dict[str, Any]]:
         {**common, "batch": (32, 128, 256), "context": (8192,), "prefill": ()},
         {**common, "batch": (1, 32, 128), "context": (2048, 32768), "prefill": ()},
         {**common, "batch": (), "context": (), "prefill": (2048, 8192, 32768)},
-        {**common, "batch": (32, 128), "context": (8192,), "prefill": (8192,), "block_size": (64, 256)},
+        {**common, "batch": (32, 128), "context": (8192,), "prefill": (8192,), "block_sizes": (64, 256)},
         {**common, "batch": (32, 128), "context": (8192,), "prefill": (), "kv_dtype": ("float8_e4m3fn", "int8")},
         {
             **common,

@@ -102,21 +102,21 @@ class _AllLosses(Losses):
 
 
 class Observers:
-    """Those that listen to one engine. What one of them raises is kept until `require`, and it hears no more.
+    """Those that listen to one engine. What one of them raises is kept until `require`, and it receives no more.
 
-    NOTE. It is told in the middle of a call of the allocator, whose caller knows what to do about an allocator that
+    NOTE. It is notified in the middle of a call of the allocator, whose caller knows what to do about an allocator that
     fails and nothing of observers: raised there, it would cost some request. The engine asks `require` after each step.
 
     Attributes:
         listeners: parts of the framework, which hear of each call before any observer.
-        hears_calls: whether anybody wants to know of a call without events.
+        wants_calls: whether anybody wants to know of a call without events.
     """
 
     def __init__(self, observers: Sequence[Observer] = (), listeners: Sequence[Listener] = ()) -> None:
         self.listeners = [*listeners]
         self._observers = [GuardedObserver(observer) for observer in observers]
         self._hear = [(observer, observer.plugin.heard) for observer in self._observers]
-        self.hears_calls = bool(self._observers)
+        self.wants_calls = bool(self._observers)
         self._failure: FrameworkError | None = None
 
     def __bool__(self) -> bool:
@@ -156,7 +156,7 @@ class Observers:
             self._failure = self._failure or named
         self._observers = [other for other in self._observers if other is not observer]
         self._hear = [(other, hear) for other, hear in self._hear if other is not observer]
-        self.hears_calls = bool(self._observers)
+        self.wants_calls = bool(self._observers)
 
     def require(self) -> None:
         """Raise what an observer raised since this was last asked."""

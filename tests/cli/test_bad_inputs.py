@@ -104,8 +104,8 @@ REPLAYS: list[tuple[str, ...]] = [
 KERNELS: list[tuple[str, ...]] = [
     ("mode.batch=[0]",), (f"mode.batch=[{HUGE}]",),
     ("mode.heads=[8]",), ("mode.heads=[0/0/0]",), ("mode.heads=[7/2/64]",),
-    (f"mode.heads=[{HUGE}/1/64]",), ("mode.heads=[a/b/c]",), ("mode.heads=[]",), ("mode.dtype=[int1]",),
-    ("mode.dtype=[]",), ("mode.kv_dtype=[int1]",),
+    (f"mode.heads=[{HUGE}/1/64]",), ("mode.heads=[a/b/c]",), ("mode.heads=[]",), ("mode.dtypes=[int1]",),
+    ("mode.dtypes=[]",), ("mode.kv_dtype=[int1]",),
     ("replay.device=z80",), ("mode.lengths=[odd]",),
     ("backend=nothing",), ("device=quantum",), ("kernel=null",),
 ]  # fmt: skip

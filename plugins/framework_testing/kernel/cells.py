@@ -28,15 +28,15 @@ def for_device(options: KernelOptions, device: str, block_size: int) -> KernelOp
     """The options with every null replaced by what suits the device."""
     defaults = _CPU if device == "cpu" else _CUDA
     changes: dict[str, Any] = {name: value for name, value in defaults.items() if getattr(options, name) is None}
-    if options.block_size is None:
-        changes["block_size"] = (block_size,)
+    if options.block_sizes is None:
+        changes["block_sizes"] = (block_size,)
     return replace(options, **changes)
 
 
-_CPU = {"batch": (1, 32), "context": (1024,), "prefill": (1024,), "heads": ("16/8/128",), "dtype": ("float32",)}
+_CPU = {"batch": (1, 32), "context": (1024,), "prefill": (1024,), "heads": ("16/8/128",), "dtypes": ("float32",)}
 _CUDA = {
     "batch": (1, 32, 128), "context": (2048, 8192, 32768), "prefill": (2048, 8192, 32768), "heads": ("32/8/128",),
-    "dtype": ("bfloat16",),
+    "dtypes": ("bfloat16",),
 }  # fmt: skip
 
 
@@ -93,14 +93,14 @@ def _contexts(batch: int, context: int, lengths: str) -> tuple[int, ...]:
 
 def _specs(options: KernelOptions, layout: str) -> Iterator[AttentionSpec]:
     for heads, dtype, kv_dtype, size in itertools.product(
-        options.heads or (), options.dtype or (), options.kv_dtype, options.block_size or ()
+        options.heads or (), options.dtypes or (), options.kv_dtype, options.block_sizes or ()
     ):
         num_heads, num_kv_heads, head_dim = _heads(heads)
         yield AttentionSpec(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            dtype=_dtype("mode.dtype", dtype),
+            dtype=_dtype("mode.dtypes", dtype),
             kv_dtype=None if kv_dtype in (None, dtype) else _dtype("mode.kv_dtype", str(kv_dtype)),
             block_size=size,
             layout=layout,

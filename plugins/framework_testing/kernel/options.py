@@ -28,8 +28,8 @@ class KernelOptions(Section):
         ("uniform", "ragged"), "contexts of the decode rows: uniform, or ragged from a tenth of the longest up"
     )
     heads: tuple[str, ...] | None = setting(None, "query heads/kv heads/head dim, as [32/8/128]")
-    block_size: tuple[int, ...] | None = setting(None, "null: cache.block_size", at_least=1, at_most=MAX_BLOCK_SIZE)
-    dtype: tuple[str, ...] | None = setting(None, "dtypes of the queries")
+    block_sizes: tuple[int, ...] | None = setting(None, "null: cache.block_size", at_least=1, at_most=MAX_BLOCK_SIZE)
+    dtypes: tuple[str, ...] | None = setting(None, "dtypes of the queries")
     kv_dtype: tuple[str | None, ...] = setting(
         (None,), "dtypes of the pool, as [null,float8_e4m3fn]; null: that of the queries"
     )

@@ -155,7 +155,7 @@ def test_costs_show_their_spread_and_that_the_machine_was_busy(capsys: Any, monk
     monkeypatch.setattr(cost_module, "BASELINES", {"hash": ()})
     (cost,) = costs(resolve("xxh64"), rounds=2)
     assert (cost.numbers, cost.most) == ({"prompt": 120, "single": 300}, {"prompt": 180, "single": 300}), cost
-    monkeypatch.setattr("framework_testing.check.__main__.costs", lambda *args, **kwargs: [cost])
+    monkeypatch.setattr("framework_testing.check.command.costs", lambda *args, **kwargs: [cost])
     monkeypatch.setattr("os.getloadavg", lambda: (99.0, 0.0, 0.0))
     out = check(capsys, "xxh64", "--only", "pure")[1]
     assert "120 to 180 " in out, out

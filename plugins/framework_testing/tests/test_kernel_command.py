@@ -39,7 +39,7 @@ def test_a_backend_that_cannot_run_here_exits_with_its_reasons(command: Command,
 
 def test_triton_on_a_cpu_gets_a_floor_and_a_screen_and_no_time(command: Command, elsewhere: Path) -> None:
     words = [word for word in TINY if not word.startswith("mode.heads")]
-    out = command.ok(*words, "+backend=triton", "mode.heads=[8/1/64]", "mode.dtype=[bfloat16]", "run.dir=out")
+    out = command.ok(*words, "+backend=triton", "mode.heads=[8/1/64]", "mode.dtypes=[bfloat16]", "run.dir=out")
     (row,) = read_jsonl(elsewhere / "out" / "kernel.jsonl")
     assert (row["kind"], row["target"], "time_s" in row) == ("modelled", "h200", False), row
     screen = json.loads((elsewhere / "out" / "result.json").read_text())["screen"]
