@@ -137,7 +137,7 @@ def job(config: DictConfig) -> Outcome:
         reason=reason,
         disk=disk,
         mode="" if settings is None else settings.mode.name,
-        report=config.run.report,
+        report=config.run.report or None,
         took_s=time.monotonic() - began_s,
     )
 

@@ -135,8 +135,8 @@ class RunOptions(Section):
     events: bool = setting(False, "write the eviction and scheduling log")
     requests: bool = setting(True, "write requests.jsonl, one object a request")
     record: bool = setting(False, "serve: write recording.jsonl, for workload=recording")
-    report: str | None = setting(
-        "report --publish", "a sweep: the command that is given its folder at its end; null: none"
+    report: Literal[False] | str = setting(
+        "report --publish", "a sweep: the command that is given its folder at its end; false: none"
     )
     stall_timeout_s: float | None = setting(
         300.0, "seconds one call into a plugin may take before the run ends and names it; null: no limit",

@@ -26,9 +26,10 @@ class Reuse(Command):
         from framework.replay.description import describe
         from framework.replay.stack import distance_histogram
         from framework_report.figures import reuse_distance
-        from framework_report.figures.style import save_plot
+        from framework_report.figures.style import require_format, save_plot
 
-        require_new(options.plot, force=options.force)
+        require_format(Path(options.plot))
+        require_new(options.plot, inputs=[options.file], force=options.force)
         trace = open_trace(
             options.file, format=options.format, block_tokens=options.block_tokens, on_error=options.on_error
         )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_line import command
 from report_runs import make_run
 
 from framework.errors import ConfigError
@@ -51,12 +51,7 @@ def test_a_pipe_or_device_as_an_input_is_refused_by_name(
         (elsewhere / folder).mkdir(parents=True)
     for name in ("fifo", "folder/result.json", "sweeps/x/search.journal"):
         os.mkfifo(elsewhere / name)
-    if module == "run":
-        from framework.run import call
-
-        status = call(words)
-    else:
-        status = importlib.import_module(f"framework.{module}").main(list(words))
+    status = command(module)(words)
     said = capsys.readouterr().err
     assert status == 2, said
     assert "is a pipe" in said or "is a device" in said, said
@@ -85,18 +80,14 @@ def test_a_full_disk_names_the_file_of_a_report_and_leaves_nothing_beside(
         real(handle)
 
     monkeypatch.setattr(os, "fsync", full)
-    from framework_report.__main__ import main
-
-    assert main([str(tmp_path), "--to", str(tmp_path / "out")]) == 1
+    assert command("report")([str(tmp_path), "--to", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().err
     assert said == f"{tmp_path / 'out' / 'report.html'}: No space left on device\n"
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".report"]
 
 
 def test_no_folder_is_no_place_for_a_report(capsys: pytest.CaptureFixture[str]) -> None:
-    from framework_report.__main__ import main
-
-    assert main([".", "--to", ""]) == 2
+    assert command("report")([".", "--to", ""]) == 2
     assert "--to names no folder" in capsys.readouterr().err
 
 
@@ -105,7 +96,7 @@ TRACE = '{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [
 
 @pytest.mark.parametrize(
     ("module", "words"),
-    [("trace", ("convert", "t.jsonl", "out.jsonl")), ("curve", ("t.jsonl", "--plot", "out.svg")),
+    [("trace", ("convert", "t.jsonl", "--out", "out.jsonl")), ("curve", ("t.jsonl", "--plot", "out.svg")),
      ("curve", ("t.jsonl", "--csv", "out.csv")), ("curve", ("t.jsonl", "--json", "out.json")),
      ("trace", ("describe", "t.jsonl", "--json", "out.json"))],
 )  # fmt: skip
@@ -119,7 +110,7 @@ def test_a_full_disk_is_the_status_of_a_failure_and_leaves_no_file(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    assert importlib.import_module(f"framework.{module}").main(list(words)) == 1
+    assert command(module)(list(words)) == 1
     assert capsys.readouterr().err == f"{words[-1]}: No space left on device\n"
     assert [path.name for path in elsewhere.iterdir()] == ["t.jsonl"]
 
@@ -127,17 +118,15 @@ def test_a_full_disk_is_the_status_of_a_failure_and_leaves_no_file(
 def test_a_full_disk_behind_a_recording_is_named_by_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from framework import trace
-
-    def full(options: object) -> str:
+    def full(*given: object, **options: object) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(trace, "_record_log", full)
-    assert trace.main(["record", "log", "--out", str(tmp_path / "out")]) == 1
+    monkeypatch.setattr("framework.workload.request_log.convert", full)
+    assert command("trace")(["record", "log", "--out", str(tmp_path / "out")]) == 1
     assert capsys.readouterr().err == f"{tmp_path / 'out'}: No space left on device\n"
 
 
-@pytest.mark.parametrize("module", ["explain", "trace", "curve", "report.__main__", "search", "run", "plugins"])
+@pytest.mark.parametrize("module", ["explain", "trace", "curve", "report", "search", "run", "plugins"])
 def test_a_working_directory_that_is_gone_is_said(
     module: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,5 +138,5 @@ def test_a_working_directory_that_is_gone_is_said(
 
         assert call(["mode=replay"]) == 2
     else:
-        assert importlib.import_module(f"framework.{module}").main(["describe", "x"]) == 2
+        assert command(module)(["describe", "x"]) == 2
     assert capsys.readouterr().err.startswith(f"{ConfigError.__name__}: the working directory was removed")

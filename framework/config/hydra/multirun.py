@@ -138,7 +138,7 @@ class _Job:
         if changed != ():
             self.sweep.changed.update({self.number: changed} if changed else {})
             return None
-        report = self.sweep.config.run.report
+        report = self.sweep.config.run.report or None
         return Outcome(directory=str(self.directory), sweep=str(self.sweep.folder), state="skipped", report=report)
 
 
