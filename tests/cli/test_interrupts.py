@@ -49,7 +49,7 @@ def test_a_run_that_a_signal_ends_writes_what_there_is(
 
 def test_a_sweep_s_job_that_a_signal_ended_is_one_to_run_again(tmp_path: Path) -> None:
     make_trace(tmp_path, 60_000)
-    words = ("-m", *REPLAY[:-1], "run.sweep=s", "eviction=lru,fifo", "run.report=false")
+    words = ("-m", *REPLAY[:-1], "run.sweep=s", "eviction=lru,fifo", "run.report=null")
     process, folder = start(tmp_path, *words), tmp_path / "sweeps" / "s"
     wait_until(lambda: list(folder.glob("*lru*/metrics.jsonl")), process)
     process.send_signal(signal.SIGTERM)

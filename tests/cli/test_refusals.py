@@ -179,7 +179,7 @@ def test_a_refused_command_writes_nothing_anywhere(words: tuple[str, ...], comma
     for folder in ("mine", "foreign"):
         (elsewhere / folder).mkdir()
         (elsewhere / folder / "config.yaml").write_text("mine")
-    status, _, said = command(*words, "run.report=false")
+    status, _, said = command(*words, "run.report=null")
     assert (status, said.count("\n")) == (2, 1), said
     found = {str(path.relative_to(elsewhere)) for path in elsewhere.rglob("*")}
     assert found == {"mine", "foreign", "mine/config.yaml", "foreign/config.yaml"}

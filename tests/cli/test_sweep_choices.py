@@ -14,7 +14,7 @@ from framework.sweep.job import digest_of, folder_name
 
 WORDS = (
     "-m", "mode=replay", "executor=cache_only", "workload=conversations", "workload.num_sessions=4", "backend=gather",
-    "run.report=false", "run.sweep=s",
+    "run.report=null", "run.sweep=s",
 )  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def test_a_killed_sweep_run_again_runs_what_is_missing_and_ends_the_same(tmp_pat
 
 
 def test_off_a_terminal_a_sweep_says_a_line_a_job_and_what_was_done_before(trace: Path, command: Command) -> None:
-    words = ("-m", *COMMON, "run.progress=true", "run.sweep=s", "run.report=false", "cache.num_blocks=8,12,16")
+    words = ("-m", *COMMON, "run.progress=true", "run.sweep=s", "run.report=null", "cache.num_blocks=8,12,16")
     status, _, err = command(*words, "eviction=lru")
     assert status == 0, err
     assert [re.sub(r"\d+\.\d s", "T", line).partition(":")[0] for line in err.splitlines()] == [
@@ -119,7 +119,7 @@ def test_off_a_terminal_a_sweep_says_a_line_a_job_and_what_was_done_before(trace
 
 
 def test_a_policy_that_does_not_use_the_seed_runs_once(trace: Path, command: Command) -> None:
-    words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=lru,random", "seed=3,4,5")
+    words = ("-m", *COMMON, "run.sweep=s", "run.report=null", "eviction=lru,random", "seed=3,4,5")
     status, _, err = command(*words, "run.progress=true")
     assert status == 0, err
     assert "run with one seed only, since nothing in them uses it: eviction=lru (2)" in err
@@ -130,7 +130,7 @@ def test_a_policy_that_does_not_use_the_seed_runs_once(trace: Path, command: Com
 
 
 def test_a_job_that_another_process_runs_is_running_elsewhere(trace: Path, command: Command) -> None:
-    words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=lru,fifo")
+    words = ("-m", *COMMON, "run.sweep=s", "run.report=null", "eviction=lru,fifo")
     assert command(*words)[0] == 0
     held = next(path for path in finished(Path("sweeps/s")) if "lru" in path.name)
     (held / "result.json").unlink()
@@ -145,7 +145,7 @@ def test_a_job_that_another_process_runs_is_running_elsewhere(trace: Path, comma
 
 def test_jobs_whose_policy_or_trace_changed_run_again_and_the_sweep_says_why(trace: Path, elsewhere: Path) -> None:
     policy = "class Mine(ScoredPolicy):\n    def score(self, block, now):\n        return {sign} * block.last_access\n"
-    words = ("-m", *COMMON, "cache.num_blocks=16", "eviction=ed.py:Mine,lru", "run.sweep=ed", "run.report=false")
+    words = ("-m", *COMMON, "cache.num_blocks=16", "eviction=ed.py:Mine,lru", "run.sweep=ed", "run.report=null")
 
     def swept() -> tuple[str, float]:
         process = start(elsewhere, *words)
@@ -198,12 +198,12 @@ def test_a_backend_that_cannot_run_here_is_a_row_of_its_own_and_no_failure(
     with failing(BackendUnavailable("needs a GPU"), lambda config: config.seed == 1):
         status, out, _ = command("-m", *COMMON, "run.sweep=s", "eviction=random", "seed=0,1")
         assert (status, "2 runs (1 ok, 1 unavailable)" in out) == (0, True), out
-        assert command("-m", *COMMON, "run.sweep=t", "run.report=false", "seed=1")[0] == 2, "nothing could run"
+        assert command("-m", *COMMON, "run.sweep=t", "run.report=null", "seed=1")[0] == 2, "nothing could run"
 
 
 def test_a_sweep_stops_when_jobs_in_a_row_cannot_write(trace: Path, command: Command, failing: Any) -> None:
     ran: list[int] = []
-    words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=random", "seed=0,1,2,3,4,5")
+    words = ("-m", *COMMON, "run.sweep=s", "run.report=null", "eviction=random", "seed=0,1,2,3,4,5")
     with failing(RunDirectoryError(28, "no space left on device"), lambda config: ran.append(config.seed) is None):
         status, _, err = command(*words)
     assert (status, ran) == (1, [0, 1, 2]), err
@@ -213,7 +213,7 @@ def test_a_sweep_stops_when_jobs_in_a_row_cannot_write(trace: Path, command: Com
 def test_two_sweeps_of_one_name_at_once_share_the_jobs_and_fail_none(tmp_path: Path) -> None:
     make_trace(tmp_path, 3000)
     words = ("run.sweep=s", "run.progress=true", "eviction=lru,fifo,lfu,mru", "cache.num_blocks=8,12")
-    both = [start(tmp_path, "-m", *COMMON, *words, "run.report=false") for _ in range(2)]
+    both = [start(tmp_path, "-m", *COMMON, *words, "run.report=null") for _ in range(2)]
     ended = [(process.communicate(timeout=300)[1], process.returncode) for process in both]
     assert [status for _, status in ended] == [0, 0], ended
     ran = [line.split(": ", 1)[1] for err, _ in ended for line in err.splitlines() if re.match(r"\d of 8 ok,", line)]
@@ -280,7 +280,7 @@ def test_the_sweep_over_allocators_runs_and_is_reported(command: Command) -> Non
 
 
 def test_a_frozen_sweep_is_swept_by_its_name_and_the_command_line_wins(trace: Path, command: Command) -> None:
-    words = ("+sweep=evictions", "workload.path=trace.jsonl", "run.report=false", "run.progress=false")
+    words = ("+sweep=evictions", "workload.path=trace.jsonl", "run.report=null", "run.progress=false")
     status, _, err = command(*words, "cache.num_blocks=8", "eviction=lru,fifo")
     assert (status, err) == (0, "")
     assert len(finished(Path("sweeps/evictions"))) == 2

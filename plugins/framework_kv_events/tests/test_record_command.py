@@ -82,7 +82,7 @@ def test_another_process_follows_a_serve_run(command: Command, elsewhere: Path) 
 
 @pytest.fixture
 def recorded(command: Command, elsewhere: Path) -> Path:
-    """A serve run that publishes, and what `python -m framework_kv_events` wrote of it until Ctrl-C."""
+    """A serve run that publishes, and what `python -m framework record_events` wrote of it until Ctrl-C."""
     addresses = free_addresses()
     words = (addresses[0], "--replay", addresses[1], "--report-hits", "--out", "trace.jsonl")
     recorder = start(elsewhere, *words, module="framework_kv_events")
