@@ -182,10 +182,20 @@ def test_each_file_and_method_of_the_walks_exists() -> None:
     assert len(found) > 30, found
     for path, outer, method in found:
         file = ROOT / "framework" / path
-        source = (file if file.exists() else ROOT / "plugins" / "framework_builtin" / path).read_text()
+        source = (file if file.exists() else ROOT / "plugins" / path).read_text()
         of_class = source.partition(f"\nclass {outer}")[2].partition("\nclass ")[0] if method else source
         wanted = rf"^    def {method}\(" if method else rf"^(def|class) {outer}\b"
         assert re.search(wanted, of_class, re.MULTILINE), f"{path} has no {outer}.{method}"
+
+
+def test_fifteen_files_are_read_in_under_four_thousand_lines() -> None:
+    text = (ROOT / "docs" / "reading.md").read_text()
+    lines = [(ROOT / path).read_text().count("\n") for path in re.findall(r"^\| +\d+ \| `([^`]+)`", text, re.MULTILINE)]
+    said = re.search(r": (\d),(\d{3}) lines in all", text)
+    assert said is not None
+    assert len(lines) == 15
+    assert sum(lines) < 4000, sum(lines)
+    assert abs(sum(lines) - int(said[1] + said[2])) < 100, f"the page must say {sum(lines):,}"
 
 
 WRITTEN_DOWN = {
