@@ -98,9 +98,9 @@ class _AllLosses(Losses):
 
 
 class Observers:
-    """Those that listen to one engine. What one of them raises is kept until `require`, and it hears no more.
+    """Those that listen to one engine. What one of them raises is kept until `require`, and it is given no more.
 
-    NOTE. It is told in the middle of a call of the allocator, whose caller knows what to do about an allocator that
+    NOTE. It is called in the middle of a call of the allocator, whose caller knows what to do about an allocator that
     fails and nothing of observers: raised there, it would cost some request. The engine asks `require` after each step.
 
     Attributes:
@@ -116,7 +116,7 @@ class Observers:
         return bool(self.listeners or self._observers)
 
     @property
-    def hears_calls(self) -> bool:
+    def follows_calls(self) -> bool:
         """Whether anybody wants to know of a call without events."""
         return bool(self._observers)
 

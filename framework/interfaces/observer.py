@@ -65,7 +65,7 @@ class Call(NamedTuple):
         hit: of `allocate`: what the request shares.
         failed: it raised.
         table: the block ids of the request, of a `fork` of the child, as the call left them; of `free`, as they were
-            before. Empty where there is none. To be asked while the observer is told.
+            before. Empty where there is none. To be asked while the observer is called.
     """
 
     name: str
@@ -141,7 +141,7 @@ class Move(NamedTuple):
 
 
 class Losses(ABC):  # noqa: B024
-    """Hears what a replay with executor=cache_only gives up: blocks are nodes of the trace's paths, in order."""
+    """Called with what a replay with executor=cache_only gives up: blocks are nodes of the trace's paths, in order."""
 
     def evicted(self, request: int, nodes: Sequence[int]) -> None:  # noqa: B027
         """The policy gave these up, to make room for `request`."""
@@ -170,10 +170,10 @@ class Counted:
 
 
 class Observer(ABC):  # noqa: B024
-    """Hears what happens in a run, chosen by `observers=[NAME]`; several may listen.
+    """Follows what happens in a run, chosen by `observers=[NAME]`; several may listen.
 
     Constructor keywords are the options of the command line. A constructor checks its options, with ConfigError, and
-    does nothing else. An observer changes nothing of what it is told about. What a method raises ends the run.
+    does nothing else. An observer changes nothing of what it is given. What a method raises ends the run.
 
     A run calls `start`; then, of an engine, `begin`, and as things happen `heard`, `noted` and `moved`; `row` as
     requests end, `results` at the end, `close` last. Every method is optional.
@@ -188,7 +188,7 @@ class Observer(ABC):  # noqa: B024
     tables: ClassVar[tuple[str, ...]] = ()
     """`module:function` of tables for reports: of a study, its table."""
     several_groups: ClassVar[bool] = True
-    """Whether it can listen to a model with several groups of KV: the events of the first are all that it then hears
+    """Whether it can listen to a model with several groups of KV: the events of the first are all that it then gets
     with their tables, those of the second say so in `CacheEvent.group`."""
     counts: ClassVar[bool] = False
     """Whether it has a part in a replay with executor=cache_only, where `losses` and `counted` are called alone."""
@@ -213,7 +213,7 @@ class Observer(ABC):  # noqa: B024
         """What happened below the pool."""
 
     def losses(self) -> Losses | None:
-        """What hears of a replay with executor=cache_only that is about to begin; None: nothing does."""
+        """What follows a replay with executor=cache_only that is about to begin; None: nothing does."""
         return None
 
     def counted(self, replay: Counted) -> None:  # noqa: B027

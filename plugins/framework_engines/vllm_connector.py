@@ -203,7 +203,7 @@ def _connector_classes() -> dict[str, type]:
             super().__init__(vllm_config, role, kv_cache_config)
             self.options = options_of(vllm_config.kv_transfer_config.kv_connector_extra_config)
             self.explain = vllm_config.kv_transfer_config.kv_connector_extra_config.get("explain")
-            self.watch, self.misses, self._start, self._told = None, None, time.monotonic(), {}
+            self.watch, self.misses, self._start, self._reported = None, None, time.monotonic(), {}
 
         @classmethod
         def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -285,7 +285,7 @@ class _Methods(MovesNothing):
     misses: MissWatch | None
     explain: str | None
     _start: float
-    _told: dict[str, float]
+    _reported: dict[str, float]
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """vLLM's scheduler is about to start with this manager."""
@@ -323,10 +323,10 @@ class _Methods(MovesNothing):
         """What the policy did since this was last asked; empty where it did nothing, and in a worker."""
         if self.watch is None:
             return {}
-        queue, told = self.watch.queue, self._told
+        queue, reported = self.watch.queue, self._reported
         now = {"seconds": queue.seconds, "victims": queue.num_victims, "failures": int(queue.failure is not None)}
-        self._told = now
-        return {key: count - told.get(key, 0) for key, count in now.items() if count != told.get(key, 0)}
+        self._reported = now
+        return {key: count - reported.get(key, 0) for key, count in now.items() if count != reported.get(key, 0)}
 
     def _seconds(self) -> float:
         return time.monotonic() - self._start

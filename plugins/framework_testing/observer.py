@@ -85,7 +85,7 @@ def _listened(observer: Observer, *, reset: bool = False) -> tuple[Mapping[str, 
     return results, log, files
 
 
-def check_it_changes_nothing_of_what_it_hears(make: Make) -> None:
+def check_it_changes_nothing_of_what_it_is_given(make: Make) -> None:
     """The engine does the same, step by step and block by block, with the observer and without."""
     engine, plain = _engine()
     _serve(engine)
@@ -94,7 +94,7 @@ def check_it_changes_nothing_of_what_it_hears(make: Make) -> None:
     need(observer, log == plain, "changed what the engine does: its log differs from that of a run without it")
 
 
-def check_it_hears_on_after_a_reset(make: Make) -> None:
+def check_it_goes_on_after_a_reset(make: Make) -> None:
     """An engine that is reset begins anew, with an empty cache; the observer goes on."""
     _listened(make(), reset=True)
 

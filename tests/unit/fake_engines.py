@@ -290,7 +290,7 @@ def named(component: Any) -> str:
 
 
 class Heard(Observer):
-    """An observer that keeps what it is told: calls with their events, notes and moves, in order."""
+    """An observer that keeps what it is given: calls with their events, notes and moves, in order."""
 
     def __init__(self) -> None:
         self.caches: list[Observed] = []

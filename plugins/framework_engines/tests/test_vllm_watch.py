@@ -612,17 +612,17 @@ def test_what_a_policy_costs_and_does_is_counted_once_and_shown_in_vllms_metrics
     monkeypatch.setattr("framework_engines.vllm_watch.perf_counter", lambda: clock[0])
     engine = Engine(Slow(), 4)
     connector: Any = _Methods()
-    connector.watch, connector._told = None, {}
+    connector.watch, connector._reported = None, {}
     assert connector._counted() == {}, "in a worker"
     connector.watch = engine.watch
     for number in (1, 2):
         engine.free(served(engine, number, [number] * 32))
     assert connector._counted() == {}
-    told = []
+    counts = []
     for _ in range(2):
-        engine.free(served(engine, 3 + len(told), [5 + len(told)] * 32))
-        told.append(connector._counted())
-    assert told == [{"seconds": 10.0, "victims": 2}, {"seconds": 10.0, "victims": 2}]
+        engine.free(served(engine, 3 + len(counts), [5 + len(counts)] * 32))
+        counts.append(connector._counted())
+    assert counts == [{"seconds": 10.0, "victims": 2}, {"seconds": 10.0, "victims": 2}]
     engine.free(served(engine, 9, [9] * 32))
     assert connector._counted() == {"seconds": 5.0, "failures": 1}
     engine.free(served(engine, 10, [10] * 32))

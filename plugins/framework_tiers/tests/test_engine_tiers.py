@@ -289,7 +289,7 @@ def test_the_first_blocks_are_loaded_and_the_rest_computed_where_that_is_soonest
     assert LoadOrRecompute().load(replace(offer, load_s=None), 0.0) == 4
 
 
-def test_observers_are_told_what_each_tier_holds_at_every_step() -> None:
+def test_observers_are_given_what_each_tier_holds_at_every_step() -> None:
     """What was stored and not removed equals what can be loaded from each tier."""
     heard, holds = Heard(), {1: set[bytes](), 2: set[bytes]()}
     engine = replayed(WriteThrough(), num_blocks=6, counts=(5, 12), link=Link(operation_s=0.7), observers=(heard,))
