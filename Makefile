@@ -69,20 +69,21 @@ gpu:
 # The real engines on a CPU: a virtual environment over this one with their packages alone, and the tests in it.
 engines: .engines/ready
 	CUDA_VISIBLE_DEVICES= VLLM_LOGGING_LEVEL=ERROR OMP_NUM_THREADS=1 KVLAB_ENGINES=1 \
-		.engines/bin/python -m pytest -n 0 -W ignore tests/engines tests/unit/export/test_vllm_connector.py
+		.engines/bin/python -m pytest -n 0 -W ignore plugins/framework_engines/tests/engines \
+		plugins/framework_engines/tests/test_vllm_connector.py
 
-.engines/ready: tests/engines/requirements.txt | $(VENV)/installed-test
+.engines/ready: plugins/framework_engines/tests/engines/requirements.txt | $(VENV)/installed-test
 	$(PYTHON) -m venv .engines
 	$(PYTHON) -c 'import site; print("\n".join(f"import site; site.addsitedir({p!r})" for p in site.getsitepackages()))' \
 		> "$$(.engines/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
-	.engines/bin/python -m pip install --no-deps -r tests/engines/requirements.txt
+	.engines/bin/python -m pip install --no-deps -r plugins/framework_engines/tests/engines/requirements.txt
 	touch $@
 
 # vLLM's own tests of prefix caching, from its sdist, with every manager that may be led evicting by our lru. Those of
 # hisparse need NIXL, models or a network and fail without us just the same.
 engines-own: .engines/ready .engines/vllm-tests
 	cd .engines/vllm-tests && CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 VLLM_LOGGING_LEVEL=ERROR OMP_NUM_THREADS=1 \
-		PYTHONPATH=$(CURDIR)/tests/engines ../bin/python -m pytest -q -n 0 -W ignore --noconftest --timeout 60 \
+		PYTHONPATH=$(CURDIR)/plugins/framework_engines/tests/engines ../bin/python -m pytest -q -n 0 -W ignore --noconftest --timeout 60 \
 		-c /dev/null --rootdir . -p no:cacheprovider -p lru_in_every_manager tests/v1/core/test_prefix_caching.py
 
 .engines/vllm-tests: .engines/ready

@@ -198,6 +198,27 @@ def test_fifteen_files_are_read_in_under_four_thousand_lines() -> None:
     assert abs(sum(lines) - int(said[1] + said[2])) < 100, f"the page must say {sum(lines):,}"
 
 
+NAMES_FILES = [
+    *PAGES, *(ROOT / "plugins").glob("framework_*/README.md"), *(ROOT / "experiments").glob("*/README.md"),
+    *map(ROOT.joinpath, ("README.md", "CONTRIBUTING.md", "DECISIONS.md", "framework/README.md", "Makefile", ".ci/run")),
+]  # fmt: skip
+NOT_FILES = ("tests/test_short_lived.py", "plugins/framework_builtin/KIND", "tests/v1", "experiments/gpu/wheels")
+"""A file that the reader writes, a placeholder, vLLM's own, and what is put there."""
+
+
+@pytest.mark.parametrize("page", NAMES_FILES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_each_file_that_is_named_exists(page: Path) -> None:
+    """Below the root, below plugins/, or beside the page."""
+    named = re.findall(
+        r"(?<![\w/.$-])((?:tests|plugins|framework|experiments|conf|docs|framework_\w+)/[\w./-]*\w)", page.read_text()
+    )
+    places = (ROOT, ROOT / "plugins", page.parent)
+    missing = [
+        name for name in named if not name.startswith(NOT_FILES) and not any((at / name).exists() for at in places)
+    ]
+    assert missing == []
+
+
 WRITTEN_DOWN = {
     "interfaces/allocator.md": (RequestInfo, Hit, TableChange, AllocatorStats),
     "interfaces/backend.md": (Batch,),
