@@ -158,7 +158,7 @@ def _without_bodies(text: str) -> str:
         kept.append(line)
         if not state and code.startswith(("def ", "async def ")):
             indent, state = depth, "signature"
-        if state == "signature" and depth == indent and line.endswith(":"):
+        if state == "signature" and depth == indent and line.partition("  #")[0].endswith(":"):
             state = "body"
             kept.append(f"{' ' * indent} pass")
     return "\n".join(kept)

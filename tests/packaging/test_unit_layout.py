@@ -15,6 +15,7 @@ OVER_MODULES = {
     "guard/test_fault_grid.py": "every hook of every kind of plugin with every kind of fault",
     "guard/test_only_guards_call_plugins.py": "a run in which every plugin looks at who calls it",
     "engine/test_window.py": "sliding windows, from an engine's option to the blocks that its rows keep",
+    "modes/test_threads.py": "how many threads torch takes, in a run and after it",
     "modes/test_equal_bytes.py": "what fewer bits buy, in every mode",
     "paged/test_last_requests.py": "what a policy may read of the requests behind its blocks, in every mode",
     "paged/test_admission.py": "policies that decline content, in allocators, replay and the native core",
