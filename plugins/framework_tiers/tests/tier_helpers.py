@@ -11,7 +11,7 @@ from framework_tiers.placement import TierSetup
 
 def tier_maker(setup: Callable[[], TierSetup]) -> Callable[..., EngineTiers]:
     """Makes the tiers of one group of KV, of a fresh setup each time."""
-    return lambda state, life, stream: EngineTiers(state, life, stream, setup())
+    return lambda state, life: EngineTiers(state, life, setup())
 
 
 def over(tiers: Sequence[Mapping[str, Any]], tiering: Any = "never") -> dict[str, Any]:
