@@ -69,7 +69,8 @@ gpu:
 # The real engines on a CPU: a virtual environment over this one with their packages alone, and the tests in it.
 engines: .engines/ready
 	CUDA_VISIBLE_DEVICES= VLLM_LOGGING_LEVEL=ERROR OMP_NUM_THREADS=1 KVLAB_ENGINES=1 \
-		.engines/bin/python -m pytest -n 0 -W ignore plugins/framework_engines/tests/engines plugins/framework_engines/tests/test_vllm_connector.py
+		.engines/bin/python -m pytest -n 0 -W ignore plugins/framework_engines/tests/engines \
+		plugins/framework_engines/tests/test_vllm_connector.py
 
 .engines/ready: plugins/framework_engines/tests/engines/requirements.txt | $(VENV)/installed-test
 	$(PYTHON) -m venv .engines

@@ -1,4 +1,4 @@
-"""One version of vLLM by name: whether it is led, keeps its hits and tokens, and hits as the replay says.
+"""One version of vLLM by name: whether it is led, its hits and tokens stay, and the replay says the same.
 
     python -m experiments.live.versions 0.31.0
 

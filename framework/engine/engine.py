@@ -165,7 +165,7 @@ class Engine:
         promises = Promises(guarded, rows, chunk_size if options.share_within_step else 0)
         state = EngineState(
             guarded=guarded, executor=self.executor, rows=rows, metrics=metrics, promises=promises,
-            observers=observers if observers.wants_calls else None,
+            observers=observers if observers.follows_calls else None,
         )  # fmt: skip
         life = Lifecycle(state, eos, self._stop_watch)
         observers.begin(Observed(

@@ -69,7 +69,7 @@ class GuardedAllocator(Allocator):
 
     def _end(self, name: str, request: RequestId | None, **facts: Any) -> None:
         """Tell the observers, if there are any, of a call that has ended."""
-        if self._observers is None or not (self._events or self._observers.wants_calls):
+        if self._observers is None or not (self._events or self._observers.follows_calls):
             return
         events: Sequence[CacheEvent] = ()
         if self._events:

@@ -102,25 +102,30 @@ class _AllLosses(Losses):
 
 
 class Observers:
-    """Those that listen to one engine. What one of them raises is kept until `require`, and it receives no more.
+    """Those that listen to one engine. What one of them raises is kept until `require`, and it is given no more.
 
-    NOTE. It is notified in the middle of a call of the allocator, whose caller knows what to do about an allocator that
+    NOTE. It is called in the middle of a call of the allocator, whose caller knows what to do about an allocator that
     fails and nothing of observers: raised there, it would cost some request. The engine asks `require` after each step.
 
     Attributes:
         listeners: parts of the framework, which hear of each call before any observer.
-        wants_calls: whether anybody wants to know of a call without events.
+        follows_calls: whether anybody wants to know of a call without events.
     """
 
     def __init__(self, observers: Sequence[Observer] = (), listeners: Sequence[Listener] = ()) -> None:
         self.listeners = [*listeners]
         self._observers = [GuardedObserver(observer) for observer in observers]
         self._hear = [(observer, observer.plugin.heard) for observer in self._observers]
-        self.wants_calls = bool(self._observers)
+        self.follows_calls = bool(self._observers)
         self._failure: FrameworkError | None = None
 
     def __bool__(self) -> bool:
         return bool(self.listeners or self._observers)
+
+    @property
+    def follows_calls(self) -> bool:
+        """Whether anybody wants to know of a call without events."""
+        return bool(self._observers)
 
     def heard(self, call: Call, events: Sequence[CacheEvent]) -> None:
         """A call has ended."""
@@ -156,7 +161,7 @@ class Observers:
             self._failure = self._failure or named
         self._observers = [other for other in self._observers if other is not observer]
         self._hear = [(other, hear) for other, hear in self._hear if other is not observer]
-        self.wants_calls = bool(self._observers)
+        self.follows_calls = bool(self._observers)
 
     def require(self) -> None:
         """Raise what an observer raised since this was last asked."""

@@ -65,7 +65,7 @@ class Call(NamedTuple):
         hit: of `allocate`: what the request shares.
         failed: it raised.
         table: the block ids of the request, of a `fork` of the child, as the call left them; of `free`, as they were
-            before. Empty where there is none. To be asked while the observer is notified.
+            before. Empty where there is none. To be asked while the observer is called.
     """
 
     name: str
@@ -141,7 +141,7 @@ class Move(NamedTuple):
 
 
 class Losses(ABC):  # noqa: B024
-    """Receives what a replay with executor=cache_only gives up: blocks are nodes of the trace's paths, in order."""
+    """Called with what a replay with executor=cache_only gives up: blocks are nodes of the trace's paths, in order."""
 
     def evicted(self, request: int, nodes: Sequence[int]) -> None:  # noqa: B027
         """The policy gave these up, to make room for `request`."""
@@ -188,7 +188,7 @@ class Observer(ABC):  # noqa: B024
     tables: ClassVar[tuple[str, ...]] = ()
     """`module:function` of tables for reports: of a study, its table."""
     several_groups: ClassVar[bool] = True
-    """Whether it can listen to a model with several groups of KV: the events of the first are all that it then receives
+    """Whether it can listen to a model with several groups of KV: the events of the first are all that it then gets
     with their tables, those of the second say so in `CacheEvent.group`."""
     counts: ClassVar[bool] = False
     """Whether it has a part in a replay with executor=cache_only, where `losses` and `counted` are called alone."""

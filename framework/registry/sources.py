@@ -79,9 +79,16 @@ def _fields(found: _Class) -> Iterator[str]:
             if not isinstance(node, ast.AnnAssign) or "ClassVar" in ast.unparse(node.annotation):
                 continue
             if isinstance(node.target, ast.Name) and node.target.id not in SHARED:
-                fields[node.target.id] = node.value
+                fields[node.target.id] = _default(node.value)
     for name, default in fields.items():
         yield name if default is None else f"{name}={ast.unparse(default)}"
+
+
+def _default(value: ast.expr | None) -> ast.expr | None:
+    """A field's default; of a declared setting, the first thing that is declared."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "setting":
+        return value.args[0] if value.args else None
+    return value
 
 
 def _with_bases(found: _Class, hops: int) -> Iterator[_Class]:
@@ -158,7 +165,7 @@ def _without_bodies(text: str) -> str:
         kept.append(line)
         if not state and code.startswith(("def ", "async def ")):
             indent, state = depth, "signature"
-        if state == "signature" and depth == indent and code.partition("  #")[0].endswith(":"):
+        if state == "signature" and depth == indent and line.partition("  #")[0].endswith(":"):
             state = "body"
             kept.append(f"{' ' * indent} pass")
     return "\n".join(kept)

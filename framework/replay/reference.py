@@ -53,7 +53,7 @@ def replay(
         on_evict: called with (request, node) at each eviction.
         below: tiers below the pool, fresh. A request then hits the longest prefix whose blocks lie in any tier, before
             anything moves; the result's hits are those of all tiers, its admissions and evictions the pool's.
-        losses: receives what is evicted and declined.
+        losses: called with what is evicted and declined.
         progress: called now and then with the block references replayed since the last call.
 
     Raises:

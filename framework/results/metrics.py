@@ -89,7 +89,7 @@ DECLARED: tuple[Metric, ...] = (
     text("run", "status", "status",
          "`ok`; `failed`, `unavailable` or `interrupted` where a run did not come to its end; `failed_requests` where "
          "requests failed or all were rejected, `faulty` where something else makes its numbers no result."),
-    text("run", "mode", "mode", "`serve`, `replay` or `kernel`."),
+    text("run", "mode", "mode", "`serve`, `replay`, `hybrid`, `kernel`, or another that is installed."),
     text("run", "executor", "executor", "What stood behind the scheduler in a replay: see docs/traces.md."),
     text("run", "clock", "clock", "What times are counted on: `wall`, `virtual`, or the length of a step."),
     text("run", "model", "model", "Name of the model."),

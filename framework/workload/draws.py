@@ -131,7 +131,7 @@ class SeededWorkload(Workload):
         rate_per_s: mean arrivals a second; 0 is all at once.
         burstiness: standard deviation over mean of the gaps: 0 even, 1 Poisson, above 1 bursts. Gaps are
             gamma-distributed with shape burstiness ** -2.
-        arrivals: take the times of this trace instead, in any format that `framework.trace` reads.
+        arrivals: take the times of this trace instead, in any format that `workload=trace` reads.
 
     Raises:
         ConfigError: a number outside its range, or both a rate and a trace of arrivals.

@@ -102,7 +102,7 @@ def _recorded(options: argparse.Namespace) -> dict[str, Account]:
     stream, log = sorted(options.file, key=_is_stream, reverse=True)
     trace = open_trace(log, format=options.format, block_tokens=options.block_tokens)
     without = (
-        "blocks are matched by their tokens: keep them on both sides (`framework record_events --tokens`; "
+        "blocks are matched by their tokens: keep them on both sides (`python -m framework record_events --tokens`; "
         'TraceConnector: "tokens": true)'
     )
     if first_object(first_lines(Path(log), 1)).get("private"):

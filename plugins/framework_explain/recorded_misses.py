@@ -164,7 +164,8 @@ class _Reader:
         if event.block_size != size or len(event.token_ids) != size * len(event.block_hashes):
             raise FieldError(
                 "token_ids", f"expected {size} for each of {len(event.block_hashes)} blocks, found "
-                f"{len(event.token_ids)}; blocks are matched by tokens, which `framework.trace record --tokens` keeps"
+                f"{len(event.token_ids)}; blocks are matched by tokens, which "
+                "`python -m framework record_events --tokens` keeps"
             )  # fmt: skip
         try:
             data = np.array(event.token_ids, dtype=np.int32).tobytes()

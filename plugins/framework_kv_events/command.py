@@ -25,7 +25,8 @@ class RecordEvents(Command):
         )
         parser.add_argument(
             "--tokens", action="store_true",
-            help="keep tokens and names, for `framework explain EVENTS LOG`: who has the file can read what was asked",
+            help="keep tokens and names, for `python -m framework explain EVENTS LOG`: "
+            "who has the file can read what was asked",
         )  # fmt: skip
         for name, kind, what in (("seconds", float, "have passed"), ("batches", int, "have come")):
             parser.add_argument(f"--{name}", type=kind, metavar="N", help=f"end when so many {what}; default: Ctrl-C")

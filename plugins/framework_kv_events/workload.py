@@ -77,7 +77,7 @@ class KVEventStream(Workload):
     Its requests are replayed as any trace's. For mode=replay; `framework_kv_events.requests` says what can be found.
 
     Args:
-        path: kv_events.jsonl of a run, or what `python -m framework_kv_events` wrote.
+        path: kv_events.jsonl of a run, or what `python -m framework record_events` wrote.
         medium: of the blocks that count.
         report_hits: whether the stream says what requests found; null: as its header says, else no.
     """
@@ -94,7 +94,7 @@ class KVEventStream(Workload):
         if not path.is_file():
             raise WorkloadError(
                 f"{path}: no such file; a run with observers=[kv_events] writes one, and so does "
-                "`python -m framework_kv_events`"
+                "`python -m framework record_events`"
             )
         if not is_stream(path):
             raise WorkloadError(f"{path}: no stream of KV events: neither a header nor a batch at its beginning")

@@ -85,7 +85,7 @@ def _listened(observer: Observer, *, reset: bool = False) -> tuple[Mapping[str, 
     return results, log, files
 
 
-def check_it_changes_nothing_of_what_it_receives(make: Make) -> None:
+def check_it_changes_nothing_of_what_it_is_given(make: Make) -> None:
     """The engine does the same, step by step and block by block, with the observer and without."""
     engine, plain = _engine()
     _serve(engine)

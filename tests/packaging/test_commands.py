@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "plugins").glob("*/README.md")),
          *sorted((ROOT / "experiments").glob("*/README.md"))]  # fmt: skip
 PRESETS = sorted((ROOT / "conf").rglob("*.yaml"))
-_OURS = re.compile(r"(?:python -m framework\.[a-z]+|kvcache-framework)(?: |$)")
+_NAMED = r"python -m framework(?:\.run| [a-z_]+)|kvcache-framework"
+_OURS = re.compile(rf"(?:{_NAMED})(?: |$)")
 _FENCE = re.compile(r"(?P<mark><!-- [^\n]*-->\n)?```bash\n(?P<text>.*?)```", re.DOTALL)
 
 NOT_HERE = {
@@ -31,10 +32,13 @@ NOT_HERE = {
         "a form, not a command",
     r"PATH_OR_HUB_ID|Qwen/": "needs a checkpoint of the reader's, or the hub",
     r"backend=triton": "is minutes in Triton's interpreter without a GPU; its own tests run it",
-    r"fewest_hits|my-policy|shallow|capped_hits|int8_reader|tracker=lines|check lines|workload=surveys|FILE\.py:":
+    r"fewest_hits|my-policy|shallow|capped_hits|int8_reader|tracker=lines|check lines|workload=surveys|FILE\.py:"
+    r"|\[greed\]|check greed|mode=demand|hits":
         "needs the package or class that the page has the reader write",
-    r"record (?:ipc|request_logs)|vllm\.jsonl|/events\.jsonl": "needs a running engine, or what one left",
+    r"record_events|record request_logs|vllm\.jsonl|/events\.jsonl": "needs a running engine, or what one left",
     r"executor=roofline|num_blocks: 20000": "is minutes: thousands of blocks in tiers; tests/cli has smaller ones",
+    r"--format azure|trace fetch": "needs a file of that format, or the network",
+    r"tracker=wandb": "may reach W&B's server; tests/unit/tracking runs it offline",
     r"workload\.limit=": "belongs to a page of measurements, whose traces are not in the repository",
 }  # fmt: skip
 """What in a command keeps it from running here -> why."""
@@ -51,7 +55,7 @@ def _commands(text: str) -> Iterator[str]:
             for line in re.sub(r"\\\n\s*", "", fence["text"]).splitlines():
                 if _OURS.match(line):
                     yield re.sub(r"\s+#.*", "", line)
-    for span in re.findall(r"`((?:python -m framework\.\w+|kvcache-framework) [^`]+)`", _FENCE.sub("", text)):
+    for span in re.findall(rf"`((?:{_NAMED}) [^`]+)`", _FENCE.sub("", text)):
         yield " ".join(span.split())
 
 
@@ -60,7 +64,7 @@ def _found() -> Iterator[tuple[str, list[str]]]:
         yield page.relative_to(ROOT).as_posix(), [*_commands(page.read_text())]
     for preset in PRESETS:
         lines = [line.removeprefix("# ") for line in preset.read_text().splitlines() if line.startswith("# ")]
-        spans = re.findall(r"`(python -m framework\.\w+ [^`]+)`", "\n".join(lines))
+        spans = re.findall(rf"`((?:{_NAMED}) [^`]+)`", "\n".join(lines))
         yield preset.relative_to(ROOT).as_posix(), [*(line for line in lines if _OURS.match(line)), *spans]
     shown = [line.strip() for line in help_text().splitlines()]
     yield "--help", [re.sub(r"\s{2,}.*", "", line) for line in shown if _OURS.match(line)]

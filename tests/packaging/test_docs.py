@@ -123,6 +123,41 @@ def test_every_kind_has_a_page_that_names_its_group_and_its_kit() -> None:
             assert word in text, f"{kind}.md does not say {word}"
 
 
+def modules_on(page: Path) -> set[str]:
+    """The modules in the page's last table. `.b` behind `a.x`, in one list, is `a.b`."""
+    found, base = set(), ""
+    table = page.read_text().rpartition("| modules | for |\n|---|---|\n")[2]
+    for name in re.findall(r"`(\.?[\w.]+)`", "".join(line.split("|")[1] for line in table.splitlines())):
+        whole = base + name if name.startswith(".") else name
+        base = whole.rpartition(".")[0]
+        found.add(f"framework.{whole}")
+    return found
+
+
+def test_the_modules_that_packages_import_are_listed() -> None:
+    imported = set()
+    for path in (ROOT / "plugins").rglob("framework_*/**/*.py"):
+        if "tests" not in path.parts:
+            text = path.read_text()
+            for module, names in re.findall(r"^ *from (framework(?:\.\w+)*) import (.*)$", text, re.MULTILINE):
+                imported |= {f"framework.{name}" for name in names.split(", ")} if module == "framework" else {module}
+    listed = modules_on(ROOT / "docs" / "packages.md")
+    assert (sorted(imported - listed), sorted(listed - imported)) == ([], [])
+
+
+def test_every_package_is_on_the_page_and_in_the_map_and_has_a_readme() -> None:
+    packages = {path.name for path in (ROOT / "plugins").glob("framework[-_]*") if path.is_dir()}
+    for page in (ROOT / "docs" / "packages.md", ROOT / "framework" / "README.md"):
+        text = page.read_text()
+        assert sorted(name for name in packages if f"`{name}`" not in text) == [], page
+    assert sorted(name for name in packages if not (ROOT / "plugins" / name / "README.md").exists()) == []
+
+
+def test_every_command_has_a_place_on_the_command_line_page() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    assert [name for name in registry.names("command") if f"python -m framework {name}" not in text] == []
+
+
 def test_the_contract_page_has_every_contract() -> None:
     text = (ROOT / "docs" / "stability.md").read_text()
     assert f"now {CONTRACT}." in text
@@ -151,6 +186,37 @@ def test_each_file_and_method_of_the_walks_exists() -> None:
         of_class = source.partition(f"\nclass {outer}")[2].partition("\nclass ")[0] if method else source
         wanted = rf"^    def {method}\(" if method else rf"^(def|class) {outer}\b"
         assert re.search(wanted, of_class, re.MULTILINE), f"{path} has no {outer}.{method}"
+
+
+def test_fifteen_files_are_read_in_under_four_thousand_lines() -> None:
+    text = (ROOT / "docs" / "reading.md").read_text()
+    lines = [(ROOT / path).read_text().count("\n") for path in re.findall(r"^\| +\d+ \| `([^`]+)`", text, re.MULTILINE)]
+    said = re.search(r": (\d),(\d{3}) lines in all", text)
+    assert said is not None
+    assert len(lines) == 15
+    assert sum(lines) < 4000, sum(lines)
+    assert abs(sum(lines) - int(said[1] + said[2])) < 100, f"the page must say {sum(lines):,}"
+
+
+NAMES_FILES = [
+    *PAGES, *(ROOT / "plugins").glob("framework_*/README.md"), *(ROOT / "experiments").glob("*/README.md"),
+    *map(ROOT.joinpath, ("README.md", "CONTRIBUTING.md", "DECISIONS.md", "framework/README.md", "Makefile", ".ci/run")),
+]  # fmt: skip
+NOT_FILES = ("tests/test_short_lived.py", "plugins/framework_builtin/KIND", "tests/v1", "experiments/gpu/wheels")
+"""A file that the reader writes, a placeholder, vLLM's own, and what is put there."""
+
+
+@pytest.mark.parametrize("page", NAMES_FILES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_each_file_that_is_named_exists(page: Path) -> None:
+    """Below the root, below plugins/, or beside the page."""
+    named = re.findall(
+        r"(?<![\w/.$-])((?:tests|plugins|framework|experiments|conf|docs|framework_\w+)/[\w./-]*\w)", page.read_text()
+    )
+    places = (ROOT, ROOT / "plugins", page.parent)
+    missing = [
+        name for name in named if not name.startswith(NOT_FILES) and not any((at / name).exists() for at in places)
+    ]
+    assert missing == []
 
 
 WRITTEN_DOWN = {

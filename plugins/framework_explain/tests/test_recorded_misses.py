@@ -248,7 +248,7 @@ def test_requests_that_the_stream_does_not_show_are_left_out_and_counted(tmp_pat
         (lambda lines: lines[:3] + lines[4:], "batches 2 to 2 are missing"),
         (
             lambda lines: [line.replace('"token_ids":[', '"token_ids":[5,') for line in lines],
-            "record --tokens` keeps",
+            "record_events --tokens` keeps",
         ),
         (lambda lines: lines[:1], "no block was stored"),
     ],

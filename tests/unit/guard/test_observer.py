@@ -1,4 +1,4 @@
-"""What observers are notified of an engine, what they add to a run, and what becomes of one that fails."""
+"""What observers are given of an engine, what they add to a run, and what becomes of one that fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from framework.types import Namespace, RequestId, RequestInfo, as_tokens
 SAMPLING = Sampling(max_tokens=4, ignore_eos=True)
 
 
-def test_a_call_is_reported_when_it_has_ended_with_its_request_its_events_and_its_table() -> None:
+def test_a_call_is_given_when_it_has_ended_with_its_request_its_events_and_its_table() -> None:
     heard = Heard()
     guarded = GuardedAllocator(make(num_blocks=4, block_size=2))
     tables = []
@@ -41,8 +41,8 @@ def test_a_call_is_reported_when_it_has_ended_with_its_request_its_events_and_it
         guarded.extend(RequestId(7), 20)
     guarded.free(RequestId(7))
     guarded.reset()
-    reported = [(call.name, call.request, call.failed, len(events)) for call, events in heard.calls]
-    assert reported == [
+    given = [(call.name, call.request, call.failed, len(events)) for call, events in heard.calls]
+    assert given == [
         ("allocate", 7, False, 0), ("commit", 7, False, 1), ("extend", 7, True, 0), ("free", 7, False, 0),
         ("reset", None, False, 1),
     ]  # fmt: skip
@@ -52,7 +52,7 @@ def test_a_call_is_reported_when_it_has_ended_with_its_request_its_events_and_it
     assert tables == [("allocate", table), ("commit", table), ("extend", table), ("free", table), ("reset", [])]
 
 
-def test_what_only_the_engine_knows_is_reported_in_order_and_before_anything_changes() -> None:
+def test_what_only_the_engine_knows_is_given_in_order_and_before_anything_changes() -> None:
     order: list[tuple[str, Any]] = []
 
     class Order(Heard):
@@ -73,7 +73,7 @@ def test_what_only_the_engine_knows_is_reported_in_order_and_before_anything_cha
     assert order[-3:] == [("call", "free"), ("note", "finished"), ("note", "computed")]
 
 
-def test_an_observer_learns_of_a_reset_engine_as_of_a_new_one() -> None:
+def test_an_observer_begins_with_a_reset_engine_as_with_a_new_one() -> None:
     heard = Heard()
     engine = fake_engine(num_blocks=16, observers=(heard,))
     engine.reset(fake_engine(num_blocks=16).allocator)
@@ -111,7 +111,7 @@ def test_an_observer_that_fails_ends_the_run_by_its_name_and_fails_no_request() 
         engine.run()
     assert not request.status.ended, "its allocator did what it should"
     assert engine.interrupted
-    assert [call.name for call, _ in fails.calls] == ["allocate", "extend", "commit"], "it receives no more"
+    assert [call.name for call, _ in fails.calls] == ["allocate", "extend", "commit"], "it is given no more"
     assert len(other.calls) == 3
 
 

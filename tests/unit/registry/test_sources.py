@@ -49,6 +49,13 @@ def test_options_come_from_the_nearest_constructor_and_leave_out_what_is_shared(
     assert read_source(Plugin("eviction", "mine", "not_there_at_all:Mine", "x", "1")) == Source()
 
 
+def test_a_declared_setting_shows_its_default_alone(tmp_path: Path) -> None:
+    fields = "    size: int = setting(8, 'blocks', at_least=1)\n    path: str = setting(doc='a file')\n"
+    (tmp_path / "one.py").write_text(f"@dataclass\nclass Mine:\n{fields}")
+    found = read_source(Plugin("mode", "mine", f"{tmp_path}/one.py:Mine", "x", "1"))
+    assert found.options == ("size=8", "path")
+
+
 def test_without_the_bodies_of_functions_a_source_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     plugins = [plugin for kind in registry.kinds() for plugin in registry.entries(kind)]
     found = [read_source(plugin) for plugin in plugins]
@@ -62,7 +69,7 @@ DECEPTIVE = [
     'class Mine:\n    """Mine. Text.\n\n    def score(\n        self):\n            pass\n    """\n    def __init__(self, k=1): ...\n',  # noqa: E501
     'def make():\n    class Mine:\n        """Mine. Text."""\n        def __init__(self, k=1): ...\n    return Mine\n',
     'class Mine:\n    """Mine. Text."""\n    def __init__(\n        self,\n        k=1,\n    ):\n        # fmt: off\n  # here\n        pass\n',  # noqa: E501
-    'def f(\n    a,\n):  # fmt: skip\n    pass\n\nclass Mine:\n    """Mine. Text."""\n    def __init__(self, k=1): ...\n',  # noqa: E501
+    'def a(\n    k,\n):  # here\n    pass\nclass Mine:\n    """Mine. Text."""\n    def __init__(self, k=1): ...\n',
     'class Mine:\n\t"""Mine. Text."""\n\tdef __init__(self, k=1):\n\t\tpass\n',
 ]
 

@@ -83,7 +83,7 @@ def addresses(tmp_path: Path) -> tuple[str, str]:
 
 
 class Recorder:
-    """`python -m framework_kv_events` in a process of its own."""
+    """`python -m framework record_events` in a process of its own."""
 
     def __init__(self, addresses: tuple[str, str], out: Path, *options: str) -> None:
         self.out = out

@@ -69,8 +69,8 @@ class ClosesOnce(Counts):
 
 
 MUTANTS = (
-    (WritesTokens, kit.check_it_changes_nothing_of_what_it_receives),
-    (Raises, kit.check_it_changes_nothing_of_what_it_receives),
+    (WritesTokens, kit.check_it_changes_nothing_of_what_it_is_given),
+    (Raises, kit.check_it_changes_nothing_of_what_it_is_given),
     (BeginsOnce, kit.check_it_goes_on_after_a_reset),
     (NeedsAnEngine, kit.check_a_run_that_never_began_has_an_end),
     (SaysMore, kit.check_its_results_and_files_are_declared),

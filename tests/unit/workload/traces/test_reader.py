@@ -340,7 +340,7 @@ def test_arrivals_sessions_and_names_of_a_vidur_file_are_read(tmp_path: Path) ->
         ([0, 1, 2], "s", "s", [0.0, 1.0, 2.0]),
     ],
 )
-def test_times_in_seconds_are_distinguished_from_milliseconds(
+def test_times_in_seconds_are_known_from_milliseconds(
     times: list[float], asked: str, unit: str, arrivals: list[float], tmp_path: Path
 ) -> None:
     path = put(tmp_path / "g.jsonl", *({**MOONCAKE, "timestamp": time} for time in times))
