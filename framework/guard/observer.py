@@ -108,7 +108,7 @@ class Observers:
     fails and nothing of observers: raised there, it would cost some request. The engine asks `require` after each step.
 
     Attributes:
-        listeners: parts of the framework, which hear of each call before any observer.
+        listeners: parts of the framework, which learn of each call before any observer.
         follows_calls: whether anybody wants to know of a call without events.
     """
 
@@ -121,11 +121,6 @@ class Observers:
 
     def __bool__(self) -> bool:
         return bool(self.listeners or self._observers)
-
-    @property
-    def follows_calls(self) -> bool:
-        """Whether anybody wants to know of a call without events."""
-        return bool(self._observers)
 
     def heard(self, call: Call, events: Sequence[CacheEvent]) -> None:
         """A call has ended."""
