@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from framework import api
+from framework import api, modes
 from framework.errors import OutOfMemory
 
 
@@ -25,7 +25,7 @@ def test_memory_that_cannot_be_had_is_our_error_whoever_asked_for_it(
     def fails(*given: object) -> None:
         raise error
 
-    monkeypatch.setattr(api, "_run", fails)
+    monkeypatch.setattr(modes.Serve, "run", fails)
     with pytest.raises(OutOfMemory, match=r"memory is too small for the run .*lower cache\.num_blocks"):
         api.run({"run": {"dir": str(tmp_path / "run")}})
 
@@ -34,6 +34,6 @@ def test_another_fault_of_the_runtime_stays_what_it_is(tmp_path: Path, monkeypat
     def fails(*given: object) -> None:
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr(api, "_run", fails)
+    monkeypatch.setattr(modes.Serve, "run", fails)
     with pytest.raises(RuntimeError, match="shapes differ"):
         api.run({"run": {"dir": str(tmp_path / "run")}})

@@ -59,7 +59,7 @@ def test_a_policy_that_fails_to_report_costs_no_measurement(
 ) -> None:
     monkeypatch.setattr(registry.load("eviction", "arc"), "facts", Arc.facts)
     result = result_of(mode, tmp_path, "arc")
-    assert result["status"] == "ok", result
+    assert result["status"] == "faulty", result
     assert "eviction policy Arc.facts: raised RuntimeError('no facts today')" in result["first_failure"], result
     assert result["hit_rate"] is not None, result
 

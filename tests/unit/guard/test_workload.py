@@ -83,7 +83,7 @@ def test_facts_that_fail_cost_no_measurement_and_are_said(
     reported: Any, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = run(executor, reported, tmp_path, monkeypatch)
-    assert result["status"] == "ok", result
+    assert result["status"] == "faulty", result
     assert result["first_failure"].startswith("acme 1.5: workload Faulty.facts: "), result["first_failure"]
     assert not any(key.startswith("workload_") for key in result), result
 

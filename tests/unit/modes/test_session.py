@@ -12,7 +12,7 @@ import pytest
 from synthetic_workloads import mooncake
 
 from framework import api
-from framework.errors import ConfigError, FrameworkError, TimedOut
+from framework.errors import ConfigError, FrameworkError
 from framework.files.jsonl import read_jsonl
 from framework.modes import session as sessions
 from framework.results.reading import read_result
@@ -109,32 +109,6 @@ def test_a_replay_with_failed_requests_is_no_success_for_trackers_or_whoever_rea
     assert (said["status"], read_result(tmp_path / "run")["status"]) == (status, status)
     (row,) = collect([tmp_path / "run"])
     assert (row.status, row.ok, bool(row.reason)) == (status, status == "ok", status != "ok")
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "reason"),
-    [
-        (KeyboardInterrupt(), "interrupted", "interrupted by"),
-        (TimedOut("the run was ended after run.timeout_s=5 seconds"), "failed", "TimedOut: the run was ended"),
-    ],
-)
-def test_a_kernel_grid_that_was_ended_is_not_ok(
-    tmp_path: Path, followed: Followed, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: str, reason: str
-) -> None:
-    from framework_testing.kernel.mode import Grid
-
-    def ended(grid: Grid) -> Any:
-        yield from ()
-        raise error
-
-    monkeypatch.setattr(Grid, "run", ended)
-    config = {"mode": "kernel", "backend": "torch", "device": "cpu", "run": {"dir": str(tmp_path), "progress": False}}
-    with pytest.raises(type(error)):
-        api.run({**config, "kernel": {"heads": ["2/1/16"], "batch": [1], "context": [16], "prefill": []}})
-    result = read_result(tmp_path)
-    assert (result["status"], result["num_cells"]) == (status, 0), result
-    assert result["reasons"][0].startswith(reason), result
-    assert [failed for failed, _ in followed.ended] == [True]
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

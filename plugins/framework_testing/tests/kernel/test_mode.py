@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from framework.api import run
+from framework.errors import TimedOut
 from framework.files.jsonl import read_jsonl
 from framework.interfaces.backend import AttentionSpec
+from framework.results.reading import read_result
 from framework_builtin.backend.torch import TorchBackend
 from framework_testing.kernel import bench as benches
 from framework_testing.kernel import grid as gates
@@ -218,3 +221,27 @@ def test_the_last_level_cache_is_the_largest_that_the_machine_names(tmp_path: An
         (tmp_path / f"index{index}").mkdir()
         (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
     assert benches.last_level_cache_bytes("cpu") == 16 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (KeyboardInterrupt(), "interrupted", "interrupted by"),
+        (TimedOut("the run was ended after run.timeout_s=5 seconds"), "failed", "TimedOut: the run was ended"),
+    ],
+)
+def test_a_kernel_grid_that_was_ended_is_not_ok(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: str, reason: str
+) -> None:
+    def ended(grid: Any) -> Any:
+        yield from ()
+        raise error
+
+    monkeypatch.setattr(grids.Grid, "run", ended)
+    mode = {"name": "kernel", "heads": ["2/1/16"], "batch": [1], "context": [16], "prefill": []}
+    config = {"backend": "torch", "device": "cpu", "run": {"dir": str(tmp_path), "progress": False}}
+    with pytest.raises(type(error)):
+        run({**config, "mode": mode})
+    result = read_result(tmp_path)
+    assert (result["status"], result["num_cells"]) == (status, 0), result
+    assert result["reasons"][0].startswith(reason), result
