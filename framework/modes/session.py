@@ -192,7 +192,7 @@ class Session:
             failure = self._failure(error)
             self._finish({**found, **failure, "reasons": [*failure["reasons"], *found.get("reasons", ())]})
             raise
-        return self._finish({"status": status_at_the_end(measured), **measured})
+        return self._finish({"status": status_at_the_end({**self.facts, **measured}), **measured})
 
     def _finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         status = {"status": result["status"]}
