@@ -64,7 +64,7 @@ SERVE: list[tuple[str, ...]] = [
     (f"workload.num_requests={HUGE}",), ("workload.num_requests=1000000000000",), ("workload.new_tokens=-1",),
     ("workload.num_requests=0",), ("workload.rate_per_s=nan",), (f"seed={LONG}",), (f"run.timeout_s={LONG}",),
     ("cache.num_blocks=null", "cache.memory_fraction=1e-30"), ("cache.memory_fraction=0.5",),
-    ("cache.block_size=1048576",), ("mode.batch=[0]",), ("mode.batch=many",), ("engine.cuda_graphs=true",),
+    ("cache.block_size=1048576",), ("engine.cuda_graphs=true",),
     ("engine.tensor_parallel_size=1024",), ("device=quantum",), ("device=cuda:99",), ("device=meta",), ("device=",),
     ("model=random", "model.shape=qwen4"), ("model=random", "model.dtype=int8"), ("model=checkpoint", "model.path=."),
     ("model=checkpoint", "model.path=good.jsonl"), ("model=a/b/c/d",),
@@ -102,7 +102,7 @@ REPLAYS: list[tuple[str, ...]] = [
     (*REPLAY, "workload=recording", "workload.path=empty.jsonl"), (*REPLAY, "workload=chat", "workload.num_requests=0"),
 ]  # fmt: skip
 KERNELS: list[tuple[str, ...]] = [
-    ("mode.batch=[0]",), (f"mode.batch=[{HUGE}]",),
+    ("mode.batch=[0]",), ("mode.batch=many",), (f"mode.batch=[{HUGE}]",),
     ("mode.heads=[8]",), ("mode.heads=[0/0/0]",), ("mode.heads=[7/2/64]",),
     (f"mode.heads=[{HUGE}/1/64]",), ("mode.heads=[a/b/c]",), ("mode.heads=[]",), ("mode.dtypes=[int1]",),
     ("mode.dtypes=[]",), ("mode.kv_dtype=[int1]",),

@@ -84,7 +84,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_no_half_written_result(tmp_path: P
 
 @pytest.mark.parametrize(
     ("module", "words"),
-    [("framework.run", ["--help"]), ("framework_report", ["lost"])],  # printed by rich
+    [("framework.run", ["--help"]), ("framework", ["report", "lost"])],  # printed by rich
 )
 def test_a_closed_pipe_ends_a_command_quietly(module: str, words: list[str], tmp_path: Path) -> None:
     (tmp_path / "lost").mkdir()

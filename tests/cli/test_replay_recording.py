@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from command_line import command as in_process
 from processes import Command
 
 from framework.results.reading import read_result
@@ -144,9 +145,7 @@ def test_a_recorded_serve_run_replayed_as_a_trace_logs_the_same_events(command: 
     from_recording = replayed(command, elsewhere, "served/recording.jsonl", "from-recording")
     assert numbered_events(from_recording) == log
 
-    from command_line import command
-
-    main = command("trace")
+    main = in_process("trace")
 
     assert main(["convert", "served/recording.jsonl", "--out", "own.jsonl.gz"]) == 0
     from_own = replayed(command, elsewhere, "own.jsonl.gz", "from-own")

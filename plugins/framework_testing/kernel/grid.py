@@ -160,8 +160,8 @@ class Grid:
         self.make, self.name, self.device, self.options = make, name, device, options
         self.chip, self.cells = chip, list(cells(options, layout))
         if not self.cells:
-            wanted = ("heads", "dtype", "block_size", "lengths")
-            empty = " and ".join(f"kernel.{name}" for name in wanted if not getattr(options, name))
+            wanted = ("heads", "dtypes", "block_sizes", "lengths")
+            empty = " and ".join(f"mode.{name}" for name in wanted if not getattr(options, name))
             need = empty or "mode.batch and mode.context, or mode.prefill"
             raise ConfigError(f"the kernel grid is empty: give {need}")
         self.origin = dict(origin or {})
