@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from framework import registry
-from framework.config.config import GROUPS, REPLAYED, Choice, Config, default_choices
+from framework.config.config import GROUPS, Choice, Config, default_choices
 from framework.config.sections import SECTIONS
 from framework.errors import ConfigError, shown
 from framework.interfaces.below import Below
@@ -55,8 +55,8 @@ def parse(config: Mapping[str, Any]) -> Config:
             values[key] = value
     for group in GROUPS:
         if group not in values:
-            replayed = group == "workload" and config.get("mode") == "replay"
-            values[group] = Choice(REPLAYED if replayed else str(default_choices()[group]))  # perhaps never imported
+            of_mode = registry.load("mode", values["mode"].name).workload if group == "workload" else ""  # type: ignore[attr-defined]
+            values[group] = Choice(of_mode or str(default_choices()[group]))  # perhaps never imported
     if "run" not in values:
         raise ConfigError("run.dir has no value; set run.dir=...")
     checked = Config(**values)

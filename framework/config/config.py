@@ -93,10 +93,6 @@ def conf_folder() -> Path:
     raise ConfigError(f"no conf/config.yaml in {package} nor next to it; reinstall with `pip install -e .`")
 
 
-REPLAYED = "conversations"
-"""The workload of mode=replay where none is chosen: the default one is text, which no replay reads."""
-
-
 @lru_cache(maxsize=1)
 def default_choices() -> dict[str, str | None]:
     """Group -> its default option, in the order of config.yaml's defaults list."""

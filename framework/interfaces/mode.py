@@ -24,12 +24,14 @@ class Mode(ABC):
 
     Attributes:
         executors: what `executor=` may be besides null.
+        workload: what is run where no workload is chosen; empty: the default of conf/config.yaml.
         metrics: keys of `result.json` that it writes besides those of the framework.
         files: names in a run directory that it writes besides; a later run there removes them.
         repeats: whether components that take the seed are all that makes two runs of one configuration differ.
     """
 
     executors: ClassVar[tuple[str, ...]] = ()
+    workload: ClassVar[str] = ""
     metrics: ClassVar[tuple[Metric, ...]] = ()
     files: ClassVar[tuple[str, ...]] = ()
     repeats: ClassVar[bool] = False

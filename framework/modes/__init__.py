@@ -33,6 +33,7 @@ class Replay(Mode):
     """The same scheduler, allocators, policies and hash schemes on a trace, with the model taken out."""
 
     executors = ("none", "roofline", "cache_only")
+    workload = "conversations"  # the default one is text, which no replay reads
     repeats = True
 
     def run(self, config: Config, on_begin: OnBegin) -> dict[str, Any]:

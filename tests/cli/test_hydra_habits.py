@@ -68,6 +68,7 @@ def test_the_advice_on_quotes_works(text: str, elsewhere: Path) -> None:
     ("words", "workload"),
     [
         (("mode=replay",), "conversations"),
+        (("mode=hybrid", "mode.model=gemma-3-27b"), "conversations"),
         (("++mode=replay", "cache.num_blocks=64"), "conversations"),
         (("mode=replay", "workload=agents"), "agents"),
         ((), "chat"),
@@ -79,6 +80,6 @@ def test_a_replay_alone_has_a_workload_that_can_be_replayed(
     """The default one is text: `mode=replay` alone was refused."""
     status, _, err = command(*words, "run.dir=out")
     assert (status, [run["workload"]["name"] for run in runs]) == (0, [workload]), err
-    mode = {"mode": "replay"} if words else {}
+    mode = {"mode": {"name": "replay"}} if words else {}
     asked = {"workload": "agents"} if workload == "agents" else {}
     assert parse({**mode, **asked, "run": {"dir": "out"}}).workload.name == workload

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
 from framework import registry
-from framework.config.config import GROUPS, REPLAYED, default_choices, options_of
-from framework.errors import ConfigError
+from framework.config.config import GROUPS, default_choices, options_of
+from framework.errors import ConfigError, FrameworkError
 
 _OVERRIDE = re.compile(r"^(?P<sign>\+\+|\+|)(?P<key>[A-Za-z_][\w]*)(?P<path>(?:\.[^=@~]+)?)=(?P<value>.*)$", re.DOTALL)
 _FREE = re.compile(r"[\\/]|^~|^\.|\.[A-Za-z][A-Za-z0-9]{0,7}$")
@@ -29,15 +30,18 @@ def normalise(overrides: Sequence[str]) -> list[str]:
 
     `+g=x`, `++g=x` and `g=x` become `g=x`; `+g.key=v` becomes `++g.key=v` where the components of `g` check their own
     options, else `g.key=v`; `model=PATH` becomes `model=checkpoint` and `model.path='PATH'`, unless PATH is an option;
-    `mode=replay` alone chooses a workload that can be replayed. Idempotent, but for the last.
+    a mode chooses its own workload where no word does. Idempotent, but for the last.
 
     Raises:
         ConfigError: a component that is set to what is no name.
     """
     words = [normal for override in overrides for normal in _normalise(override)]
     keys = {word.lstrip("+~").partition("=")[0] for word in words}
-    if not keys & {"workload", "experiment", "sweep"} and any(re.fullmatch(r"\+*mode=replay", word) for word in words):
-        words.append(f"workload={REPLAYED}")
+    modes = [word.partition("=")[2] for word in words if re.fullmatch(r"\+*mode=[^,]+", word)]
+    if modes and not keys & {"workload", "experiment", "sweep"}:
+        with suppress(FrameworkError):  # no such mode: composition says so
+            if workload := registry.load("mode", modes[-1]).workload:  # type: ignore[attr-defined]
+                words.append(f"workload={workload}")
     return words
 
 
