@@ -88,7 +88,7 @@ def test_tokens_are_greedy_with_hits_chunks_and_preemption(mixed: LoadedModel, o
     assert isinstance(llm.allocator, GroupedAllocator)
     assert finished(requests) == [[greedy(mixed.decoder, prompt, 24).tokens] for prompt in PROMPTS]
     if options.get("allocator") != "naive":
-        assert sum(request.num_cached_tokens for request in requests) > 50
+        assert sum(request.num_cached_tokens for request in requests) > 40
     if "num_blocks" in options:
         assert llm.stats()["num_preemptions"] > 0
 
