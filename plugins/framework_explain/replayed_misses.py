@@ -26,10 +26,9 @@ from framework_explain.account import (
     UNREACHABLE,
     Account,
     Evictions,
+    Ints,
 )
 from framework_explain.ledger import MOST_NAMESPACES
-
-Ints = npt.NDArray[np.int64]
 
 
 class LossLog(Losses):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -16,7 +16,7 @@ from fake_engines import FakeModel, expected, fake_engine, make_llm, prompts, to
 import framework
 import framework_builtin
 from framework.engine.engine import Engine
-from framework.engine.request import Status
+from framework.engine.request import Request, Status
 from framework.errors import EngineInterrupted, RankError
 from framework.llm import LLM, CacheOptions, EngineOptions
 from framework.registry.components import build_allocator
@@ -192,9 +192,25 @@ def test_who_reads_the_state_from_another_thread_gets_it_between_steps_or_is_ref
     assert min(seen) > 0, seen
 
 
+def run_while(engine: Engine, act: Callable[[], None]) -> Request:
+    """The one request of a run in whose step `act` is called twice: by the engine's thread and by another."""
+    forward = engine.executor.forward
+
+    def slow(step: Any, rows: Any) -> None:
+        act()
+        thread = threading.Thread(target=act)
+        thread.start()
+        thread.join()
+        forward(step, rows)
+
+    engine.executor.forward = slow  # type: ignore[method-assign]
+    request = engine.submit([1, 2, 3], Sampling(max_tokens=1))
+    engine.run()
+    return request
+
+
 def test_a_state_half_changed_is_shown_to_nobody() -> None:
     engine, refused = small_engine("prefix_cow"), list[str]()
-    forward = engine.executor.forward
 
     def look() -> None:
         with pytest.raises(EngineInterrupted, match="is in a step") as found, engine.between_steps():
@@ -203,16 +219,7 @@ def test_a_state_half_changed_is_shown_to_nobody() -> None:
             engine.check()
         refused.append(str(found.value))
 
-    def slow(step: Any, rows: Any) -> None:
-        look()
-        thread = threading.Thread(target=look)
-        thread.start()
-        thread.join()
-        forward(step, rows)
-
-    engine.executor.forward = slow  # type: ignore[method-assign]
-    request = engine.submit([1, 2, 3], Sampling(max_tokens=1))
-    engine.run()
+    request = run_while(engine, look)
     assert (request.status, len(refused)) == (Status.FINISHED, 2), request.reason
     engine.check()
 
@@ -227,18 +234,7 @@ def test_an_engine_in_a_step_refuses_another_thread_and_its_own_callbacks() -> N
         except EngineInterrupted as error:
             caught.append(error)
 
-    forward = engine.executor.forward
-
-    def slow(step: Any, rows: Any) -> None:
-        intrude()
-        thread = threading.Thread(target=intrude)
-        thread.start()
-        thread.join()
-        forward(step, rows)
-
-    engine.executor.forward = slow  # type: ignore[method-assign]
-    request = engine.submit([1, 2, 3], Sampling(max_tokens=1))
-    engine.run()
+    request = run_while(engine, intrude)
     assert request.status is Status.FINISHED, request.reason
     assert ["is in a step" in str(error) for error in caught] == [True, True], caught
 
