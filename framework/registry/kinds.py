@@ -17,7 +17,7 @@ from framework.registry.signatures import did_you_mean, listing
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One kind of plugin. By its name: the entry-point group `framework.NAME`, the checks `NAME_checks` in the module
-    `NAME` of its kit, and templates of a package in `templates/NAME/` there.
+    `NAME` of its kit.
 
     A package opens a kind by an entry point in the group `framework.kind` whose value is a Kind of that name. Its
     plugins are chosen within the options of others: `is_group` is for kinds of the framework's own.
@@ -27,7 +27,7 @@ class Kind:
         is_group: whether it is chosen in a configuration, as `NAME=...`, with its constructor's keywords as options.
         chosen: how one named `{name}` is chosen; of a group, by its name.
         command: one that uses it.
-        kit: package with its conformance kit and the templates of `framework new`; empty: it has none.
+        kit: package with its conformance kit; empty: it has none.
     """
 
     name: str

@@ -179,10 +179,14 @@ def test_half_a_surrogate_pair_of_a_plugin_breaks_no_file_of_a_run(mode: str, co
 
 @pytest.mark.parametrize(("backend", "fails"), [("Int8Reader", False), ("Int2Reader", True), ("SaysNothing", True)])
 def test_a_run_reports_the_loss_and_fails_beyond_what_is_declared(
-    backend: str, fails: bool, distribution: Any, command: Any, elsewhere: Path, repository: Path
-) -> None:
-    example = (repository / "plugins/framework-example/framework_example/backend.py").read_text()
-    others = """
+    backend: str, fails: bool, distribution: Any, command: Any, elsewhere: Path, repository: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.syspath_prepend(str(repository / "plugins/framework-example"))
+    backends = """
+from framework.interfaces.backend import Capabilities
+from framework_example.lossy_backend import Int8Reader, rounded
+
 class Int2Reader(Int8Reader):
     def attend_one(self, q, k, v, row):
         return super().attend_one(q, rounded(k, 1), rounded(v, 1), row)
@@ -191,7 +195,7 @@ class SaysNothing(Int2Reader):
     capabilities = Capabilities(dtypes=frozenset({"float32"}), devices=frozenset({"cpu"}))
 """
     entries = "".join(f"{name} = lossy_module:{name}\n" for name in ("Int8Reader", "Int2Reader", "SaysNothing"))
-    distribution("lossy", f"[framework.backend]\n{entries}", lossy_module=example + others)
+    distribution("lossy", f"[framework.backend]\n{entries}", lossy_module=backends)
     status, out, err = command(f"backend={backend}", "workload.num_requests=4", "workload.output_tokens=6", *SMALL[-2:])
     assert status == int(fails), err
     result = read_result(elsewhere / "out")

@@ -91,7 +91,22 @@ def test_every_module_and_type_marker_is_in_the_wheel(wheel: Path, repository: P
         }
         assert wanted <= names, wanted - names
         assert f"{inside}/py.typed" in names
-    assert not [name for name in names if "test_" in name or "__pycache__" in name]
+    ours = [name for name in names if not name.startswith("framework_testing/example/")]
+    assert not [name for name in ours if "test_" in name or "__pycache__" in name]
+
+
+def test_the_example_travels_inside_the_wheel(wheel: Path, repository: Path) -> None:
+    example = repository / "plugins" / "framework-example"
+    listed = run("git", "ls-files", "-c", "-o", "--exclude-standard", cwd=example).splitlines()
+    source = {f"framework_testing/example/{path}" for path in listed if (example / path).exists()}
+    assert len(source) > 25, source
+    assert source == {name for name in _names(wheel) if name.startswith("framework_testing/example/")}
+
+
+def test_a_package_begun_from_the_wheel_is_checked(installed: Path, tmp_path: Path) -> None:
+    run(installed, "-m", "framework", "new", "my-hash", "--kind", "hash", cwd=tmp_path)
+    checked = run(installed, "-m", "framework", "check", "my-hash/my_hash/hash.py:MyHash", "--no-cost", cwd=tmp_path)
+    assert "hash" in checked, checked
 
 
 def test_the_wheel_of_the_sdist_is_the_wheel(unpacked: Path, wheel: Path, tmp_path: Path) -> None:

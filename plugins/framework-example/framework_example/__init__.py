@@ -1,1 +1,1 @@
-"""Three small plugins for kvcache-framework, to be copied."""
+"""Plugins for kvcache-framework."""

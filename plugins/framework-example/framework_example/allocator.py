@@ -10,7 +10,7 @@ from framework.types import BlockId
 
 
 class PackedAllocator(PagedAllocator):
-    """Lowest free block ids first, so that what is in use stays packed at the pool's start; shares as `prefix_cow`.
+    """Lowest free block ids first, so that what is in use stays together at the pool's start; shares as `prefix_cow`.
 
     Everything else (tables, reference counts, prefix sharing, copy on write, eviction) is `PagedAllocator`'s. O(free
     blocks) a call that takes any.

@@ -8,7 +8,7 @@ from framework.interfaces.hash import DigestScheme
 
 
 class Keyed(DigestScheme):
-    """BLAKE2b keyed with a secret, 32 bytes: collision resistant, and not to be predicted without the secret.
+    """BLAKE2b with a secret key, 32 bytes: collision resistant, and not to be predicted without the secret.
 
     Predictable names let one tenant probe what another has cached (CVE-2025-25183). Processes that share a cache must
     share the secret.

@@ -1,4 +1,4 @@
-"""`python -m framework new NAME --kind KIND`: a package with one plugin, its tests and its entry point."""
+"""`python -m framework new NAME --kind KIND`: a copy of one plugin of the example package, under another name."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ import shutil
 import sys
 from importlib.resources import files
 from pathlib import Path
-from string import Template
 
 from framework import registry
 from framework.errors import ConfigError
 from framework.files.atomic import missing_folders, remove_empty
-from framework.interfaces import CONTRACT
-from framework.registry.contract import SINCE
+
+EXAMPLE = files("framework_testing") / "example"
+"""`plugins/framework-example`; within a wheel, its files are this package's data."""
+
+_ENTRY = re.compile(r'^(\w+) = "framework_example\.(\w+):(\w+)"$', re.MULTILINE)
+
+
+def kinds() -> tuple[str, ...]:
+    """The kinds of which the example has a plugin to copy, in its order."""
+    return tuple(module for _, module, _ in _entries() if module in registry.kinds(with_kit=True))
 
 
 def create(name: str, kind: str, folder: str | Path = ".") -> Path:
@@ -28,8 +35,8 @@ def create(name: str, kind: str, folder: str | Path = ".") -> Path:
         ConfigError: no such kind, a name no module can have or that is taken, a directory that exists already.
     """
     registry.check_kind(kind)
-    if not registry.kind_of(kind).kit:
-        raise ConfigError(f"there is no template of a {kind}; kinds: {', '.join(registry.kinds(with_kit=True))}")
+    if kind not in kinds():
+        raise ConfigError(f"there is no example of a {kind} to copy; kinds: {', '.join(kinds())}")
     package = _package(name, kind)
     place = Path(folder) / name
     if place.exists() or place.is_symlink():
@@ -55,6 +62,11 @@ def usage(kind: str, plugin: str) -> str:
     return registry.kind_of(kind).command.format(kind=kind, name=plugin)
 
 
+def _entries() -> list[tuple[str, str, str]]:
+    """(plugin, module, class) of each entry point of the example."""
+    return _ENTRY.findall((EXAMPLE / "pyproject.toml").read_text())
+
+
 def _package(name: str, kind: str) -> str:
     """The module's name, if the plugin may be called so."""
     package = name.replace("-", "_")
@@ -72,25 +84,34 @@ def _package(name: str, kind: str) -> str:
 
 
 def _texts(name: str, package: str, kind: str) -> dict[str, str]:
-    """Every file of the new package: path -> content."""
+    """Every file of the new package: path -> content.
+
+    Of pyproject.toml and README.md, lines that name another plugin of the example, or another kind's entry points, are
+    left out.
+    """
+    ((plugin, cls),) = ((plugin, cls) for plugin, module, cls in _entries() if module == kind)
+    others = [re.escape(f'"framework.{other}"') for other in kinds() if other != kind]
+    others += [rf"\b{other}\b" for other, module, _ in _entries() if module != kind]
+    other_lines = re.compile(rf"^.*(?:{'|'.join(others)}).*\n", re.MULTILINE)
     words = {
-        "distribution": name,
-        "package": package,
-        "plugin": package,
-        "kind": kind,
-        "article": "An" if kind[0] in "aeiou" else "A",
-        "cls": "".join(part[:1].upper() + part[1:] for part in package.split("_")),
-        "since": ".".join(SINCE[CONTRACT].split(".")[:2]),
-        "chosen": f"`{registry.kind_of(kind).chosen.format(kind=kind, name=package)}`",
-        "command": usage(kind, package),
+        "framework-example": name,
+        "framework_example": package,
+        plugin: package,
+        cls: "".join(part[:1].upper() + part[1:] for part in package.split("_")),
     }
-    every, own = files("framework_testing") / "templates", files(registry.kind_of(kind).kit) / "templates" / kind
-    sources = {
-        "pyproject.toml": every / "pyproject.toml.tmpl",
-        "README.md": every / "README.md.tmpl",
-        f"{package}/__init__.py": every / "init.py.tmpl",
-        f"{package}/{kind}.py": own / "plugin.py.tmpl",
-        f"tests/test_{package}.py": own / "tests.py.tmpl",
+    ours = re.compile(rf"\b({'|'.join(words)})(?![a-z])")
+
+    def copied(path: str) -> str:
+        text = (EXAMPLE / path).read_text()
+        if "/" not in path:
+            text = re.sub(r"\n{3,}", "\n\n", other_lines.sub("", text)).rstrip() + "\n"
+        return ours.sub(lambda found: words[found[0]], text)
+
+    return {
+        "pyproject.toml": copied("pyproject.toml"),
+        "README.md": copied("README.md"),
+        f"{package}/__init__.py": copied("framework_example/__init__.py"),
+        f"{package}/py.typed": "",
+        f"{package}/{kind}.py": copied(f"framework_example/{kind}.py"),
+        f"tests/test_{package}.py": copied(f"tests/test_{kind}.py"),
     }
-    texts = {path: Template(source.read_text()).substitute(words) for path, source in sources.items()}
-    return texts | {f"{package}/py.typed": ""}

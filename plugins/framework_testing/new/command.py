@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from framework import registry
 from framework.interfaces.command import Command
-from framework_testing.new import create, usage
+from framework_testing.new import create, kinds, usage
 
 
 class New(Command):
@@ -14,7 +13,7 @@ class New(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("name", help="of the distribution, the module and the plugin, such as my-policy")
-        parser.add_argument("--kind", required=True, help="one of: " + ", ".join(registry.kinds(with_kit=True)))
+        parser.add_argument("--kind", required=True, help="one of: " + ", ".join(kinds()))
         parser.add_argument("--dir", default=".", help="where its directory is made; default: here")
 
     def run(self, options: argparse.Namespace) -> int:

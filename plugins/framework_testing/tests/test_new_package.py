@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import command
 from environments import fresh_environment, pip_install, run
 
+import framework_testing
 from framework import registry
 from framework.errors import ConfigError
-from framework_testing.new import create
+from framework_testing.new import create, kinds
 
 main = command("new")
+
+
+@pytest.mark.parametrize("kind", registry.kinds(with_kit=True))
+def test_every_kind_has_a_kit_and_an_example(kind: str) -> None:
+    assert getattr(framework_testing, f"{kind}_checks")
+    assert kind in kinds()
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +37,7 @@ def interpreter(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", registry.kinds(with_kit=True))
+@pytest.mark.parametrize("kind", kinds())
 def test_what_is_written_installs_is_clean_and_passes(kind: str, interpreter: Path, tmp_path: Path) -> None:
     pytest.importorskip("hatchling", reason="hatchling, of the test extra, builds the package")
     name, plugin = f"my-own-{kind}", f"my_own_{kind}"
@@ -52,25 +61,28 @@ def test_what_is_written_installs_is_clean_and_passes(kind: str, interpreter: Pa
     assert f"({name} 0.1.0)" in " ".join(listed.split()), listed
 
 
-@pytest.mark.parametrize("kind", registry.kinds(with_kit=True))
+@pytest.mark.parametrize("kind", kinds())
 def test_what_is_written_is_clean(kind: str, repository: Path, tmp_path: Path) -> None:
     place = create("a-name", kind, tmp_path)
     assert sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()) == sorted(
         ["pyproject.toml", "README.md", "a_name/__init__.py", "a_name/py.typed", f"a_name/{kind}.py",
          "tests/test_a_name.py"]
     )  # fmt: skip
-    left = [path for path in place.rglob("*") if path.is_file() and "$" in path.read_text()]
-    assert left == [], "a word was not filled in"
+    texts = {path: path.read_text() for path in place.rglob("*") if path.is_file()}
+    left = [path for path, text in texts.items() if "example" in path.name or "framework_example" in text]
+    assert left == [], "a name of the example was left"
+    listed = [line for text in texts.values() for line in text.splitlines() if line.startswith("| `")]
+    assert len(listed) == 1, listed
+    assert (place / "pyproject.toml").read_text().count("framework.") == 1, texts
     pytest.importorskip("ruff", reason="ruff is in the lint extra")
-    rules = "E,F,W,I,B,UP,SIM,RUF,C4,PT,N"
-    run(sys.executable, "-m", "ruff", "check", "--no-cache", "--select", rules, ".", cwd=place)
+    run(sys.executable, "-m", "ruff", "check", "--no-cache", ".", cwd=place)
     run(sys.executable, "-m", "ruff", "format", "--no-cache", "--check", ".", cwd=place)
 
 
 @pytest.mark.slow
 def test_what_is_written_is_typed(repository: Path, tmp_path: Path) -> None:
     pytest.importorskip("mypy", reason="mypy is in the lint extra")
-    for kind in registry.kinds(with_kit=True):
+    for kind in kinds():
         place = create(f"a-typed-{kind}", kind, tmp_path)
         done = subprocess.run(
             [sys.executable, "-m", "mypy", "--follow-imports=silent", "--cache-dir", str(tmp_path / "cache")],
@@ -112,3 +124,18 @@ def test_an_unknown_kind_and_a_place_that_cannot_be_are_refused(
     assert main(["mine-own", "--kind", "hash", "--dir", str(tmp_path / "file")]) == 2
     said = capsys.readouterr().err
     assert said.count("ConfigError") == 2, said
+
+
+def test_a_full_disk_leaves_no_half_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, write = [], Path.write_text
+
+    def full(path: Path, text: str, **how: Any) -> int:
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        written.append(path)
+        return write(path, text, **how)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ConfigError, match=r"cannot write .*No space left"):
+        create("my-first-idea", "eviction", tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []

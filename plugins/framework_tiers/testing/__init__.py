@@ -1,1 +1,1 @@
-"""Conformance kits of tiering rules and stores, in the modules `tiering` and `store`, and templates of such plugins."""
+"""Conformance kits of tiering rules and stores, in the modules `tiering` and `store`."""

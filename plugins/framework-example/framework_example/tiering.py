@@ -1,4 +1,4 @@
-"""What $cls stores below the pool."""
+"""What NearRoot stores below the pool."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from framework.errors import ConfigError
 from framework_tiers.tiering import Event, TierBlock, Tiering
 
 
-class $cls(Tiering):
-    """Blocks near the root are stored when they are evicted. (This line is what --help shows.)"""
+class NearRoot(Tiering):
+    """Blocks near the root are stored when they are evicted."""
 
     def __init__(self, *, depth: int = 8) -> None:
         if depth < 1:

@@ -1,4 +1,4 @@
-"""The requests of $cls."""
+"""The requests of SharedQuestions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from framework.errors import ConfigError
 from framework.interfaces.workload import Sampling, Workload, WorkloadRequest
 
 
-class $cls(Workload):
-    """Short questions about one shared text. (This line is what --help shows.)"""
+class SharedQuestions(Workload):
+    """Short questions about one shared text."""
 
     def __init__(self, *, seed: int = 0, num_requests: int = 32, output_tokens: int = 16) -> None:
         if num_requests < 1 or output_tokens < 1:
@@ -19,7 +19,7 @@ class $cls(Workload):
         self.seed, self.num_requests, self.output_tokens = seed, num_requests, output_tokens
 
     def requests(self) -> Iterator[WorkloadRequest]:
-        draw = Random(f"$package:{self.seed}")  # a text seed is the same in any process
+        draw = Random(f"shared_questions:{self.seed}")  # a text seed is the same in any process
         shared = [draw.randrange(256) for _ in range(64)]
         for number in range(self.num_requests):
             question = [draw.randrange(256) for _ in range(draw.randint(4, 12))]
@@ -27,5 +27,5 @@ class $cls(Workload):
                 prompt=np.array(shared + question, dtype=np.int32),
                 sampling=Sampling(max_tokens=self.output_tokens),
                 category="question",
-                key=f"$package-{number}",
+                key=f"shared_questions-{number}",
             )

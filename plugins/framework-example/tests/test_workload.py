@@ -1,4 +1,4 @@
-"""$cls keeps every promise of a workload."""
+"""SharedQuestions keeps every promise of a workload."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from framework_testing import workload_checks
 
-from $package.workload import $cls
+from framework_example.workload import SharedQuestions
 
 
 @pytest.mark.parametrize("check", workload_checks, ids=lambda check: check.__name__)
 def test_it_passes_its_kit(check: Any) -> None:
-    check($cls)
+    check(SharedQuestions)
 
 
 def test_all_requests_share_the_text() -> None:
-    first, second = list($cls(num_requests=2).requests())
+    first, second = list(SharedQuestions(num_requests=2).requests())
     assert first.tokens is not None
     assert second.tokens is not None
     assert first.tokens[:64].tolist() == second.tokens[:64].tolist()

@@ -1,4 +1,4 @@
-"""What $cls says of a run: blocks evicted, by the request that needed the room."""
+"""What Greed says of a run: blocks evicted, by the request that needed the room."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.observer import Call, Observer, RunView
 from framework.results import Metric
 
-FILE = "$package.jsonl"
+FILE = "greed.jsonl"
 
 
-class $cls(Observer):
-    """The requests whose calls evicted most. (This line is what --help shows.)"""
+class Greed(Observer):
+    """The requests whose calls evicted most."""
 
     files = (FILE,)
     metrics = (
         Metric(
-            key="${package}_blocks",
+            key="greed_blocks",
             unit="blocks",
             better="lower",
             section="prefix cache",
@@ -45,4 +45,4 @@ class $cls(Observer):
         for request, blocks in ranked:
             if self.run is not None:
                 self.run.write(FILE, {"request": request, "blocks": blocks})
-        return {"${package}_blocks": ranked[0][1] if ranked else 0}
+        return {"greed_blocks": ranked[0][1] if ranked else 0}

@@ -1,4 +1,4 @@
-"""$cls keeps every promise of a tracker."""
+"""StepLines keeps every promise of a tracker."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 from framework.interfaces.tracker import RunLabel
 from framework_testing import tracker_checks
 
-from $package.tracker import $cls
+from framework_example.tracker import StepLines
 
 
 @pytest.mark.parametrize("check", tracker_checks, ids=lambda check: check.__name__)
 def test_it_passes_its_kit(check: Any) -> None:
-    check($cls)
+    check(StepLines)
 
 
 def test_every_step_has_its_line(tmp_path: Path) -> None:
-    tracker = $cls(file="steps.tsv")
+    tracker = StepLines(file="steps.tsv")
     tracker.start({}, tmp_path, RunLabel(name="mine"))
     for step in range(3):
         tracker.log(step, {"time_s": 0.1 * step})

@@ -1,4 +1,4 @@
-"""$cls keeps every promise of a trace reader."""
+"""GatewayLog keeps every promise of a trace reader."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from framework_testing import trace_checks
 
-from $package.trace import $cls
+from framework_example.trace import GatewayLog
 
 
 @pytest.mark.parametrize("check", trace_checks, ids=lambda check: check.__name__)
 def test_it_passes_its_kit(check: Any) -> None:
-    check($cls)
+    check(GatewayLog)
 
 
 def test_a_line_is_a_request() -> None:
     line = b'{"at": 2, "prompt_len": 16, "answer_len": 1, "pages": [4]}'
-    ((number, request),) = $cls().read(iter([(1, line)]), Path("x.jsonl"))
+    ((number, request),) = GatewayLog().read(iter([(1, line)]), Path("x.jsonl"))
     assert number == 1
-    assert request == $cls().parse({"at": 2, "prompt_len": 16, "answer_len": 1, "pages": [4]})
+    assert request == GatewayLog().parse({"at": 2, "prompt_len": 16, "answer_len": 1, "pages": [4]})

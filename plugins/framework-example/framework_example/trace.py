@@ -1,4 +1,4 @@
-"""The trace format of $cls."""
+"""The trace format of GatewayLog."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from framework.interfaces.trace import (
 )
 
 
-class $cls(JsonLinesReader):
-    """JSON lines of `at`, `prompt_len`, `answer_len` and `pages`. (This line is what --help shows.)"""
+class GatewayLog(JsonLinesReader):
+    """JSON lines of `at`, `prompt_len`, `answer_len` and `pages`."""
 
     block_tokens = 16
     example: ClassVar[Mapping[str, str]] = {
-        "$package.jsonl": '{"at": 0.0, "prompt_len": 20, "answer_len": 3, "pages": [1, 2], "who": "ann"}\n'
+        "gateway_log.jsonl": '{"at": 0.0, "prompt_len": 20, "answer_len": 3, "pages": [1, 2], "who": "ann"}\n'
         '{"at": 1.5, "prompt_len": 33, "answer_len": 7, "pages": [1, 2, 9], "who": "ann"}\n'
     }
 

@@ -1,4 +1,4 @@
-"""The numbers of a run as $cls writes them."""
+"""The numbers of a run as StepLines writes them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from framework.errors import ConfigError
 from framework.interfaces.tracker import RunLabel, Tracker
 
 
-class $cls(Tracker):
-    """One line a step in a text file of the run's directory. (This line is what --help shows.)"""
+class StepLines(Tracker):
+    """One line a step in a text file of the run's directory."""
 
-    def __init__(self, *, file: str = "$package.tsv", every: int = 1) -> None:
+    def __init__(self, *, file: str = "step_lines.tsv", every: int = 1) -> None:
         if every < 1:
             raise ConfigError(f"tracker.every must be at least 1, found {every}")
         self.file, self.every = file, every

@@ -1,4 +1,4 @@
-"""Cache-only replays as $cls counts them."""
+"""Cache-only replays as Fitting counts them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.replay_core import ReferencePaths, ReplayCore, ReplayCounts
 
 
-class $cls(ReplayCore):
-    """Counts where everything fits: no policy is asked then. (This line is what --help shows.)"""
+class Fitting(ReplayCore):
+    """Counts where everything fits: no policy is asked then."""
 
     def count(
         self,

@@ -1,4 +1,4 @@
-"""Where $cls keeps blocks."""
+"""Where Zipped keeps blocks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from framework.types import BlockHash
 from framework_tiers.store import BlockFormat, Store
 
 
-class $cls(Store):
-    """Memory of this process, compressed. (This line is what --help shows.)"""
+class Zipped(Store):
+    """Memory of this process, compressed."""
 
     def __init__(self, *, level: int = 1) -> None:
         if not 0 <= level <= 9:
