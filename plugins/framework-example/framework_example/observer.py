@@ -8,7 +8,7 @@ from typing import Any
 
 from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.observer import Call, Observer, RunView
-from framework.results import Metric
+from framework.results.metric import Metric
 
 FILE = "greed.jsonl"
 
