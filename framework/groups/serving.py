@@ -40,8 +40,8 @@ class GroupedAllocator(Allocator):
 
     A state lies in the block of the last token that went into it, so a request needs the blocks that a window of two
     tokens needs, and everything below says window for both. The state at the end of a full block is kept where vLLM
-    keeps it by default (`Retention(0)`: at the prompt's last full block, and where prefixes part), and at the last full
-    block of all; a block at any other place is free again once its request has passed it.
+    keeps it by default (`Retention(0)`: at the prompt's last full block, and where prefixes part), at the last full
+    block of all, and where one was loaded; one that no request keeps is free again once the last has passed it.
 
     To the engine it is the full group's allocator, with the window's table as the further one. The window's table
     holds null blocks where the window has passed, and room for what a step writes, not for a whole prompt: `extend`
@@ -58,7 +58,7 @@ class GroupedAllocator(Allocator):
         parts: their allocators, made alike, each with a policy of its own; theirs are the blocks.
 
     Raises:
-        InvalidArgument: other kinds, block sizes that differ, or what `why_no_group` says.
+        InvalidArgument: other kinds or more groups, block sizes that differ, or what `why_no_group` says.
 
     Attributes:
         peak_used_blocks: most blocks in use at once, by group.
@@ -67,16 +67,17 @@ class GroupedAllocator(Allocator):
     num_groups = 2
 
     def __init__(self, groups: Sequence[KVGroup], parts: Sequence[Allocator]) -> None:
-        full, window = self.groups = tuple(groups)
+        self.groups, kinds = tuple(groups), [group.kind for group in groups]
+        if kinds not in (["full", "window"], ["full", "state"]) or len(parts) != 2:
+            raise InvalidArgument(
+                f"two groups are served, of kinds full, and window or state, with an allocator each; found "
+                f"{len(parts)} allocators and groups of kinds {', '.join(kinds) or 'none'}"
+            )
         self.parts = tuple(part for part in parts if isinstance(part, PagedAllocator))
         for part in parts:
             if reason := why_no_group(part):
                 raise InvalidArgument(reason)
-        self.full, self.window = self.parts
-        if full.kind != "full" or window.kind not in ("window", "state"):
-            raise InvalidArgument(
-                f"groups of kinds full, and window or state, are served, found {full.kind} and {window.kind}"
-            )
+        (full, window), (self.full, self.window) = self.groups, self.parts
         sizes = {full.block_tokens, window.block_tokens, *(part.block_size for part in self.parts)}
         if len(sizes) > 1:
             raise InvalidArgument(f"groups that are served have blocks of one size, found {sorted(sizes)} tokens")
@@ -85,6 +86,8 @@ class GroupedAllocator(Allocator):
         self._named: dict[BlockHash, BlockId] = {}  # published blocks of the window
         self._found_tokens = self._lost_tokens = 0
         self._places: dict[RequestId, frozenset[int]] = {}  # tokens after which a request's states are kept
+        self._kept: set[BlockId] = set()  # published states that some request keeps
+        self._loading: dict[RequestId, int] = {}  # tokens up to which blocks are on their way, nothing committed yet
         self._listener: Callable[[CacheEvent], Any] | None = None
         self.window.listen(self._note)
 
@@ -96,6 +99,7 @@ class GroupedAllocator(Allocator):
         else:
             for name in event.hashes:
                 del self._named[name]
+            self._kept.difference_update(event.blocks)
 
     @property
     def _version(self) -> int:
@@ -154,14 +158,16 @@ class GroupedAllocator(Allocator):
         except BaseException:
             self.full.free(request.id)
             raise
-        found = hit.found if isinstance(hit, WindowedHit) else None
+        found, reach = (hit.found, hit.reach) if isinstance(hit, WindowedHit) else (None, 0)
+        if reach:
+            self._loading[request.id] = reach
         if found is not None:
             self._lost_tokens += sum(found.lost)
         if self.groups[1].kind == "state":
             junction = 0 if found is None or not any(found.lost) else found.tokens + sum(found.lost)
             asked = Asked(prompt=len(tokens), total=request.max_total_tokens, hit=hit.num_tokens, junction=junction,
                           step=self.block_size)  # fmt: skip
-            self._places[request.id] = frozenset(Retention(0).places(asked))
+            self._places[request.id] = frozenset((*Retention(0).places(asked), reach))
         self._found_tokens += window_hit.num_tokens if found is None else found.tokens
         self._note_peak()
 
@@ -178,7 +184,14 @@ class GroupedAllocator(Allocator):
         return _both(change, window_change)
 
     def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
+        table = self.window.tables().get(request)
+        before = 0 if table is None else table.published
         window_change = self.window.commit(request, tokens)  # first: it has less room
+        if self.groups[1].kind == "state" and table is not None:
+            self._kept.update(
+                BlockId(table.blocks[index]) for index in range(before, table.published) if self.keeps(request, index)
+            )
+        self._loading.pop(request, None)
         return _both(self.full.commit(request, tokens), window_change)
 
     def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
@@ -199,19 +212,18 @@ class GroupedAllocator(Allocator):
     def unref_leading(self, request: RequestId, num_tokens: int) -> int:
         """The window has passed these; `table`, the full group's, keeps all its entries."""
         table = self.window.tables().get(request)
-        first = 0 if table is None else table.num_null
-        passed = [] if table is None else table.blocks[first : num_tokens // self.block_size].tolist()
+        passed = [] if table is None else table.blocks[table.num_null : num_tokens // self.block_size].tolist()
         self.window.unref_leading(request, num_tokens)
-        self._thin(request, first, passed)
+        self._thin(passed)
         return 0
 
-    def _thin(self, request: RequestId, first: int, blocks: Sequence[int]) -> None:
-        """Of `blocks`, from table index `first` on, those that nobody uses and whose states are not to be kept go."""
+    def _thin(self, blocks: Sequence[int]) -> None:
+        """Of `blocks`, which a request has passed, those go that nobody uses and whose states no request keeps."""
         if self.groups[1].kind == "state":
-            self.window.forget([block for index, block in enumerate(blocks, first) if not self.keeps(request, index)])
+            self.window.forget([block for block in blocks if block not in self._kept])
 
     def keeps(self, request: RequestId, index: int) -> bool:
-        """Whether the window's block at this index of a request's table is kept once the request has passed it."""
+        """Whether the request keeps the window's block at this index of its table once it has passed it."""
         return self.groups[1].kind != "state" or (index + 1) * self.block_size in self._places.get(request, ())
 
     def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
@@ -220,10 +232,12 @@ class GroupedAllocator(Allocator):
         finally:
             table = self.window.tables().get(request)
             if table is not None:
-                first, passed = table.num_null, table.blocks[table.num_null : table.published - 1].tolist()
+                passed = table.blocks[table.num_null : table.published].tolist()
+                self._kept.update(passed[-1:] if self.groups[1].kind == "state" else ())
                 self.window.free(request)
-                self._thin(request, first, passed)
+                self._thin(passed)
             self._places.pop(request, None)
+            self._loading.pop(request, None)
 
     def table(self, request: RequestId, group: int = 0) -> npt.NDArray[np.int32]:
         return (self.window if group else self.full).table(request)
@@ -259,13 +273,17 @@ class GroupedAllocator(Allocator):
             faults.append(f"groups hold tables of {[sorted(tables), sorted(window_tables)]}")
         for request, window in window_tables.items():
             whole, done, gone = tables.get(request), window.committed, window.num_null
-            if whole is not None and (whole.num_null or whole.committed != done):
+            loading, size = self._loading.get(request, 0), self.block_size
+            if whole is not None and (whole.num_null or (not loading and whole.committed != done)):
                 faults.append(f"request {request}: {whole.committed} and {done} committed, null {whole.num_null}")
-            if gone > self.groups[1].first(done):
-                faults.append(f"request {request}: {gone} blocks gone of a window at {done} tokens")
+            most = loading or (done // size + 1) * size - 1  # computed; it is committed as blocks fill
+            if gone > self.groups[1].first(most):
+                faults.append(f"request {request}: {gone} blocks gone of a window at {most} tokens")
         names = self.window.pool.block_hash
         if self._named != {names[block]: block for block in range(1, len(names)) if names[block] is not None}:
             faults.append("the window's names are not those of its published blocks")
+        if unknown := [block for block in self._kept if names[block] is None]:
+            faults.append(f"blocks {unknown[:9]} are kept and not published")
         if faults:
             raise InvariantViolation("GroupedAllocator: " + "; ".join(faults))
 

@@ -383,6 +383,8 @@ class PagedAllocator(Allocator):
             count, start = self.cache.publish(*given, unpublished=not table.shared)
         hashes += more
         table.published = first + count
+        if table.num_null and first == table.num_null and count:  # what was loaded: no request need use what is above
+            self.cache.detach(table.blocks[first])
         if table.shared:
             self.cache.note_shared(table.blocks[first : table.published])
         table.closed = table.published < full

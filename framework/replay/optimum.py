@@ -32,12 +32,16 @@ from framework.errors import InvalidArgument
 from framework.replay.paths import Ints, RequestPaths
 
 
-def optimum_hits(paths: RequestPaths, num_blocks: int, *, pinned: bool, request_blocks: int | None = None) -> Ints:
+def optimum_hits(
+    paths: RequestPaths, num_blocks: int, *, pinned: bool, request_blocks: int | None = None, most: Ints | None = None
+) -> Ints:
     """(R,) hit blocks of each request under the published optimum, or under the pinned one; see the module's text.
 
     Args:
         request_blocks: pinned: blocks of its own that a request holds at most while it runs, where these are fewer than
             the capacity: the pool's, when `num_blocks` count what lies below it. What it does not hold may stay too.
+        most: (R,) leading blocks of each that it can hit; it computes the others whether or not they are resident, so
+            nothing is kept for them. None: all.
 
     Raises:
         InvalidArgument: `num_blocks` below 1.
@@ -49,6 +53,7 @@ def optimum_hits(paths: RequestPaths, num_blocks: int, *, pinned: bool, request_
         raise InvalidArgument(f"num_blocks must be at least 1, found {num_blocks}")
     kept = _Kept(paths.num_requests)
     hits = np.zeros(paths.num_requests, dtype=np.int64)
+    able = None if most is None else [*most.tolist(), 0]
     for request, (ends, following) in enumerate(paths.next_runs):
         hits[request] = kept.take(request)
         room = (
@@ -59,7 +64,7 @@ def optimum_hits(paths: RequestPaths, num_blocks: int, *, pinned: bool, request_
         kept.shrink(num_blocks - room)
         start = 0
         for end, coming in zip(ends, following, strict=True):
-            kept.add(coming, end - start)
+            kept.add(coming, end - start if able is None else max(0, min(end, able[coming]) - start))
             start = end
         kept.shrink(num_blocks)
     return hits

@@ -117,7 +117,7 @@ class SharedGroups(Allocator):
         self._prompts, self._tenants = PromptEnds(), {"": 0}
         self._reads_requests = any(isinstance(pool.last_request, list) for pool in memory.pools)
         self._admitted: dict[RequestId, tuple[int, GroupHit]] = {}
-        self._fresh: set[tuple[int, int]] = set()  # states made in the step at hand
+        self._fresh: set[tuple[int, int]] = set()  # (group, node) of states that the step at hand computes
         self._hit_tokens = self._prompt_tokens = self._copied = self._checkpoints = 0
         self._samples: list[tuple[list[int], list[int]]] = []
         self._every, self._ended = 1, 0
@@ -158,8 +158,9 @@ class SharedGroups(Allocator):
         self._check_version(hit)
         hit_blocks, needs = self._held(hit), self._beyond(hit, self._most(len(tokens), 1))
         for g, group in enumerate(self.memory.groups):
-            if group.kind == "state" and any((g, block) in self._fresh for block in hit_blocks[g]):
-                return False  # the state is there once the step is over
+            node = self.memory.pools[g].node
+            if group.kind == "state" and any((g, node[block]) in self._fresh for block in hit_blocks[g]):
+                return False  # the state is there once the step is over; as in vLLM also one that is computed again
         return request.id not in self._runs and self.memory.fits(needs, hit_blocks)
 
     def _check_version(self, hit: Hit) -> None:
@@ -334,7 +335,7 @@ class SharedGroups(Allocator):
             self._checkpoints += run.num_states - before
             for g, group in enumerate(self.memory.groups):
                 if group.kind == "state":
-                    self._fresh.add((g, run.tables[g][len(tokens) // group.block_tokens - 1]))
+                    self._fresh.add((g, run.path[len(tokens) // group.block_tokens * group.block_tokens // size - 1]))
 
     def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
         run, groups = self._run(parent), self.memory.groups

@@ -88,8 +88,8 @@ class GroupsInput:
     """What a hybrid replay is asked for.
 
     Attributes:
-        groups: one a kind. memory: of them, as they share it. num_blocks: of attention, of all layers, that have its
-            `num_bytes`.
+        groups: one a kind. memory: of them, as they share it. num_blocks: of attention, of all layers, that its
+            `num_bytes` hold.
     """
 
     groups: Sequence[KVGroup]
@@ -112,8 +112,9 @@ def groups_input(
     size = sum(group.block_bytes for group in groups if group.kind != "state")
     num_blocks = pool_blocks(config.cache, config.replay, working_set, size)
     shared = {"num_blocks": num_blocks, "block_size": unit, "seed": config.seed}
+    num_bytes = max(num_blocks * size, pool_blocks(config.cache, config.replay, working_set, 1))  # capacity in bytes
     memory = memory_of(
         asked.model, asked.sharing, asked.order, lambda: build_component("eviction", config.eviction.plain(), shared),
-        num_bytes=num_blocks * size, unit=unit, parents=parents,
+        num_bytes=num_bytes, unit=unit, parents=parents,
     )  # fmt: skip
-    return GroupsInput(groups, rule_of(asked.rule, asked.interval, asked.count), memory, num_blocks, num_blocks * size)
+    return GroupsInput(groups, rule_of(asked.rule, asked.interval, asked.count), memory, num_blocks, num_bytes)

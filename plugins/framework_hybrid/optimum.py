@@ -21,7 +21,8 @@ from framework.replay.paths import RequestPaths
 def bound_tokens(paths: RequestPaths, groups: Sequence[KVGroup], num_bytes: int) -> int:
     """At least as many tokens as any schedule can hit, for whole traces. The smaller of two bounds:
 
-    * of full attention alone, where there is any: the exact optimum of its blocks, when all other groups are free;
+    * of full attention alone, where there is any: the exact optimum of its blocks, when all other groups are free, and
+      a prompt's last token is always computed;
     * of space and time: what a hit needs lies idle since its node was last asked for, in disjoint intervals for any two
       requests, and all intervals together have no more than the budget times the gaps between requests. Each request
       takes one place; fractions of places are allowed, so that the best choice is greedy.
@@ -39,9 +40,9 @@ def bound_tokens(paths: RequestPaths, groups: Sequence[KVGroup], num_bytes: int)
     full_bytes = sum(group.block_bytes * step // group.block_tokens for group in groups if group.kind == "full")
     if not full_bytes:
         return best
-    alone = optimum_hits(paths, max(1, num_bytes // full_bytes), pinned=False)
     most = (paths.input_tokens - 1) // step
-    return min(int(alone.clip(max=most).sum()) * step, best)
+    alone = optimum_hits(paths, max(1, num_bytes // full_bytes), pinned=False, most=most)
+    return min(int(alone.sum()) * step, best)
 
 
 def _space_time(paths: RequestPaths, groups: Sequence[KVGroup], num_bytes: int, step: int) -> int:

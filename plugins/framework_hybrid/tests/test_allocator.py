@@ -26,7 +26,7 @@ from framework.groups.checkpoints import CheckpointRule, Retention
 from framework.groups.kinds import KVGroup
 from framework.interfaces.workload import Sampling
 from framework.registry.components import build_component
-from framework.types import RequestId, RequestInfo
+from framework.types import Namespace, RequestId, RequestInfo
 from framework_hybrid.allocator import SharedGroups
 from framework_hybrid.memory import Memory
 from framework_hybrid.replay import replay_groups
@@ -93,6 +93,32 @@ def test_a_rule_that_fails_is_named_where_its_request_fails(hook: str) -> None:
     except PluginError as error:
         said = str(error)
     assert f"checkpoint rule Odd.{hook}: raised GeneratorExit" in said
+
+
+def test_a_state_that_is_computed_a_second_time_is_there_once_the_step_is_over() -> None:
+    """As in vLLM, which holds back whoever resumes from content that the step at hand computes, by its name."""
+    memory, prompt = empty_memory("one pool", LAYOUTS["state"], 400), np.arange(13, dtype=np.int32)
+    _, allocator = over(memory, Dense())
+
+    def step(number: int, end: int) -> None:
+        allocator.extend(RequestId(number), end)
+        allocator.promise(RequestId(number), prompt[:end])
+
+    for number, ends in ((1, (4, 8, 12, 13)), (2, (12,))):
+        hit = allocator.lookup(prompt, Namespace())
+        assert hit.num_tokens == 8 * (number - 1)
+        allocator.allocate(info(number), prompt, hit, ends[0])
+        for end in ends:
+            allocator.advance(0.0)
+            step(number, end)
+        if number == 1:
+            allocator.free(RequestId(1))
+            memory.pools[0].discard(memory.find(0, 2))  # K and V of tokens 8 to 11; the state after them stays
+    hit = allocator.lookup(prompt, Namespace())
+    assert hit.num_tokens == 12
+    assert not allocator.fits(info(3), prompt, hit)
+    allocator.advance(1.0)
+    assert allocator.fits(info(3), prompt, hit)
 
 
 def watched(memory: Memory) -> list[tuple[int, int]]:

@@ -17,6 +17,8 @@ from framework.errors import ConfigError, FrameworkError
 from framework.interfaces.below import Below
 from framework.interfaces.observer import Observer
 from framework.results.catalogue import find
+from framework_hybrid.mode import groups_input
+from framework_hybrid.plugin import HybridOptions
 
 
 class OfOneGroup(Observer):
@@ -70,6 +72,17 @@ def test_every_key_of_its_result_is_declared(executor: str, model: str, tmp_path
     })  # fmt: skip
     assert (result["mode"], "allocator" in result) == ("hybrid", False)
     assert not [key for key in result if find(key) is None]
+
+
+@pytest.mark.parametrize(
+    ("given", "num_blocks", "pages"),
+    [({"replay": {"capacity": "6.25GiB"}}, 825, 5120), ({"cache": {"num_blocks": 825, "block_size": 16}}, 825, 5115)],
+)
+def test_a_capacity_in_bytes_is_all_the_pages_that_it_holds(given: Any, num_blocks: int, pages: int) -> None:
+    """A page has 10 layers of 16 tokens, a block of all layers 6.2 pages."""
+    config = parse({**HYBRID, "cache": {"block_size": 16}, **given})
+    asked = groups_input(config, HybridOptions(model="gemma-3-27b"), [])
+    assert (asked.num_blocks, asked.memory.pools[0].num_blocks) == (num_blocks, pages)
 
 
 def test_a_pipe_as_a_model_is_refused_by_name(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 from groups_plain import LAYOUTS, brute_hit, group
 from hybrid_helpers import branching, memories, paths_of
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from framework.errors import InvalidArgument
@@ -79,6 +79,29 @@ def test_no_way_or_rule_hits_more_than_the_optimum_nor_it_more_than_the_bound(
         for way, memory in memories(groups, 4 * blocks, paths).items():
             hits = replay_groups(paths, memory, rule, chunk_tokens=8).hits.sum()
             assert hits <= best, (way, type(rule).__name__, hits, best)
+
+
+TINY = {
+    "full": (group("full", block=1, size=3),),
+    "chunk": (group("full", block=1, size=3), group("chunk", 2, block=1, size=1)),
+    "window": (group("full", block=1, size=2), group("window", 3, block=1, size=1)),
+    "state": (group("full", block=1, size=1), group("state", block=1, size=2)),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=2, max_size=6),
+    st.sampled_from(list(TINY)),
+    st.integers(1, 9),
+)
+@example([[0], [0], [0, 0], [1], [1], [0, 0, 1, 0]], "chunk", 5)
+def test_a_prompt_that_ends_with_a_block_cannot_hit_it_and_the_bound_holds(
+    prompts: list[list[int]], layout: str, num_bytes: int
+) -> None:
+    paths = paths_of(prompts, 1)
+    best, bound = (find(paths, TINY[layout], num_bytes) for find in (optimum_tokens, bound_tokens))
+    assert best <= bound, (best, bound)
 
 
 def test_the_bound_is_tight_where_bytes_are_plenty_and_falls_with_them() -> None:

@@ -124,10 +124,10 @@ COUNTS = {
     ("gemma3_text", "inclusive"): ((46, 305, 0), (40, 46, 155), (40, 0, 0)),
     ("gemma3_text", "write_through"): ((48, 309, 0), (40, 53, 153), (39, 0, 0)),
     ("gemma3_text", "second_hit"): ((46, 270, 0), (37, 41, 106), (40, 0, 0)),
-    ("qwen3_5_text", "exclusive"): ((24, 145, 0), (14, 8, 142), (27, 0, 0)),
-    ("qwen3_5_text", "inclusive"): ((43, 218, 0), (32, 46, 122), (35, 0, 0)),
-    ("qwen3_5_text", "write_through"): ((44, 222, 0), (37, 53, 119), (38, 0, 0)),
-    ("qwen3_5_text", "second_hit"): ((41, 171, 0), (34, 30, 69), (39, 0, 0)),
+    ("qwen3_5_text", "exclusive"): ((26, 141, 0), (20, 18, 149), (25, 0, 0)),
+    ("qwen3_5_text", "inclusive"): ((42, 220, 0), (26, 32, 116), (35, 0, 0)),
+    ("qwen3_5_text", "write_through"): ((42, 220, 0), (41, 50, 120), (35, 0, 0)),
+    ("qwen3_5_text", "second_hit"): ((33, 164, 0), (26, 36, 66), (36, 0, 0)),
 }
 """Family and rule -> over a host, an unreliable and a null store: loads, blocks loaded, copies that failed."""
 
@@ -182,6 +182,16 @@ def test_another_process_finds_both_groups_on_disk(model: LoadedModel, tmp_path:
         again = llm.generate([stem(1)], SHORT)[0]
     assert (again.num_cached_tokens, again.num_loaded_tokens) == (36, 36)
     assert finished([again]) == finished([first])
+
+
+def test_between_two_steps_and_after_the_last_the_blocks_add_up(model: LoadedModel) -> None:
+    """Blocks go between two flushes, windows pass blocks between two commits, and loads have a table alone."""
+    with tiered(model) as llm:
+        for number in (*range(1, 9), 1, 2):
+            llm.submit(stem(number), SHORT)
+            llm.drain(on_step=lambda engine: engine._check())
+            llm.engine.check()
+        assert llm.stats()["num_loads"] > 0
 
 
 def test_of_states_those_worth_keeping_are_stored_and_no_others(models: dict[str, LoadedModel]) -> None:

@@ -139,6 +139,7 @@ class Memory:
             for place in range(first, upto):
                 row = self.slots[at].setdefault(table[place // SIZE], [None] * SIZE)
                 row[SIZE - 1 if at and self.state else place % SIZE] = tuple(text[: place + 1])
+        self.allocator.check()
         self.allocator.commit(RequestId(self.number), np.array(text[:upto], dtype=np.int32))
         self.computed[self.number] = upto
 
@@ -162,7 +163,8 @@ class Memory:
         for place in (end,) if self.state else range(start, end):  # of the states, the step passed the others
             self.require(number, place)
         self.computed[number] = end
-        self.apply(self.allocator.commit(RequestId(number), np.array(tokens[:end], dtype=np.int32)))
+        if end // SIZE > start // SIZE:  # as the engine does
+            self.apply(self.allocator.commit(RequestId(number), np.array(tokens[:end], dtype=np.int32)))
         self.allocator.unref_leading(RequestId(number), max(0, end + 1 - self.window))
         self.require(number, end)
 
@@ -227,6 +229,80 @@ def test_the_state_that_a_step_goes_on_from_is_of_its_own_tokens(allocator: Any)
         memories[-1].run(150)
     assert sum(memory.refused for memory in memories) > 0, "no call was refused"
     assert (sum(memory.hits for memory in memories) > 5) == memories[0].allocator.full.share_prefix
+
+
+class Rule:
+    """vLLM's retention 0 without a bound of memory, over prefixes as tuples."""
+
+    def __init__(self) -> None:
+        self.seen, self.kept = set[tuple[int, ...]](), set[tuple[int, ...]]()
+
+    def hit(self, prompt: list[int]) -> int:
+        """Serves a prompt; returns its hit."""
+        prefixes = [tuple(prompt[:end]) for end in range(0, len(prompt), SIZE)]  # all but the last token's
+        hit = max(len(prefix) for prefix in prefixes if not prefix or prefix in self.kept)
+        shared = max((prefix for prefix in prefixes if not prefix or prefix in self.seen), key=len)
+        self.kept |= {shared, prefixes[-1]} if len(shared) > hit else {prefixes[-1]}
+        self.seen |= {tuple(prompt[:end]) for end in range(SIZE, len(prompt) + 1, SIZE)}
+        return hit
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_states_hit_as_the_rule_says_whoever_passes_them(seed: int) -> None:
+    allocator, rule, draw = grouped(kind="state", blocks=(400, 400)), Rule(), random.Random(seed)
+    stems = [[draw.randrange(9) for _ in range(48)] for _ in range(4)]
+    found, wanted = list[int](), list[int]()
+    for number in range(60):
+        prompt = draw.choice(stems)[: draw.choice((21, 30, 48))] + [
+            draw.randrange(9) for _ in range(draw.randint(1, 12))
+        ]
+        prompt += [9] * (len(prompt) % SIZE == 0)  # else the state at the very end is kept, too
+        found.append(compute(allocator, number, prompt, step=draw.choice((3, 8, 60))))
+        wanted.append(rule.hit(prompt))
+        allocator.free(RequestId(number))
+        allocator.check()
+    assert found == wanted
+    assert found.count(0) < 30
+
+
+def test_a_state_that_one_request_keeps_outlives_another_that_computed_it_again() -> None:
+    allocator, prompt = grouped(kind="state", blocks=(60, 60)), [*range(50)]
+    compute(allocator, 1, prompt)
+    allocator.free(RequestId(1))
+    allocator.full.forget([allocator.full.lookup(np.array(prompt, dtype=np.int32), NAMESPACE).blocks[0]])
+    longer = [*prompt, *range(90, 100)]
+    assert compute(allocator, 2, longer) == 0, "a block of full attention is gone, so all is computed again"
+    allocator.free(RequestId(2))
+    assert compute(allocator, 3, prompt) == 48
+    allocator.check()
+
+
+@pytest.mark.parametrize("kind", ["window", "state"])
+def test_what_was_loaded_may_lie_below_a_block_that_nobody_uses(kind: str) -> None:
+    allocator, prompt = grouped(kind=kind, window=9, blocks=(60, 60)), np.arange(41, dtype=np.int32)
+    for length in (37, 41):  # of states, those after 36 and 40 tokens are kept
+        compute(allocator, length, prompt[:length].tolist(), step=4)
+        allocator.free(RequestId(length))
+    allocator.full.forget([allocator.full.lookup(prompt, NAMESPACE).blocks[7]])
+    hit = allocator.lookup(prompt, NAMESPACE)
+    assert isinstance(hit, WindowedHit)
+    allocator.allocate(info(1), prompt, allocator.reaching(hit, 40))
+    allocator.check()
+    allocator.commit(RequestId(1), prompt[:40])
+    allocator.check()
+
+
+def test_a_state_that_was_loaded_is_kept() -> None:
+    allocator, prompt = grouped(kind="state", blocks=(60, 60)), np.arange(60, dtype=np.int32)
+    hit = allocator.lookup(prompt, NAMESPACE)
+    assert isinstance(hit, WindowedHit)
+    allocator.allocate(info(1), prompt, allocator.reaching(hit, 24))
+    for end in (24, 32, 60):
+        allocator.extend(RequestId(1), end)
+        allocator.commit(RequestId(1), prompt[:end])
+        allocator.unref_leading(RequestId(1), end - 1)
+    allocator.free(RequestId(1))
+    assert compute(allocator, 2, [*range(24), 7, 7, 7]) == 24
 
 
 def test_a_fork_behind_the_state_is_refused() -> None:
@@ -321,6 +397,13 @@ def test_an_allocator_that_cannot_be_a_group_is_refused_in_a_sentence(allocator:
     part = build_allocator(allocator, "lru", hash, num_blocks=8, block_size=SIZE, max_model_len=64)
     with pytest.raises(InvalidArgument, match=says):
         GroupedAllocator((FULL, group(9)), (part, part))
+
+
+@pytest.mark.parametrize("kinds", [(), ("full",), ("full", "window", "state"), ("window", "full"), ("full", "full")])
+def test_other_groups_than_two_of_the_served_kinds_are_refused(kinds: tuple[str, ...]) -> None:
+    groups = [FULL if kind == "full" else group(9, kind) for kind in kinds]
+    with pytest.raises(InvalidArgument, match="two groups are served, of kinds full, and window or state"):
+        GroupedAllocator(groups, grouped().parts[: len(kinds)])
 
 
 def test_check_names_what_differs_between_the_groups() -> None:
