@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from functools import lru_cache
 from pathlib import Path
 
 from framework.errors import RunDirectoryError
 from framework.files.lines import require_file
+
+_UNSETTLED_NS = 2_000_000_000
+"""A file changed so short a time ago can change again and keep its time, which file systems count in up to 2 s."""
 
 
 def sha256_of(path: Path) -> str:
@@ -17,7 +21,8 @@ def sha256_of(path: Path) -> str:
         OSError: it cannot be read, or is a pipe or a device.
     """
     found = path.stat()
-    return _sha256(path, found.st_ino, found.st_size, found.st_mtime_ns)
+    settled = time.time_ns() - found.st_mtime_ns > _UNSETTLED_NS
+    return (_sha256 if settled else _sha256.__wrapped__)(path, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 @lru_cache(maxsize=1024)

@@ -123,10 +123,13 @@ def command_line() -> str:
     """How the user called this process, or the one whose worker it is, as a shell would take it; secrets are masked."""
     if COMMAND in os.environ:
         return os.environ[COMMAND]
-    called = masked(list(sys.orig_argv))
-    if "-m" in called[1:3]:
-        return shlex.join(["python", *called[called.index("-m") :]])
-    return shlex.join([Path(sys.argv[0] or called[0]).name, *masked(sys.argv[1:])])
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    script = sys.argv[0] or sys.executable
+    if module is not None:
+        started = ["python", "-m", module.name.removesuffix(".__main__")]
+    else:
+        started = ["python", script] if script.endswith(".py") else [Path(script).name]
+    return shlex.join([*started, *masked(sys.argv[1:])])
 
 
 def _version(distribution: str) -> str | None:

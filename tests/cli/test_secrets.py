@@ -42,8 +42,7 @@ _NUMBER = itertools.count()
 @pytest.fixture
 def place(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("THEIR_SERVICE", TAKEN)  # by its name no secret; the option that takes it is one
-    for argv in ("argv", "orig_argv"):
-        monkeypatch.setattr(f"sys.{argv}", ["framework.run", *WORDS])
+    monkeypatch.setattr("sys.argv", ["framework.run", *WORDS])
     requests = [
         WorkloadRequest(arrival_s=i, input_tokens=48, output_tokens=1, block_ids=[3 * i, 3 * i + 1, 3 * i + 2],
                      block_tokens=16)
@@ -84,8 +83,7 @@ def test_a_run_leaves_no_secret(fails: bool, place: Path, words: list[str], comm
 def test_a_sweep_over_keys_leaves_none(place: Path, words: list[str], command: Any, monkeypatch: Any) -> None:
     words += ["eviction.fails=false", f"eviction.api_key={TYPED},{TYPED}-2", "eviction.password='with a space'"]
     words.append("run.sweep=keys")
-    for argv in ("argv", "orig_argv"):
-        monkeypatch.setattr(f"sys.{argv}", ["framework.run", *words])
+    monkeypatch.setattr("sys.argv", ["framework.run", *words])
     status, _, err = command("-m", *words)
     folder = place / "sweeps" / "keys"
     assert (status, len([*folder.glob("*/result.json")])) == (0, 2), err

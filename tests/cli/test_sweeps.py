@@ -324,6 +324,23 @@ def test_an_interrupted_sweep_reports_what_it_has(trace: Path, command: Command,
     assert (status, "(2 ok, 1 unfinished)" in out) == (130, True), out
 
 
+def test_a_mode_of_a_file_names_its_runs_by_its_class_and_a_sweep_over_modes_is_one_folder(
+    elsewhere: Path, runs: list[Any], command: Command
+) -> None:
+    """The path of the file was part of the folder: an absolute one was refused, and each mode had a sweep."""
+    (elsewhere / "mine").mkdir()
+    (elsewhere / "mine" / "mode.py").write_text(
+        "from framework.interfaces.mode import Mode\n\n\nclass Still(Mode):\n    def run(self, config, on_begin): ...\n"
+    )
+    assert command(f"mode={elsewhere}/mine/mode.py:Still", "workload=system_prompts")[0] == 0
+    assert Path(runs[0]["run"]["dir"]).relative_to(elsewhere).parts[:2] == ("runs", "Still")
+    _, _, err = command(
+        "-m", f"mode=replay,{elsewhere}/mine/mode.py:Still", "workload=system_prompts", "run.report=false"
+    )
+    folders = {Path(run["run"]["dir"]).parent for run in runs[1:]}
+    assert (len(runs), len(folders)) == (3, 1), (folders, err)
+
+
 def test_a_directory_for_one_run_is_refused_for_a_sweep(command: Command, elsewhere: Path) -> None:
     status, _, err = command("-m", "workload=chat", "seed=1,2", "run.dir=here")
     assert status == 2

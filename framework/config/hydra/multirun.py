@@ -119,8 +119,9 @@ class _Job:
 
     @property
     def launched(self) -> list[str]:
-        """The words as Hydra composes them, its folder among them."""
-        return [*self.words, f"hydra.sweep.subdir={quote(self.name)}"]
+        """The words as Hydra composes them, its folders among them: the sweep is named after its mode, which may vary."""
+        sweep = quote(str(self.sweep.config.run.sweep))
+        return [*self.words, f"run.sweep={sweep}", f"hydra.sweep.subdir={quote(self.name)}"]
 
     @cached_property
     def plain(self) -> dict[str, Any]:

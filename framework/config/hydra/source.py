@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from functools import lru_cache
@@ -75,6 +76,8 @@ class PluginConfigSource(ConfigSource):
         group, name = _parts(config_path)
         if not self.is_config(config_path):
             raise ConfigLoadError(f"Config not found : {config_path}")
+        if not group:  # what config.yaml calls beside the settings; here, since a launcher's workers compose, too
+            OmegaConf.register_new_resolver("short_name", short_name, replace=True)
         values = options_node(group, name) if group else default_settings()
         return ConfigResult(
             config=OmegaConf.create(values), path=self.full_path(), provider=self.provider, header={"package": None}
@@ -115,6 +118,11 @@ def _imports(plugin: registry.Plugin) -> bool:
 
 def _groups() -> tuple[str, ...]:
     return (*registry.groups(), MODEL)
+
+
+def short_name(name: str) -> str:
+    """`Mine` of `folder/file.py:Mine`, `package.module:Mine` or `distribution:Mine`, and a plain name as it is."""
+    return re.split("[/:]", name)[-1]
 
 
 def options_node(group: str, name: str) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,3 +115,20 @@ def test_an_experiment_does_not_see_its_own_tables(
     shared.finish(options, {"rows": [{"a": 1}]}, {})
     found = json.loads((checkout / "results" / "provenance.json").read_text())
     assert found["package"]["git_dirty"] is edited
+
+
+@pytest.mark.parametrize(
+    ("started", "said"),
+    [
+        ("-m said 'a b'", "python -m said 'a b'"),
+        ("-X utf8 -W ignore -m said -m", "python -m said -m"),  # it was "said.py -m"
+        ("../mine/said.py a", "python ../mine/said.py a"),
+    ],
+)
+def test_the_command_can_be_given_again(started: str, said: str, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    code = "from framework.tracking.provenance import command_line\nprint(command_line())\n"
+    (folder / "said.py").write_text(code)
+    done = subprocess.run([sys.executable, *shlex.split(started)], cwd=folder, capture_output=True, text=True)
+    assert done.stdout.strip() == said, done.stderr
