@@ -119,7 +119,7 @@ class _Job:
 
     @property
     def launched(self) -> list[str]:
-        """The words as Hydra composes them, its folders among them: the sweep is named after its mode, which may vary."""
+        """The words as Hydra composes them, its folders among them: the sweep is named after a mode that may vary."""
         sweep = quote(str(self.sweep.config.run.sweep))
         return [*self.words, f"run.sweep={sweep}", f"hydra.sweep.subdir={quote(self.name)}"]
 
