@@ -21,6 +21,7 @@ import numpy as np
 
 from experiments.live.checkpoint import make
 from experiments.live.server import (
+    BLOCK,
     LIKE_VLLM,
     LIMITS,
     LONGEST,
@@ -299,6 +300,14 @@ class Laboratory:
             {"feature": "a restart", "requests": len(asks), "with a failing policy": "-",
              "led like alone": _same(crowds[1]["chunks"], crowds[2]["chunks"])}
         )  # fmt: skip
+        asks = self.asks[1, "system prompts"]
+        told = [self._samples(asks, transfer) for transfer in (None, policy_config("lru"))]
+        less = f"{told[0][1]}, led {told[1][1]}"
+        rows.append(
+            {"feature": f"n=2 to their own ends, hits of the last (of the first, fewer: {less})",
+             "requests": len(asks), "with a failing policy": "-",
+             "led like alone": all(explained for explained, _ in told)}
+        )  # fmt: skip
         for row in rows:
             row["as it should be"] = row["led like alone"] and row["with a failing policy"] in (True, "-")
         if not preempted[0]:
@@ -317,6 +326,24 @@ class Laboratory:
                 assert "The eviction policy failed" in server.log.read_text(), "the failing policy never failed"
         lengths = [Answer(tokens=[len(answer.tokens)], cached_tokens=answer.cached_tokens) for answer in several]
         return {"streaming": streamed, "after aborts": after, "n=2, sampled (lengths)": lengths}
+
+    def _samples(self, asks: Sequence[Ask], transfer: Any) -> tuple[bool, int]:
+        """Two samples a request, each until it draws its end: whether `cached_tokens` are the second's hits, or those
+        of the first where that is longer; and how many requests say less than their second sample hit.
+
+        The second sample hits every whole block before the last token: the first has just computed or found them.
+        """
+        explained, less = True, 0
+        with self.serving(ROOMY, transfer) as server:
+            client, before = Client(server), 0
+            for ask in asks:
+                answer = client.ask(ask, n=2, temperature=1.0, logit_bias={"1": 7.0}, extra_body={"ignore_eos": False})
+                whole = (len(ask.prompt) - 1) // BLOCK * BLOCK
+                first, before = _hits(server) - before - whole, _hits(server)
+                told = answer.cached_tokens
+                explained &= told == whole or (told == first and answer.lengths[0] > answer.lengths[1])
+                less += told < whole
+        return explained, less
 
     def _crowd(self, asks: Sequence[Ask], transfer: Any) -> dict[str, list[Answer]]:
         with self.serving(CROWDED, transfer) as server:

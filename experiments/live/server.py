@@ -202,12 +202,14 @@ class Answer:
     """What a server said: token ids, and the prompt tokens that it found in its cache.
 
     Attributes:
+        lengths: tokens of each sample, in their order.
         first_s, end_s: `time.perf_counter` at the first token and at the end, of a streamed answer.
     """
 
     tokens: list[int] = field(default_factory=list)
     cached_tokens: int = 0
     prompt_tokens: int = 0
+    lengths: list[int] = field(default_factory=list)
     first_s: float = 0.0
     end_s: float = 0.0
 
@@ -245,8 +247,10 @@ class Client:
         )
         usage = completion.usage
         details = usage.prompt_tokens_details
-        tokens = [token for choice in completion.choices for token in choice.token_ids]
-        return Answer(tokens, (details.cached_tokens or 0) if details else 0, usage.prompt_tokens)
+        samples = [choice.token_ids for choice in sorted(completion.choices, key=lambda choice: choice.index)]
+        tokens = [token for sample in samples for token in sample]
+        cached = (details.cached_tokens or 0) if details else 0
+        return Answer(tokens, cached, usage.prompt_tokens, [len(sample) for sample in samples])
 
     def stream(self, ask: Ask, stop_after: int | None = None) -> Answer:
         """One request, streamed; the connection is closed after `stop_after` tokens: an abort."""

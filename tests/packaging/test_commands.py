@@ -88,6 +88,7 @@ def test_what_is_not_run_is_shown_somewhere_and_every_preset_has_a_command() -> 
     assert len(run) > 25, run
 
 
+@pytest.mark.timeout(3600)  # a sweep over all policies is minutes, and more on a busy machine
 @pytest.mark.parametrize(
     "source",
     [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in FOUND],

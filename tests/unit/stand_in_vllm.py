@@ -51,7 +51,7 @@ class Client:
         return self.served([ask], **extra)[0]
 
     def served(self, asks: Sequence[Ask], n: int = 1, **extra: Any) -> list[Answer]:
-        """All of them at once."""
+        """All of them at once. vLLM makes a request of each of `n` samples; the later ones hit every whole block."""
         server, engine, recorder = self.server, self.server.engine, self.server.recorder
         running = []
         for ask in asks:
@@ -79,8 +79,10 @@ class Client:
             facts.block_hashes = Sha256().blocks(Sha256().root(Namespace(), BLOCK), full, BLOCK)
             if recorder is not None:
                 recorder.request_finished_all_groups(facts, ())
-            server.hits += request.num_cached_tokens
-            answers.append(Answer(tokens, request.num_cached_tokens, len(request.prompt)))
+            cached = request.num_cached_tokens if n == 1 else (len(request.prompt) - 1) // BLOCK * BLOCK
+            server.hits += request.num_cached_tokens + (n - 1) * cached
+            lengths = [len(one.tokens) for one in request.completions]
+            answers.append(Answer(tokens, cached, len(request.prompt), lengths))
         return answers
 
     def stream(self, ask: Ask, stop_after: int | None = None) -> Answer:
