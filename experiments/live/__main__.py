@@ -301,12 +301,12 @@ class Laboratory:
              "led like alone": _same(crowds[1]["chunks"], crowds[2]["chunks"])}
         )  # fmt: skip
         asks = self.asks[1, "system prompts"]
-        told = [self._samples(asks, transfer) for transfer in (None, policy_config("lru"))]
-        less = f"{told[0][1]}, led {told[1][1]}"
+        counted = [self._samples(asks, transfer) for transfer in (None, policy_config("lru"))]
+        less = f"{counted[0][1]}, led {counted[1][1]}"
         rows.append(
             {"feature": f"n=2 to their own ends, hits of the last (of the first, fewer: {less})",
              "requests": len(asks), "with a failing policy": "-",
-             "led like alone": all(explained for explained, _ in told)}
+             "led like alone": all(explained for explained, _ in counted)}
         )  # fmt: skip
         for row in rows:
             row["as it should be"] = row["led like alone"] and row["with a failing policy"] in (True, "-")
@@ -340,9 +340,9 @@ class Laboratory:
                 answer = client.ask(ask, n=2, temperature=1.0, logit_bias={"1": 7.0}, extra_body={"ignore_eos": False})
                 whole = (len(ask.prompt) - 1) // BLOCK * BLOCK
                 first, before = _hits(server) - before - whole, _hits(server)
-                told = answer.cached_tokens
-                explained &= told == whole or (told == first and answer.lengths[0] > answer.lengths[1])
-                less += told < whole
+                cached = answer.cached_tokens
+                explained &= cached == whole or (cached == first and answer.lengths[0] > answer.lengths[1])
+                less += cached < whole
         return explained, less
 
     def _crowd(self, asks: Sequence[Ask], transfer: Any) -> dict[str, list[Answer]]:
