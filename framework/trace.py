@@ -103,34 +103,34 @@ def _describe(options: argparse.Namespace) -> int:
     if options.json is not None:
         require_new(options.json, inputs=[options.file], force=options.force)
     trace = _open(options)
-    found, _ = describe(trace)
+    description, _ = describe(trace)
     if options.json == "-":
-        print(json.dumps(asdict(found), indent=2))  # noqa: T201
+        print(json.dumps(asdict(description), indent=2))  # noqa: T201
         return 0
     if options.json:
-        write_json(Path(options.json), asdict(found))
-    _print(found, trace.first_error)
+        write_json(Path(options.json), asdict(description))
+    _print(description, trace.first_error)
     return 0
 
 
-def _print(found: TraceDescription, first_error: str) -> None:
+def _print(description: TraceDescription, first_error: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=found.path, show_header=False)
+    table = Table(title=description.path, show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
-    for name, value in _rows(asdict(found)):
+    for name, value in _rows(asdict(description)):
         table.add_row(name, value)
     console = Console()
     console.print(table)
     if first_error:
-        console.print(f"skipped {found.skipped} lines, the first: {first_error}", markup=False)
+        console.print(f"skipped {description.skipped} lines, the first: {first_error}", markup=False)
 
 
-def _rows(found: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+def _rows(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
     """A row a value, and a row a point of a curve: name and text."""
-    for key, value in found.items():
+    for key, value in values.items():
         name = f"{above}{key.replace('_', ' ')}"
         if isinstance(value, Mapping):
             yield from _rows(value, f"{name}, ")
@@ -181,12 +181,12 @@ def _record(options: argparse.Namespace) -> int:
     from framework.workload.request_log import convert
 
     try:
-        found = convert(Path(options.source), Path(options.out), block_tokens=options.block_tokens)
+        converted = convert(Path(options.source), Path(options.out), block_tokens=options.block_tokens)
     except OSError as error:
         error.filename = error.filename or options.out
         raise
-    left_out = f"{found.num_without_tokens} had text alone and were left out"
-    print(f"{options.out}: {found.num_requests} requests; {left_out}")  # noqa: T201
+    left_out = f"{converted.num_without_tokens} had text alone and were left out"
+    print(f"{options.out}: {converted.num_requests} requests; {left_out}")  # noqa: T201
     return 0
 
 

@@ -25,8 +25,7 @@ class Metrics:
     Slots (tokens of pool memory) are, at each step after its writes: *live*: hold KV of a running request; *internal*:
     past the end in a row's last written block; *reserved*: promised to a row beyond that block; *external*: free, but
     in no run a request could get; *cached idle*: findable, used by nobody; *free*. They sum to the pool. Utilisation is
-    live / (live + internal + reserved), weighted by time; weighted by steps it is the same in every run of one
-    command. Times are seconds on the engine's clock.
+    live / (live + internal + reserved), weighted by time. Times are seconds on the engine's clock.
 
     Attributes:
         slots: of each of `KINDS`, after the last step's writes.
@@ -36,12 +35,11 @@ class Metrics:
         self._guarded, self._rows = guarded, rows
         self.num_preemptions = self.num_forks = self.num_copied_blocks = 0
         self.num_steps = self.num_scheduled_tokens = self.num_output_tokens = self.num_decode_tokens = 0
-        self.schedule_s = self.forward_s = self.sample_s = self.step_s = 0.0
+        self.forward_s = self.step_s = 0.0
         self._last: tuple[Step, float] | None = None
         # Of each kind. Lists: for so few, NumPy's overhead a call is more than the work.
         self.slots = [0] * len(KINDS)
         self._slot_seconds = [0.0] * len(KINDS)
-        self._slot_steps = [0] * len(KINDS)
         self.peak_used_blocks = 0
         self.peak_rows = 0
         self.statuses: Counter[str] = Counter()
@@ -125,14 +123,11 @@ class Metrics:
     def stepped(self, step: Step, start: float, scheduled: float, computed: float, end: float) -> None:
         """A step ended: its times on the clock."""
         self.num_steps += 1
-        self.schedule_s += scheduled - start
         self.forward_s += computed - scheduled
-        self.sample_s += end - computed
         self.step_s += end - start
         self._last = step, end - start
         seconds, slots = end - start, self.slots
         self._slot_seconds = [total + count * seconds for total, count in zip(self._slot_seconds, slots, strict=True)]
-        self._slot_steps = [total + count for total, count in zip(self._slot_steps, slots, strict=True)]
 
     def step_row(self) -> dict[str, Any]:
         """Of a line for a run's metrics file: the last step's seconds and work, and the state after it: hits of all
@@ -177,13 +172,11 @@ class Metrics:
             "spared_tokens": self.num_spared_tokens,
             "wall_s": wall,
             "output_tokens_per_s": _ratio(self.num_output_tokens, wall),
-            "total_tokens_per_s": _ratio(self.num_output_tokens + self.num_scheduled_tokens, wall),
             "requests_per_s": _ratio(self.statuses[Status.FINISHED.value], wall),
             "hit_rate": _ratio(self.hit_tokens, self.prompt_tokens),
             "hit_rate_blocks": _ratio(self.hit_blocks, self.prompt_blocks),
             "hit_rate_request_mean": float(np.mean(self.request_hit_rates)) if self.request_hit_rates else None,
             **_shares(self._slot_seconds),
-            **{f"{name}_by_step": share for name, share in _shares(self._slot_steps).items()},
             "peak_used_blocks": self.peak_used_blocks,
             "peak_running": self.peak_rows,
             "num_forks": self.num_forks,
@@ -192,9 +185,7 @@ class Metrics:
             "num_collisions": stats and stats.collisions,
             "num_preemptions": self.num_preemptions,
             "num_steps": self.num_steps,
-            "schedule_s": self.schedule_s,
             "forward_s": self.forward_s,
-            "sample_s": self.sample_s,
             "engine_overhead": _ratio(self.step_s - self.forward_s, self.step_s),
         }
         if self.first_failure:
@@ -207,7 +198,7 @@ class Metrics:
 
 
 def _shares(slots: Sequence[float]) -> dict[str, float | None]:
-    """What the slots of each kind, summed over time or steps, are of those reserved or of the pool."""
+    """What the slots of each kind, summed over time, are of those reserved or of the pool."""
     live, internal, reserved, external, cached, _ = slots
     used, pool = live + internal + reserved, sum(slots)
     return {

@@ -15,7 +15,7 @@ _UNSETTLED_NS = 2_000_000_000
 
 
 def sha256_of(path: Path) -> str:
-    """Of the file's bytes, hexadecimal.
+    """Digest of the file's bytes, hexadecimal.
 
     Raises:
         OSError: it cannot be read, or is a pipe or a device.

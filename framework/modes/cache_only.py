@@ -115,7 +115,6 @@ def _counted(counts: CacheOnlyResult) -> dict[str, Any]:
         "prompt_blocks": counts.prompt_blocks,
         "hit_tokens": counts.hit_tokens,
         "prompt_tokens": counts.prompt_tokens,
-        "admitted_blocks": counts.admitted,
         "num_evictions": counts.evictions,
         "hit_rate": counts.hit_rate,
         "hit_rate_blocks": counts.block_hit_rate,
@@ -165,7 +164,6 @@ def _against_optima(
         **more,
         "optimum_rules": OPTIMUM_RULES + more.get("optimum_rules", ""),
         "gap_to_optimum": _gap(counts, int(best.sum())),
-        "gap_to_pinned_optimum": _gap(counts, pinned),
     }
 
 

@@ -36,13 +36,8 @@ from framework.workload.traces.own_format import with_blocks
 from framework.workload.traces.recording import RecordedWorkload, Recording
 
 _DEFAULT_LEN = 262_144
-_NOT_IN_STEPS = frozenset(
-    {
-        "output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "schedule_s",
-        "forward_s", "sample_s", "step_s", "engine_overhead",
-    }
-)  # fmt: skip
-_TIME = re.compile(r"_s(?=_p\d+$|$)")
+_IN_STEPS = {"wall_s": "wall_steps", "time_s": "time_steps"}
+_TIME = re.compile(r"_s(_p\d+)?$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +102,7 @@ def full_replay(session: Session, cache: OtherCache | None = None) -> dict[str, 
         summary = engine.state.summary()
         summary["goodput_requests_per_s"] = engine.metrics.goodput(options.slo_ttft_s, options.slo_tpot_s)
         summary = in_steps(summary) if unit == "steps" else summary
-        for measured_by_the_wall in ("schedule_s", "sample_s", "engine_overhead"):
-            summary.pop(measured_by_the_wall, None)
+        summary.pop("engine_overhead", None)  # measured by the wall
         if cache is not None:
             summary = cache.results(engine.allocator, summary)
         if "offline_next_use_hit_rate" in measured:
@@ -151,8 +145,8 @@ def _gap(hit_rate: float | None, of_reference: float | None) -> float | None:
 
 
 def in_steps(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """What was measured on a clock that counts steps: times say so in their names, and rates a second are left out."""
-    return {_TIME.sub("_steps", key): value for key, value in measured.items() if key not in _NOT_IN_STEPS}
+    """What was measured on a clock that counts steps, without rates a second and without times but the whole one."""
+    return {_IN_STEPS.get(key, key): v for key, v in measured.items() if key in _IN_STEPS or not _TIME.search(key)}
 
 
 @dataclass(slots=True)

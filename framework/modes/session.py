@@ -13,7 +13,7 @@ from framework.config.config import Config
 from framework.engine.engine import Engine, Trial
 from framework.engine.sizes import shortened
 from framework.errors import FrameworkError
-from framework.files.secrets import hidden, masked, secrets_of
+from framework.files.secrets import masked
 from framework.guard.observer import GuardedObserver
 from framework.interfaces.mode import OnBegin as OnBegin
 from framework.interfaces.observer import RunView
@@ -52,7 +52,6 @@ class Session:
     def __init__(self, config: Config, *, on_begin: OnBegin = lambda path: None, stalls: bool = True) -> None:
         self.config, self.settings = config, config.run
         self.facts: dict[str, Any] = {"mode": config.mode.name, "seed": config.seed}
-        self._secrets = secrets_of(config.plain())
         tracker = tracking.build(config.tracker.name, config.tracker.options)
         self.run = RunDirectory(config.run.dir, overwrite=config.run.overwrite, on_begin=on_begin)
         self._tracked = TrackedRun(self.run, tracker)
@@ -137,7 +136,7 @@ class Session:
         group = self.run.path.parent.name if self.in_sweep else ""
         own = self.run.path.name.rpartition("-")[0] if self.in_sweep else components  # a job's: what varies comes first
         label = RunLabel(name=self.settings.name or own, group=group, job_type=components)
-        self._tracked.start(hidden(masked(self.config.plain()), self._secrets), label)
+        self._tracked.start(masked(self.config.plain()), label)
         return origin
 
     def say_length(self, asked: int | None, needed: int | None, found: int, advice: str) -> None:
@@ -196,7 +195,7 @@ class Session:
 
     def _finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         status = {"status": result["status"]}
-        whole: dict[str, Any] = hidden({**status, **self.facts, **result}, self._secrets)
+        whole = {**status, **self.facts, **result}
         self._recorded = True
         self._tracked.finish(whole, failed=bool(what_went_wrong(whole)))
         return whole
@@ -224,7 +223,7 @@ class Session:
     def _abandon(self, reason: str) -> None:
         """The process is about to exit in the middle of a call that cannot be ended: leave the reason."""
         with suppress(FrameworkError, OSError):
-            self.run.write_result(hidden({"status": "failed", **self.facts, "reasons": [reason]}, self._secrets))
+            self.run.write_result({"status": "failed", **self.facts, "reasons": [reason]})
         if (job := read_json(self.run.path / JOB)) is not None:
             fail(self.run.path, "failed", reason, job.get("overrides") or ())
 
@@ -232,7 +231,7 @@ class Session:
         plain = self.config.plain()
         read = dict(identity.inputs(plain))
         path = read.pop("workload.path") if read.get("workload.path", Path()).is_file() else None
-        collected = tracking.collect_provenance(
+        return tracking.collect_provenance(
             components=identity.components(plain),
             seeds={"seed": self.facts["seed"]},
             device=device,
@@ -240,8 +239,6 @@ class Session:
             other_inputs={f"{key}={path}": identity.digest_of(path) for key, path in read.items()},
             checkout=checkout,
         )
-        found: dict[str, Any] = hidden(collected, self._secrets)
-        return found
 
 
 def sentence(error: BaseException) -> str:

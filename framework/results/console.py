@@ -43,7 +43,7 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Of each column, whether all its cells begin like numbers: it stands right, and does not wrap."""
+        """Whether all cells of a column begin like numbers, for each: it stands right, and does not wrap."""
         return [all(_NUMERIC.match(row[index]) for row in self.rows) for index in range(len(self.header))]
 
 
@@ -124,14 +124,14 @@ def _print(console: Console, result: Result) -> None:
     for no_wrap in (True, not narrow, False)[: 2 if narrow else 3]:
         table.add_column(no_wrap=no_wrap, overflow="fold")
     for section in sections():
-        found = list(lines(result, section))
-        below += [f"{metric.title}: {text}" for metric, text in found if _is_long(metric, text)]
-        found = [(metric, text) for metric, text in found if not _is_long(metric, text)]
-        if not found:
+        entries = list(lines(result, section))
+        below += [f"{metric.title}: {text}" for metric, text in entries if _is_long(metric, text)]
+        entries = [(metric, text) for metric, text in entries if not _is_long(metric, text)]
+        if not entries:
             continue
         table.add_section()
         table.add_row(Text(_HEADINGS.get(section, section), style="bold cyan"))
-        for metric, text in found:
+        for metric, text in entries:
             alarm = metric.key in _ALARMING and result[metric.key]
             note = metric.note.replace("{clock}", f"{clock} clock")
             notes = () if narrow else (Text(note, style="dim"),)

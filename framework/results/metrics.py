@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from framework.results.metric import Metric, never, on_cuda, section, text
 
@@ -14,7 +13,7 @@ latency = section("latency")
 
 
 def by_kind() -> Iterator[Metric]:
-    """Of each kind of group."""
+    """Hits of each kind of group."""
     for kind, name in (("full", "full attention"), ("window", "windows"), ("chunk", "chunks"), ("state", "states")):
         yield cache(f"{kind}_hit_tokens", "tokens", "", f"hit of {name} alone",
                     f"Prompt tokens that the groups of {name} could have given, whatever the others have.",
@@ -26,7 +25,7 @@ def by_kind() -> Iterator[Metric]:
 
 
 def served() -> Iterator[Metric]:
-    """Of each group of KV that a served model has."""
+    """Bytes of each group of KV that a served model has."""
     for kind, name in (("full", "full attention"), ("window", "windows"), ("state", "states")):
         yield cache(f"{kind}_bytes", "bytes", "", f"{name}: capacity", f"Usable blocks of {name}.")
         yield cache(f"{kind}_peak_used_bytes", "bytes", "lower", f"{name}: peak in use",
@@ -36,53 +35,18 @@ def served() -> Iterator[Metric]:
         yield cache(f"{kind}_evictions", "blocks", "", f"{name}: evicted", f"Blocks of {name} that were evicted.")
 
 
-def latencies(unit: str, clock: str) -> Iterator[Metric]:
-    """The 50th, 95th and 99th percentile of each latency, `ttft_s_p50` and so on, three on a line of a run's table.
-
-    Args:
-        unit: `s`, or `steps` in a replayed recording, whose clock counts them.
-    """
-    between = "Time" if unit == "s" else "Steps"
+def latencies() -> Iterator[Metric]:
+    """The 50th, 95th and 99th percentile of each latency, `ttft_s_p50` and so on, three on a line of a run's table."""
     for name, title, definition, note in (
-        ("ttft", "first token", "From arrival to the first generated token", f"{clock}, from arrival" if clock else ""),
-        (
-            "tpot",
-            "each next token",
-            f"{between} between the first and last token over the tokens after the first",
-            clock,
-        ),
-        ("latency", "whole request", "From arrival to the last token", clock),
+        ("ttft", "first token", "From arrival to the first generated token", "{clock}, from arrival"),
+        ("tpot", "each next token", "Time between the first and last token over the tokens after the first", "{clock}"),
+        ("latency", "whole request", "From arrival to the last token", "{clock}"),
     ):
-        if unit == "steps":
-            title, definition = f"{title}, steps", f"{definition}, in steps"
         for percent in (50, 95, 99):
             first = percent == 50
-            yield latency(f"{name}_{unit}_p{percent}", unit, "lower", title if first else f"{title}, p{percent}",
+            yield latency(f"{name}_s_p{percent}", "s", "lower", title if first else f"{title}, p{percent}",
                           f"{definition}, {percent}th percentile over finished requests.", note=note,
-                          row="" if first else f"{name}_{unit}_p50", wall=unit == "s")  # fmt: skip
-
-
-SHARES = (
-    memory("utilisation", "share", "higher", "utilisation",
-           "Slots holding live K and V over slots reserved, weighted by time.", note="live / reserved slots"),
-    memory("waste_internal", "share", "lower", "internal waste",
-           "Slots past the end in a last written block, over slots reserved.", note="tails of blocks"),
-    memory("waste_reserved", "share", "lower", "reserved waste",
-           "Slots promised and not yet written, over slots reserved.", note="not yet written"),
-    memory("waste_external", "share", "lower", "external waste",
-           "Slots free but in no run that a request could get, over the pool.", note="free but unusable"),
-    memory("cached_idle", "share", "", "cached, idle",
-           "Slots findable and used by nobody, over the pool: not waste, but a cache.", note="of the pool"),
-    memory("pool_used", "share", "", "pool in use", "Slots reserved over the pool."),
-)  # fmt: skip
-
-
-def by_step(share: Metric) -> Metric:
-    """The same share weighted by steps instead of time: equal to the last digit in every run of one command."""
-    definition = f"`{share.key}` with each step counted once: the same in every run of one command."
-    return replace(
-        share, key=f"{share.key}_by_step", title=f"{share.title}, by step", definition=definition, when=never
-    )
+                          row="" if first else f"{name}_s_p50", wall=True)  # fmt: skip
 
 
 DECLARED: tuple[Metric, ...] = (
@@ -109,8 +73,6 @@ DECLARED: tuple[Metric, ...] = (
     text("run", "git_revision", "revision", "Revision of the checkout that the package ran from.", when=never),
     text("run", "trace", "trace", "Path of the trace or recording that was replayed.", when=never),
     text("run", "trace_sha256", "trace's SHA-256", "SHA-256 of that file.", when=never),
-    run("trace_bytes", "bytes", "", "trace's size",
-        "Size of that file.", when=never),
     text("run", "not_measured", "not measured", "Why a run that did not end well could not say what it measured."),
     run("seed", "number", "", "seed", "The run's seed."),
     run("num_blocks", "blocks", "", "blocks", "Blocks in the pool, the null block excepted."),
@@ -132,7 +94,6 @@ DECLARED: tuple[Metric, ...] = (
     cache("prompt_blocks", "blocks", "", "prompt blocks",
           "Blocks of all admitted prompts, a partial last one included: the block references of a replay."),
     cache("num_evictions", "blocks", "lower", "evictions", "Cached blocks whose content was given up."),
-    cache("admitted_blocks", "blocks", "", "blocks admitted", "Blocks whose content entered the cache."),
     cache("num_collisions", "blocks", "lower", "hash collisions",
           "Hits refused because a block of equal hash held other tokens.", hide_zero=True),
     optimum("gap_to_optimum", "share", "lower", "gap to the optimum by blocks",
@@ -140,9 +101,6 @@ DECLARED: tuple[Metric, ...] = (
             note="more missed blocks"),
     optimum("optimum_hit_blocks", "blocks", "", "hits of the optimum",
             "Prompt blocks that the offline optimum of this capacity hits.", of="prompt_blocks"),
-    optimum("gap_to_pinned_optimum", "share", "lower", "gap to the pinned optimum by blocks",
-            "The same against the optimum whose request at hand holds its blocks, as an engine's does.",
-            note="more missed blocks"),
     optimum("pinned_optimum_hit_blocks", "blocks", "", "hits of the pinned optimum",
             "Prompt blocks that the offline optimum hits when the request at hand holds its blocks.",
             of="prompt_blocks"),
@@ -216,23 +174,28 @@ DECLARED: tuple[Metric, ...] = (
             "From the first arrival to the last end of a replayed recording, whose clock counts steps.",
             note="arrival to end"),
     measured("output_tokens_per_s", "tokens/s", "higher", "output tokens/s", "Generated tokens over `wall_s`."),
-    measured("total_tokens_per_s", "tokens/s", "higher", "all tokens/s",
-             "Computed and generated tokens over `wall_s`."),
     measured("requests_per_s", "requests/s", "higher", "requests/s", "Finished requests over `wall_s`."),
     measured("goodput_requests_per_s", "requests/s", "higher", "goodput, requests/s",
              "Finished requests that met both objectives (replay.slo_ttft_s, replay.slo_tpot_s) over `wall_s`."),
     measured("engine_overhead", "share", "lower", "engine overhead", "Step time outside the model over step time.",
              note="of step time"),
-    measured("schedule_s", "s", "lower", "scheduling", "Time in the scheduler, summed over steps."),
     measured("forward_s", "s", "lower", "model", "Time in the model, summed over steps."),
-    measured("sample_s", "s", "lower", "sampling", "Time in sampling and bookkeeping, summed over steps."),
     counted("num_steps", "steps", "", "steps", "Engine steps."),
     measured("replay_s", "s", "lower", "replayed in", "Wall time of the whole replay, reading the trace included."),
     measured("count_s", "s", "lower", "counted in", "Wall time of counting hits, reading the trace excepted."),
     text("speed", "replay_core", "replay core", "Which core counted: see docs/traces.md."),
-    *(metric for unit, clock in (("s", "{clock}"), ("steps", "")) for metric in latencies(unit, clock)),
-    *SHARES,
-    *map(by_step, SHARES),
+    *latencies(),
+    memory("utilisation", "share", "higher", "utilisation",
+           "Slots holding live K and V over slots reserved, weighted by time.", note="live / reserved slots"),
+    memory("waste_internal", "share", "lower", "internal waste",
+           "Slots past the end in a last written block, over slots reserved.", note="tails of blocks"),
+    memory("waste_reserved", "share", "lower", "reserved waste",
+           "Slots promised and not yet written, over slots reserved.", note="not yet written"),
+    memory("waste_external", "share", "lower", "external waste",
+           "Slots free but in no run that a request could get, over the pool.", note="free but unusable"),
+    memory("cached_idle", "share", "", "cached, idle",
+           "Slots findable and used by nobody, over the pool: not waste, but a cache.", note="of the pool"),
+    memory("pool_used", "share", "", "pool in use", "Slots reserved over the pool."),
     memory("peak_used_blocks", "blocks", "lower", "peak blocks in use", "Most blocks in use after any step.",
            of="num_blocks"),
     text("memory", "kv_dtype", "KV dtype",

@@ -1,4 +1,4 @@
-"""Runs below folders, as records and as a pandas DataFrame: what was set, what came of it, where it comes from."""
+"""Runs below folders, as records: what was set, what came of it, where it comes from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from framework.errors import ConfigError, RunDirectoryError, Unsupported
 from framework.files.jsonl import JsonObject, read_jsonl
@@ -21,9 +21,6 @@ from framework.results.reading import (
     what_went_wrong,
 )
 from framework.results.settings import Value, settings_of
-
-if TYPE_CHECKING:
-    import pandas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,18 +217,6 @@ class Results(tuple[Run, ...]):
             raise Unsupported(f"no lines of kind {kind!r}; there are {', '.join(kinds)}")
         paths = [(run, run.path / f"{kind}.jsonl") for run in self]
         return [{"run": run.name, **line} for run, path in paths if path.is_file() for line in read_jsonl(path)]
-
-    def to_pandas(self, kind: str = "runs") -> pandas.DataFrame:
-        """The records as a DataFrame, or the lines of a kind (see `lines`).
-
-        Raises:
-            Unsupported: pandas is not installed.
-        """
-        try:
-            import pandas
-        except ImportError as error:
-            raise Unsupported("to_pandas needs pandas: pip install pandas; records() gives plain dicts") from error
-        return pandas.DataFrame.from_records(self.records() if kind == "runs" else self.lines(kind))
 
 
 def read(*folders: str | Path) -> Results:

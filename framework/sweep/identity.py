@@ -27,29 +27,24 @@ _FOLDERS = ("workload", "model")
 _KINDS_OF_A_REPLAY = ("allocator", "eviction", "hash")
 _LARGE_BYTES = 256 * 2**20
 
-Identity = dict[str, str]
-"""What was used, in words -> a digest of it."""
 
-
-def identity(config: Mapping[str, Any]) -> Identity:
-    """All that decides what a run of this configuration computes: two runs of one identity give the same counts.
+def identity(config: Mapping[str, Any]) -> str:
+    """Digest of configuration, code and files read, 32 hex digits: two runs of one identity give the same counts.
 
     Args:
         config: resolved, plain and checked.
     """
-    return {
-        "configuration": config_hash(config),
-        "framework": registry.framework_content(),
-        **{f"{key}={name}": digest for key, name in components(config) if (digest := _content(key, name))},
-        **{f"{key}={path}": digest for key, path in inputs(config) if (digest := digest_of(path))},
-    }
-
-
-def config_hash(config: Mapping[str, Any]) -> str:
-    """A name of what a configuration computes: everything but trackers and where a run writes. 32 hex digits."""
     kept = {key: value for key, value in config.items() if key not in ("tracker", "sweep", "experiment")}
     kept["run"] = {key: value for key, value in (config.get("run") or {}).items() if key not in NOT_IN_HASH}
-    text = json.dumps(to_plain(kept), sort_keys=True, ensure_ascii=True, allow_nan=False)
+    plugins = [(key, _content(key, name)) for key, name in components(config)]
+    return digest(
+        [kept, registry.framework_content(), plugins, [(key, digest_of(path)) for key, path in inputs(config)]]
+    )
+
+
+def digest(value: Any) -> str:
+    """32 hex digits of what JSON can hold, whatever the order of its keys."""
+    text = json.dumps(to_plain(value), sort_keys=True, ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -97,16 +92,16 @@ def digest_of(path: Path) -> str:
             files = sorted(inner for inner in path.rglob("*") if inner.is_file())
             text = "".join(f"{inner.relative_to(path)}\0{digest_of(inner)}\0" for inner in files)
             return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
-        found = path.stat()
-        if found.st_size >= _LARGE_BYTES and path.suffix in (".safetensors", ".bin", ".pt", ".gguf"):
-            return hashlib.sha256(f"{found.st_size} {found.st_mtime_ns}".encode()).hexdigest()
+        stat = path.stat()
+        if stat.st_size >= _LARGE_BYTES and path.suffix in (".safetensors", ".bin", ".pt", ".gguf"):
+            return hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()
         return sha256_of(path)
     except OSError:
         return ""
 
 
 def _content(key: str, name: str) -> str:
-    """Of a component that is none of the framework's own, whose code is counted once; else empty."""
+    """Digest of the code of a component that is none of the framework's own, whose code is counted once; else empty."""
     try:
         plugin = registry.find(key.rpartition(".")[2], name)
     except FrameworkError:

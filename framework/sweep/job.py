@@ -18,10 +18,10 @@ from typing import Literal
 
 from framework.errors import ConfigError, FrameworkError, RunDirectoryError
 from framework.files.atomic import write_json
-from framework.files.secrets import hidden, masked, secrets_of
+from framework.files.secrets import masked
 from framework.results.layout import FAILURE, JOB, JOURNAL, REPORT, RESULT, SWEEP
-from framework.results.reading import read_json, read_result, what_went_wrong
-from framework.sweep.identity import NOT_IN_HASH, Identity
+from framework.results.reading import read_json, what_went_wrong
+from framework.sweep.identity import NOT_IN_HASH
 
 State = Literal["ok", "failed", "unavailable", "skipped", "elsewhere"]
 _Stamp = tuple[int, int] | None
@@ -96,30 +96,13 @@ def key_of(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
 
 
-def what_changed(directory: Path, wanted: Identity) -> tuple[str, ...] | None:
-    """What of a job differs from what made the good result in `directory`; nothing where the job is done.
-
-    Returns:
-        None where there is no good result; whatever is unreadable is none.
-    """
-    try:
-        result = read_result(directory)
-    except RunDirectoryError:
-        return None
-    if what_went_wrong(result) or (job := read_json(directory / JOB)) is None:
-        return None
-    made_of = job.get("identity")
-    if not isinstance(made_of, dict):
-        return ("what made the result is not recorded",)
-    return tuple(sorted(name for name in {*wanted, *made_of} if wanted.get(name) != made_of.get(name)))
+def is_done(directory: Path, wanted: str) -> bool:
+    """Whether `directory` holds the good result of the job of this identity; whatever is unreadable is none."""
+    result, job = read_json(directory / RESULT), read_json(directory / JOB)
+    return bool(result and job and job.get("identity") == wanted and not what_went_wrong(result))
 
 
-def is_done(directory: Path, wanted: Identity) -> bool:
-    """Whether `directory` holds the good result of this very job."""
-    return what_changed(directory, wanted) == ()
-
-
-def begin(directory: Path, overrides: Sequence[str], wanted: Identity) -> None:
+def begin(directory: Path, overrides: Sequence[str], wanted: str) -> None:
     """Mark `directory`, which this process holds, as this job's, with no result yet.
 
     Raises:
@@ -141,8 +124,7 @@ def fail(directory: Path, state: State, reason: str, overrides: Sequence[str] = 
     """Leave `failure.json`, if anything can be written at all; the reason is on standard error as well."""
     with suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True)
-        message = hidden(reason, secrets_of(list(overrides)))
-        write_json(directory / FAILURE, {"status": state, "reason": message, "overrides": masked(list(overrides))})
+        write_json(directory / FAILURE, {"status": state, "reason": reason, "overrides": masked(list(overrides))})
 
 
 def require_sweep_folder(folder: Path) -> None:
@@ -219,8 +201,8 @@ def _end_of(folder: Path, old_result: _Stamp, old_failure: _Stamp) -> Outcome | 
     failed_at, ended_at = _stamp(folder / FAILURE), _stamp(folder / RESULT)
     state: State = "ok"
     if failed_at not in (None, old_failure):
-        found = (read_json(folder / FAILURE) or {}).get("status")
-        state, ended_at = "unavailable" if found == "unavailable" else "failed", failed_at
+        status = (read_json(folder / FAILURE) or {}).get("status")
+        state, ended_at = "unavailable" if status == "unavailable" else "failed", failed_at
     elif ended_at == old_result or (result := read_json(folder / RESULT)) is None or what_went_wrong(result):
         return None
     began_at = _stamp(folder / JOB)
@@ -231,7 +213,7 @@ def _end_of(folder: Path, old_result: _Stamp, old_failure: _Stamp) -> Outcome | 
 def _stamp(path: Path) -> _Stamp:
     """When a file was written, ns, and which file it is; None where there is none."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino
+    return stat.st_mtime_ns, stat.st_ino

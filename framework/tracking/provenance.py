@@ -98,7 +98,7 @@ def headline(provenance: Mapping[str, Any]) -> dict[str, Any]:
         "git_revision": package["git_revision"],
     }
     for read in provenance["inputs"][:1]:
-        facts |= {"trace": read["path"], "trace_bytes": read["bytes"], "trace_sha256": read["sha256"]}
+        facts |= {"trace": read["path"], "trace_sha256": read["sha256"]}
     return facts
 
 
@@ -141,15 +141,15 @@ def _version(distribution: str) -> str | None:
 
 def _component(key: str, name: str) -> dict[str, Any]:
     try:
-        found = registry.find(key.rpartition(".")[2], name)
+        plugin = registry.find(key.rpartition(".")[2], name)
     except FrameworkError:
         return {"name": name, "class": None, "distribution": None, "version": None}
     return {
         "name": name,
-        "class": found.value,
-        "distribution": found.distribution,
-        "version": found.version,
-        "content_sha256": registry.content_of(found),
+        "class": plugin.value,
+        "distribution": plugin.distribution,
+        "version": plugin.version,
+        "content_sha256": registry.content_of(plugin),
     }
 
 

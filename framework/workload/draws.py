@@ -89,13 +89,13 @@ class Zipf:
         """`count` different numbers, in the order drawn; `count` is at most the size. Where the law is so steep that
         rare ones would take for ever, the most popular of the rest come last.
         """
-        found: dict[int, None] = {}
+        drawn: dict[int, None] = {}
         for _ in range(64 * count):
-            found[self.draw(rng)] = None
-            if len(found) == count:
-                return list(found)
-        rest = (number for number in range(len(self._sums)) if number not in found)
-        return [*found, *islice(rest, count - len(found))]
+            drawn[self.draw(rng)] = None
+            if len(drawn) == count:
+                return list(drawn)
+        rest = (number for number in range(len(self._sums)) if number not in drawn)
+        return [*drawn, *islice(rest, count - len(drawn))]
 
 
 def need(workload: str, name: str, value: float, low: float, high: float = MOST) -> None:

@@ -144,15 +144,15 @@ def _own(record: JsonObject) -> JsonObject:
         body = record.get("body")
         if not isinstance(body, dict):
             raise FieldError("body", f"a line of OpenAI's batch format has an object there, found {ascii(body)[:60]}")
-        found = {name: value for name, value in body.items() if name not in _NO_MATTER and value is not None}
-        if "max_completion_tokens" in found:
-            found["max_tokens"] = found.pop("max_completion_tokens")
-        if isinstance(found.get("logprobs"), bool):
-            found["logprobs"] = found.get("top_logprobs", 0) if found["logprobs"] else None
-            found.pop("top_logprobs", None)
-        if unknown := [name for name in found if name not in _FIELDS]:
+        options = {name: value for name, value in body.items() if name not in _NO_MATTER and value is not None}
+        if "max_completion_tokens" in options:
+            options["max_tokens"] = options.pop("max_completion_tokens")
+        if isinstance(options.get("logprobs"), bool):
+            options["logprobs"] = options.get("top_logprobs", 0) if options["logprobs"] else None
+            options.pop("top_logprobs", None)
+        if unknown := [name for name in options if name not in _FIELDS]:
             raise FieldError(f"body.{ascii(unknown[0])[1:-1][:60]}", "OpenAI's, and not served here; leave it out")
-        return {**found, **({"key": record["custom_id"]} if "custom_id" in record else {})}
+        return {**options, **({"key": record["custom_id"]} if "custom_id" in record else {})}
     if "output_tokens" in record and "max_tokens" not in record:
         return {("max_tokens" if name == "output_tokens" else name): value for name, value in record.items()}
     return record

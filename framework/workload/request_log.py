@@ -42,7 +42,7 @@ def convert(source: Path, target: Path, *, block_tokens: int) -> Converted:
         WorkloadError: no such log, a line of it that is damaged, or no request with tokens in it.
         ConfigError: the target is there already, or cannot be written.
     """
-    found = list[tuple[float, LiveRequest]]()
+    requests = list[tuple[float, LiveRequest]]()
     for path in _files(source):
         for number, line in read_lines(path):
             try:
@@ -50,17 +50,19 @@ def convert(source: Path, target: Path, *, block_tokens: int) -> Converted:
             except (FieldError, ValueError) as error:
                 raise WorkloadError(f"{path}:{number}: {error}") from error
             if ended is not None:
-                found.append(ended)
-    whole = sorted((entry for entry in found if entry[1].hashes), key=lambda entry: entry[0])
+                requests.append(ended)
+    whole = sorted((entry for entry in requests if entry[1].hashes), key=lambda entry: entry[0])
     if not whole:
-        raise WorkloadError(f"{source}: no request with token ids among {len(found)}; SGLang logs them with {_FLAGS}")
+        raise WorkloadError(
+            f"{source}: no request with token ids among {len(requests)}; SGLang logs them with {_FLAGS}"
+        )
     trace = PrivateTrace(target, block_tokens, hash_tokens=1, source="sglang")
     for time_s, request in whole:
         request.arrival_s = time_s - whole[0][0]
         trace.arrived(request)
         trace.ended()
     trace.close()
-    return Converted(trace.num_requests, len(found) - len(whole))
+    return Converted(trace.num_requests, len(requests) - len(whole))
 
 
 def _files(source: Path) -> Sequence[Path]:

@@ -81,7 +81,7 @@ class TraceFile(Workload):
 
     def facts(self) -> Mapping[str, Any]:
         """Lines that were left out, and the unit of times that was taken without being asked for."""
-        found: dict[str, Any] = {"num_skipped_lines": self._trace.num_skipped if self._trace is not None else 0}
+        facts: dict[str, Any] = {"num_skipped_lines": self._trace.num_skipped if self._trace is not None else 0}
         if self._trace is not None and self._trace.guessed_time_unit:
-            found["guessed_time_unit"] = self._trace.time_unit
-        return found
+            facts["guessed_time_unit"] = self._trace.time_unit
+        return facts

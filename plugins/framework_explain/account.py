@@ -79,11 +79,11 @@ class Evictions:
         """What `rows` gave."""
         columns: dict[str, Any] = {}
         for name in cls.__dataclass_fields__:
-            found = [row.get(name) for row in rows]
+            values = [row.get(name) for row in rows]
             if name in ("turn", "tenant", "category"):
-                columns[name] = found
-            elif name not in ("lru_tokens", "optimum_tokens") or (found and None not in found):
-                columns[name] = np.array(found, dtype=np.int64)
+                columns[name] = values
+            elif name not in ("lru_tokens", "optimum_tokens") or (values and None not in values):
+                columns[name] = np.array(values, dtype=np.int64)
         return cls(**columns)
 
     def sums(self) -> dict[str, dict[str, dict[str, int]]]:
@@ -100,13 +100,13 @@ class Evictions:
 
     def _summed(self, labels: Sequence[str]) -> dict[str, dict[str, int]]:
         kept = self.optimum_tokens.tolist() if self.optimum_tokens is not None else None
-        found: dict[str, dict[str, int]] = {}
+        sums: dict[str, dict[str, int]] = {}
         for index, (label, tokens) in enumerate(zip(labels, self.tokens.tolist(), strict=True)):
-            row = found.setdefault(label, {"tokens": 0} if kept is None else {"tokens": 0, "optimum_kept_tokens": 0})
+            row = sums.setdefault(label, {"tokens": 0} if kept is None else {"tokens": 0, "optimum_kept_tokens": 0})
             row["tokens"] += tokens
             if kept is not None:
                 row["optimum_kept_tokens"] += kept[index]
-        return dict(sorted(found.items(), key=lambda item: _natural(item[0])))
+        return dict(sorted(sums.items(), key=lambda item: _natural(item[0])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,14 +135,14 @@ class Account:
 
     def results(self) -> dict[str, int]:
         """What `result.json` says."""
-        found = {
+        counts = {
             key_of(outcome, unit): count
             for unit in ("blocks", "tokens")
             for outcome, count in self.totals(unit).items()
             if outcome != "hit"
         }
         more = {"missed_preempted_tokens": self.preempted_tokens, "missed_forgotten_contents": self.num_forgotten}
-        return {**found, **more}
+        return {**counts, **more}
 
     def columns(self) -> dict[str, list[int]]:
         """What `requests.jsonl` says of each request."""
@@ -213,7 +213,7 @@ def versus(one: Account, other: Account) -> dict[str, Any]:
 
 
 def _wins(more: Ints, missed: Ints, numbers: Sequence[int]) -> dict[str, Any]:
-    """Of the requests of which one hits `more`, (R,); `missed` (R, C) is what the other has beyond it by outcome."""
+    """Sums over the requests of which one hits `more`, (R,); `missed` (R, C): what the other has beyond it."""
     winners = np.flatnonzero(more > 0)
     causes = missed[winners].sum(axis=0).tolist()
     most = winners[np.argsort(-more[winners], kind="stable")][:10].tolist()

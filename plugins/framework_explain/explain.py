@@ -95,7 +95,7 @@ def _is_stream(file: str) -> bool:
 
 
 def _recorded(options: argparse.Namespace) -> dict[str, Account]:
-    """Of a stream of KV events and a request log, in either order."""
+    """The account of a stream of KV events and a request log, given in either order."""
     from framework_explain.recorded_misses import explain_stream
     from framework_explain.replayed_misses import against_models
 
@@ -137,14 +137,14 @@ def _replayed(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Ac
         raise ConfigError(f"{trace.path} has lengths only: no block is ever shared, every block is new")
     paths = build_paths(islice(trace, options.limit), full_blocks_only=options.full_blocks_only)
     shared = {"num_blocks": options.num_blocks, "block_size": paths.block_tokens, "seed": options.seed}
-    found = {}
+    accounts = {}
     for name in names:
         policy, log = build_component("eviction", {"name": name}, shared), LossLog()
         counts = replay(
             paths, policy, options.num_blocks, leaf_first=options.leaf_first, bypass=policy.bypass, losses=log
         )
-        found[name] = explain(paths, counts.request_hits, log, num_blocks=options.num_blocks, policy=name)
-    return found
+        accounts[name] = explain(paths, counts.request_hits, log, num_blocks=options.num_blocks, policy=name)
+    return accounts
 
 
 def _show(accounts: Mapping[str, Account], against: Mapping[str, Any] | None) -> None:

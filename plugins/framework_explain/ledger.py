@@ -38,11 +38,11 @@ _NOBODY = -1
 
 def chain(name: bytes, tokens: bytes, block_bytes: int) -> list[bytes]:
     """Names of the full blocks of int32 `tokens` below a block, or a namespace, of this name: each covers all above."""
-    found = []
+    names = []
     for start in range(0, len(tokens) - block_bytes + 1, block_bytes):
         name = hashlib.blake2b(name + tokens[start : start + block_bytes], digest_size=16).digest()
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
 @dataclass(slots=True)
@@ -310,15 +310,15 @@ class Ledger:
         """Which blocks of a prompt, from the `first` on, running sequences compute: names are chained, so each has a
         run of them.
         """
-        found = []
+        flights = []
         for others, start in self._computing.values():
             if first < min(len(keys), len(others)) and others[first] == keys[first]:
                 same, differ = first, min(len(keys), len(others))
                 while differ - same > 1:
                     middle = (same + differ) // 2
                     same, differ = (middle, differ) if others[middle] == keys[middle] else (same, middle)
-                found.append(range(max(start, first), same + 1))
-        return found
+                flights.append(range(max(start, first), same + 1))
+        return flights
 
     def leave(self, sequence: int) -> None:
         """A sequence runs no longer, or was given up before it did."""

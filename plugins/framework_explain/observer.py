@@ -59,7 +59,7 @@ class Explain(Observer):
 
     @property
     def ledger(self) -> Ledger:
-        """Of the engine that it listens to."""
+        """The ledger of the engine that it listens to."""
         assert self._ledger is not None, "no engine has begun"
         return self._ledger
 
@@ -155,7 +155,7 @@ class Explain(Observer):
         return account.results()
 
     def account(self) -> Account:
-        """Of the engine that it listens to, against LRU and the optimum of its pool's size."""
+        """The account of the engine that it listens to, against LRU and the optimum of its pool's size."""
         from framework_explain.replayed_misses import against_models
 
         assert self._cache is not None, "no engine has begun"

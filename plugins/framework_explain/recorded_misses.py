@@ -253,16 +253,16 @@ class _Reader:
                 self._admit(one, len(names))
                 self._reached(one, len(names), names[-1] if names else None)
 
-    def _admit(self, one: _Asked, found: int) -> None:
-        """`one` is admitted, and stores nothing of the `found` leading blocks of its prompt."""
+    def _admit(self, one: _Asked, num_found: int) -> None:
+        """`one` is admitted, and stores nothing of the `num_found` leading blocks of its prompt."""
         ledger, size, request, tokens = self.ledger, self._size, one.request, _tokens(one.request)
         names = one.names[: one.prompt_blocks]
-        missed = names[found : found + 1]
+        missed = names[num_found : num_found + 1]
         before = [count for count, keys in enumerate(self._gone, 1) if missed and missed[0] in keys]
         self._remove(before[-1] if before else 0)  # had it been there, it would have been found
         if not all(removed.isdisjoint(names) for removed in self._lately):
             self._unsure.add(one.number)  # nothing says whether before it was admitted, or for whom of those that run
-        hit = size * min(found, ledger.num_leading(names), (len(tokens) - 1) // size)
+        hit = size * min(num_found, ledger.num_leading(names), (len(tokens) - 1) // size)
         others = ledger.others(tokens, request.namespace) if len(tokens) >= size else ()
 
         def elsewhere() -> int:

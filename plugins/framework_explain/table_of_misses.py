@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,9 @@ from framework.results.layout import REQUESTS, RESULT
 from framework.results.reading import count_in, read_result
 from framework.results.records import Run
 from framework_explain.account import HIT, OUTCOMES, REGRET, Account, Evictions, key_of
-from framework_report.study import Study
+
+if TYPE_CHECKING:
+    from framework_report.study import Study
 
 _KEYS = ("hit_tokens", *(key_of(outcome, "tokens") for outcome in OUTCOMES[HIT + 1 :]))
 _LOSS = ("request", "depth", "blocks", "tokens", "evicted_for", "requests_ago", "references_ago", "admission")

@@ -14,7 +14,6 @@ METRICS = (
     cache("stranded_bytes", "bytes", "lower", "stranded", "Of these, what no hit could use: another group lacks what "
           "goes with it.", of="resident_bytes"),
     cache("checkpoint_bytes", "bytes", "", "states", "Of these, recurrent states.", of="resident_bytes"),
-    cache("num_checkpoints", "blocks", "", "states kept", "Recurrent states that were published."),
     cache("bound_hit_tokens", "tokens", "", "bound of hits",
           "Prompt tokens that no sharing, rule or order could exceed with as many bytes; see framework_hybrid.optimum.",
           of="prompt_tokens"),

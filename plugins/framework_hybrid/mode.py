@@ -27,8 +27,7 @@ from framework_hybrid.plugin import HybridOptions
 from framework_hybrid.replay import replay_groups
 from framework_hybrid.shapes import groups_of
 
-_OF_ONE_TABLE = [f"{name}{by}" for name in ("utilisation", "waste_internal", "waste_reserved", "waste_external")
-                 for by in ("", "_by_step")]  # fmt: skip
+_OF_ONE_TABLE = ("utilisation", "waste_internal", "waste_reserved", "waste_external")
 """How a request's blocks are filled, of which a request over groups has several kinds."""
 
 

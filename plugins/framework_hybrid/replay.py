@@ -85,7 +85,6 @@ class GroupCounts:
             "stranded_bytes": int(mean["stranded"].sum()),
             "resident_bytes": int(mean["resident"].sum()),
             "checkpoint_bytes": int(mean["resident"][[kind == "state" for kind in self.kinds]].sum()),
-            "num_checkpoints": self.checkpoints,
             "refused_requests": self.refused,
         }
 

@@ -15,7 +15,7 @@ from framework.interfaces.records import FieldError
 from framework_kv_events.schema import Event, Numbered, as_map, batch_of, from_array
 
 NAME = "kv_events.jsonl"
-"""Of the file in a run directory."""
+"""Name of the file in a run directory."""
 FORMAT, VERSION = "kvlab-kv-events", 1
 
 
@@ -88,11 +88,11 @@ def header_of(path: Path) -> Header:
     Raises:
         WorkloadError: another version, or a value that cannot be.
     """
-    for number, found in parsed(first_lines(path, 1)):
-        if isinstance(found, FieldError):
-            raise WorkloadError(f"{path}:{number}: {found}") from found
-        if isinstance(found, Header):
-            return found
+    for number, content in parsed(first_lines(path, 1)):
+        if isinstance(content, FieldError):
+            raise WorkloadError(f"{path}:{number}: {content}") from content
+        if isinstance(content, Header):
+            return content
     return Header()
 
 
@@ -102,15 +102,15 @@ def read_batches(path: Path) -> Iterator[Numbered]:
     Raises:
         WorkloadError: names file, line and field.
     """
-    for number, found in parsed(read_lines(path)):
-        if isinstance(found, FieldError):
-            raise WorkloadError(f"{path}:{number}: {found}") from found
-        if not isinstance(found, Header):
-            yield found
+    for number, content in parsed(read_lines(path)):
+        if isinstance(content, FieldError):
+            raise WorkloadError(f"{path}:{number}: {content}") from content
+        if not isinstance(content, Header):
+            yield content
 
 
 def parsed(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Header | Numbered | FieldError]]:
-    """Of each line its number, and the header or batch that it is, or what is wrong with it.
+    """Number of each line, and the header or batch that it is, or what is wrong with it.
 
     A batch is `{"seq", "ts", "events"}`, or `[ts, events, rank]` as vLLM's batch is in JSON. One without a number is
     the next. Hexadecimal text is kept as text: it names a block as well as any bytes.
@@ -118,14 +118,14 @@ def parsed(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Header | N
     following = 0
     for number, line in lines:
         try:
-            found = _parsed(orjson.loads(line), following)
+            content = _parsed(orjson.loads(line), following)
         except FieldError as error:
             yield number, error
         except ValueError as error:
             yield number, FieldError("line", f"no JSON: {error}")
         else:
-            following = following if isinstance(found, Header) else found[0] + 1
-            yield number, found
+            following = following if isinstance(content, Header) else content[0] + 1
+            yield number, content
 
 
 def _parsed(record: Any, following: int) -> Header | Numbered:

@@ -130,11 +130,11 @@ class Follower:
     def _recover(self, number: int) -> None:
         """Have the batches from `next` to before `number` again, or lose them."""
         self.num_gaps += 1
-        for found, batch in self._again():
-            if found == self.next and found < number:
+        for again, batch in self._again():
+            if again == self.next and again < number:
                 self.num_recovered += 1
-                self._apply(found, batch)
-            elif found > self.next:
+                self._apply(again, batch)
+            elif again > self.next:
                 break
         if self.next < number:
             self.num_lost += number - self.next

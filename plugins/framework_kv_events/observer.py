@@ -62,9 +62,9 @@ class EventObserver(Observer):
             assert tokens is not None
             assert call.hit is not None
             self._requests[request], self._tokens[request] = info, bytearray(as_tokens(tokens))
-            found = [*call.hit.hashes[: call.hit.num_tokens // self._block_size]]
-            if found and self.stream.report_hits:
-                self._store(request, found, None, 0)
+            hit_blocks = [*call.hit.hashes[: call.hit.num_tokens // self._block_size]]
+            if hit_blocks and self.stream.report_hits:
+                self._store(request, hit_blocks, None, 0)
         elif tokens is not None and name != "allocate":
             self._hold(request, tokens)
         elif info is not None and name == "fork":

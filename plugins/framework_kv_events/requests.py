@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from framework_kv_events.index import BlockIndex
-from framework_kv_events.schema import GPU, AllBlocksCleared, BlockStored, EventBatch, Hash
+from framework_kv_events.schema import GPU, BlockRemoved, BlockStored, EventBatch, Hash
 
 _IDLE_S, _IDLE_BLOCKS = 2.0, 4
 
@@ -53,7 +53,6 @@ class StreamCounts:
     lost_blocks: int = 0
     duplicate_blocks: int = 0
     removed_blocks: int = 0
-    num_clears: int = 0
     peak_blocks: int = 0
     stored_by_medium: dict[str, int] = field(default_factory=dict)
 
@@ -103,9 +102,11 @@ class RequestFinder:
                 if not self.index.is_report(event):
                     by_medium = self.counts.stored_by_medium
                     by_medium[medium] = by_medium.get(medium, 0) + len(event.block_hashes)
-            elif isinstance(event, AllBlocksCleared):
-                self.counts.num_clears += 1
-            elif event.medium in (None, self._medium) and event.group_idx in (None, 0):
+            elif (
+                isinstance(event, BlockRemoved)
+                and event.medium in (None, self._medium)
+                and event.group_idx in (None, 0)
+            ):
                 self.counts.removed_blocks += len(event.block_hashes)
             self.index.apply((event,))
         self.counts.peak_blocks = max(self.counts.peak_blocks, self.num_blocks)
@@ -133,8 +134,8 @@ class RequestFinder:
             "final_blocks": self.num_blocks,
             "stored_by_medium": dict(sorted(self.counts.stored_by_medium.items())),
         }
-        del counts["first_blocks"]
-        return {f"recorded_{name.removeprefix('num_')}": value for name, value in counts.items()}
+        del counts["first_blocks"], counts["num_requests"]
+        return {f"recorded_{name}": value for name, value in counts.items()}
 
     def _is_over(self, request: SeenRequest, now: float) -> bool:
         idle = _IDLE_S if self._clock == "seconds" else float(_IDLE_BLOCKS * self._block_size)
@@ -165,9 +166,9 @@ class RequestFinder:
         request = self._continued(event, now)
         if request is None:
             path = self._path(event.parent_block_hash)
-            found = SeenRequest(now, path + names, len(path), event.session_id, event.block_size, last_ts=now)
-            found.ends_full = there[-1]
-            self._begin(found, started)
+            request = SeenRequest(now, path + names, len(path), event.session_id, event.block_size, last_ts=now)
+            request.ends_full = there[-1]
+            self._begin(request, started)
         else:
             self._extend(request, names, ends_full=there[-1], at_once=id(request) in started)
             request.last_ts = now

@@ -119,15 +119,15 @@ def from_map(record: Any) -> Event:
     if kind is None:
         raise FieldError("type", f"expected one of {', '.join(_KINDS)}, found {str(record.get('type'))[:40]!r}")
     names = kind.__dataclass_fields__  # type: ignore[attr-defined]
-    found = {name: record[name] for name in names if name in record}
+    values = {name: record[name] for name in names if name in record}
     for name in names:
-        if name not in found and names[name].default is MISSING:
+        if name not in values and names[name].default is MISSING:
             raise FieldError(name, f"missing in a {record['type']}")
-    for name, value in found.items():
+    for name, value in values.items():
         holds, rule = _RULES.get(name, _ANYTHING)
         if not holds(value):
-            raise FieldError(name, f"expected {rule}, found {str(value)[:40]}")
-    return kind(**found)
+            raise FieldError(name, f"expected {rule}, values {str(value)[:40]}")
+    return kind(**values)
 
 
 def _is_hash(value: object) -> bool:
@@ -152,7 +152,7 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "cache_salt": _TEXT,
     "group_idx": (lambda value: value is None or type(value) is int, "an integer or null"),
 }
-"""Of the fields that anything here relies on: the test of a value, and the rule in words."""
+"""Test of a value, and the rule in words, for each field that anything here relies on."""
 
 
 def as_array(batch: EventBatch) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from framework_kv_events.schema import AllBlocksCleared, BlockStored, Event
+from framework_kv_events.schema import AllBlocksCleared, BlockRemoved, Event
 
 
 class Sink(Protocol):
@@ -37,7 +37,7 @@ class EventStream:
 
     def __init__(self, sinks: Iterable[Sink], *, report_hits: bool = False) -> None:
         self.sinks, self.report_hits = tuple(sinks), report_hits
-        self.num_batches = self.num_stored = self.num_removed = self.num_cleared = 0
+        self.num_batches = self.num_removed = 0
         self._pending: list[Event] = []
         self._step = 0.0
 
@@ -54,13 +54,7 @@ class EventStream:
         events, self._pending, self._step = self._pending, [], step
         if not events:
             return
-        for event in events:
-            if isinstance(event, AllBlocksCleared):
-                self.num_cleared += 1
-            elif isinstance(event, BlockStored):
-                self.num_stored += len(event.block_hashes)
-            else:
-                self.num_removed += len(event.block_hashes)
+        self.num_removed += sum(len(event.block_hashes) for event in events if isinstance(event, BlockRemoved))
         number = self.num_batches
         self.num_batches += 1
         for sink in self.sinks:
@@ -75,11 +69,9 @@ class EventStream:
     def facts(self) -> dict[str, Any]:
         """What the run's result says of its events, those that are left passed on first."""
         self.flush(self._step)
-        counted = {
+        counted: dict[str, Any] = {
             "kv_event_batches": self.num_batches,
-            "kv_event_stored_blocks": self.num_stored,
             "kv_event_removed_blocks": self.num_removed,
-            "kv_event_clears": self.num_cleared,
         }
         for sink in self.sinks:
             counted |= sink.facts()

@@ -44,25 +44,25 @@ class KVEventTrace(TraceReader):
     def block_size(self, head: Sequence[Line], asked: int | None) -> int:
         """The header's, or the first store's, or what is asked."""
         size = 0
-        for _, found in parsed(head):
-            if isinstance(found, FieldError):
-                raise found
-            if isinstance(found, Header):
-                size = found.block_size
+        for _, parsed_line in parsed(head):
+            if isinstance(parsed_line, FieldError):
+                raise parsed_line
+            if isinstance(parsed_line, Header):
+                size = parsed_line.block_size
             elif not size:
-                size = next((event.block_size for event in found[1].events if isinstance(event, BlockStored)), 0)
+                size = next((event.block_size for event in parsed_line[1].events if isinstance(event, BlockStored)), 0)
         if not size and asked is None and len(head) > 1:
             raise FieldError("block_size", "neither a header nor the first batch says it; give block_tokens")
         return size or asked or self.block_tokens
 
     def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
         requests, number = Requests(header_of(path)), 1
-        for number, found in parsed(lines):
-            if isinstance(found, FieldError):
-                yield number, found
-            elif not isinstance(found, Header):
+        for number, parsed_line in parsed(lines):
+            if isinstance(parsed_line, FieldError):
+                yield number, parsed_line
+            elif not isinstance(parsed_line, Header):
                 try:
-                    for request in requests.take(*found):
+                    for request in requests.take(*parsed_line):
                         yield number, request
                 except FieldError as error:
                     yield number, error
@@ -101,21 +101,25 @@ class KVEventStream(Workload):
         header = header_of(path)
         if self.report_hits is not None:
             header = replace(header, report_hits=self.report_hits)
-        found, self._found = Requests(header, self.medium), None
+        requests, self._found = Requests(header, self.medium), None
         try:
             for number, batch in read_batches(path):
-                yield from found.take(number, batch)
-            yield from found.finish()
+                yield from requests.take(number, batch)
+            yield from requests.finish()
         except FieldError as error:
             raise WorkloadError(f"{path}: {error}") from error
-        self._found = found
+        self._found = requests
 
     def facts(self) -> Mapping[str, Any]:
         """What the stream says of the engine that sent it, once it was read to its end."""
-        found = self._found
-        if found is None:
+        requests = self._found
+        if requests is None:
             return {}
-        return {**found.finder.facts(), "recorded_gaps": found.num_gaps, "recorded_missing_batches": found.num_missing}
+        return {
+            **requests.finder.facts(),
+            "recorded_gaps": requests.num_gaps,
+            "recorded_missing_batches": requests.num_missing,
+        }
 
 
 class Requests:

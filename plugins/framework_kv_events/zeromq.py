@@ -19,7 +19,7 @@ from framework.interfaces.records import FieldError
 from framework_kv_events.schema import Event, EventBatch, Numbered, as_array, from_array
 
 SEQUENCE_BYTES = 8
-"""Of a batch's number, unsigned, big endian: the second frame of a message."""
+"""Size of a batch's number, unsigned, big endian: the second frame of a message."""
 END = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
 """In place of a number: a replay has come to its end."""
 
@@ -237,9 +237,9 @@ class Subscriber:
     def batches(self, timeout_s: float) -> Iterator[Numbered]:
         """Each batch as it comes, until none has come for so long."""
         while self._messages.poll(1000 * timeout_s):
-            found = self._numbered(self._messages.recv_multipart())
-            if found is not None:
-                yield found
+            numbered = self._numbered(self._messages.recv_multipart())
+            if numbered is not None:
+                yield numbered
 
     def again(self, number: int) -> Iterator[Numbered]:
         """The batches from `number` on that the publisher still has.
@@ -257,9 +257,9 @@ class Subscriber:
                 frames = socket.recv_multipart()
                 if len(frames) > 1 and frames[-2] == END:
                     return
-                found = self._numbered(frames)
-                if found is not None:
-                    yield found
+                numbered = self._numbered(frames)
+                if numbered is not None:
+                    yield numbered
             raise TimeoutError(f"{self._replay_endpoint} did not answer within {_ANSWER_S} s")
         finally:
             socket.close(linger=0)

@@ -107,8 +107,7 @@ def calibrate(work: Floats, seconds: Floats) -> Calibration:
         seconds: (S,).
 
     Raises:
-        ConfigError: SciPy is not installed; too few steps; a cost that these steps cannot tell from the others; steps
-            that took no time.
+        ConfigError: too few steps; a cost that these steps cannot tell from the others; steps that took no time.
     """
     _require_tellable(work)
     if not seconds.any():
@@ -157,10 +156,8 @@ def _require_tellable(work: Floats) -> None:
 
 def _fitted(work: Floats, seconds: Floats) -> Floats:
     """(K,) costs. Steps count by their relative error: a second fit weighs them by the seconds of the first."""
-    try:
-        from scipy.optimize import nnls
-    except ImportError as error:
-        raise ConfigError("a calibration needs SciPy; pip install 'kvcache-framework[report]'") from error
+    from scipy.optimize import nnls
+
     scale = work.max(axis=0).clip(min=1e-300)
     weights = np.ones(len(work))
     for _ in range(2):

@@ -30,13 +30,13 @@ from framework.errors import ConfigError, FrameworkError
 from framework.files.atomic import is_disk_failure, no_empty_folders
 from framework.files.jsonl import iter_objects
 from framework.files.lines import require_file
-from framework.files.secrets import hidden, secrets_of
+from framework.files.secrets import masked
 from framework.interfaces.command import Command
 from framework.registry.signatures import did_you_mean
 from framework.results.catalogue import catalogue, find
 from framework.results.layout import JOURNAL, LOCK
 from framework.results.reading import read_result, what_went_wrong
-from framework.sweep.identity import config_hash, digest_of, identity, inputs
+from framework.sweep.identity import digest, digest_of, identity, inputs
 from framework.sweep.job import JobDone, begin, fail, folder_name, is_done, require_sweep_folder
 from framework.tracking.lock import Lock
 from framework_report.trials import Trial, Trials, write_trials
@@ -273,7 +273,6 @@ def _evaluate(words: Sequence[str], plan: Search) -> tuple[float | None, str]:
             raise  # it says nothing of the trial, which stays begun and is tried again
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if reason:
-        reason = hidden(reason, secrets_of(list(words)))
         fail(directory, "failed", reason, words)
         return None, reason
     return float(result[plan.metric]), ""
@@ -290,8 +289,7 @@ def _study(optuna: Any, plan: Search, say: Callable[[str], None]) -> Any:
     _drop_partial_line(path)
     for _ in iter_objects(path, ConfigError) if path.exists() else ():
         pass  # each line is an object
-    made_of = _made_of(plan)
-    name = config_hash(made_of)
+    name = _identity(plan)
     with _journal(plan):
         backend = _backend(path)
         try:
@@ -301,21 +299,16 @@ def _study(optuna: Any, plan: Search, say: Callable[[str], None]) -> Any:
                 f"{path}:{backend.line}: no line of a search: {type(error).__name__}: {' '.join(str(error).split())}; "
                 "restore the file, or remove it to begin the search anew (trials' results are kept, and read)"
             ) from error
-        known = {study.study_name: study.user_attrs.get("made_of") for study in storage.get_all_studies()}
+        known = {study.study_name for study in storage.get_all_studies()}
     if known and name not in known:
-        last = list(known.values())[-1]
-        old = last if isinstance(last, dict) else {}
-        changed = sorted(key for key in {*old, *made_of} if old.get(key) != made_of.get(key))
-        say(f"the search begins anew, since this has changed: {', '.join(changed)}; results that still hold are read")
+        say("the search begins anew, since settings, code or files have changed; results that still hold are read")
     with _journal(plan):
-        study = optuna.create_study(
+        return optuna.create_study(
             storage=storage,
             study_name=name,
             direction="maximize" if plan.maximize else "minimize",
             load_if_exists=True,
         )
-        study.set_user_attr("made_of", made_of)
-    return study
 
 
 def _backend(path: Path) -> Any:
@@ -352,22 +345,20 @@ def _journal(plan: Search) -> Iterator[None]:
         ) from error
 
 
-def _made_of(plan: Search) -> dict[str, str]:
-    """What the values of all trials are made of, in words -> a digest: the metric, what is searched, what a job's
-    identity holds for the first of each axis, and the code or the content of every other choice."""
+def _identity(plan: Search) -> str:
+    """Digest of what the values of all trials are made of: the metric, what is searched, the identity of the job with
+    the first of each axis, and the code or the content of every other choice."""
     from framework.config.hydra.compose import checked, compose
 
     try:
-        base = identity(checked(compose((*plan.fixed, *(axis.first for axis in plan.axes)))).plain())
+        parts: list[Any] = [identity(checked(compose((*plan.fixed, *(axis.first for axis in plan.axes)))).plain())]
     except FrameworkError:  # these do not go together; other trials may
-        base = {"configuration": config_hash({"words": plan.fixed}), "framework": registry.framework_content()}
+        parts = [plan.fixed, registry.framework_content()]
     for key, choice in ((axis.key, choice) for axis in plan.axes for choice in axis.choices):
         if key in registry.groups():
-            found = registry.find(key, choice)
-            base |= {} if found.is_built_in else {f"{key}={choice}": registry.content_of(found)}
-        base |= {f"{key}={choice}": digest_of(path) for _, path in inputs({key.partition(".")[0]: {key: choice}})}
-    space = {axis.key: repr(axis) for axis in plan.axes}
-    return {"metric": f"{plan.metric} {plan.maximize}", "space": config_hash(space), **base}
+            parts.append(registry.content_of(registry.find(key, choice)))
+        parts += [digest_of(path) for _, path in inputs({key.partition(".")[0]: {key: choice}})]
+    return digest([plan.metric, plan.maximize, {axis.key: repr(axis) for axis in plan.axes}, parts])
 
 
 def _drop_partial_line(path: Path) -> None:
@@ -413,7 +404,7 @@ def _axis(override: Any) -> Axis:
         whole = all(isinstance(bound, int) for bound in (value.start, value.stop, value.step))
         return Axis(key=key, low=min(steps), high=max(steps), step=float(abs(value.step)), whole=whole)
     choices = tuple(override.sweep_string_iterator())
-    if secrets_of([f"{key}={choice}" for choice in choices]):
+    if (words := [f"{key}={choice}" for choice in choices]) != masked(words):
         raise ConfigError(f"{key} looks like a secret, which the journal of a search would keep: give it one value")
     if key in _CHECKED:
         for choice in choices:

@@ -46,14 +46,14 @@ class Column:
         """A difference, with its sign."""
         return f"{self.scale * value:+,.{self.decimals}f}"
 
-    def mean(self, found: Estimate | None) -> str:
+    def mean(self, estimate: Estimate | None) -> str:
         """A mean with the half-width of its interval, or with its ends where one is farther off, where runs differ."""
-        if found is None or found.interval is None:
-            return "-" if found is None else self.number(found.value)
-        low, high = found.interval
-        if high - found.value > _LOPSIDED * (found.value - low):
-            return f"{self.number(found.value)} ({self.number(low)} to {self.number(high)})"
-        return f"{self.number(found.value)} ± {self.number(high - found.value)}"
+        if estimate is None or estimate.interval is None:
+            return "-" if estimate is None else self.number(estimate.value)
+        low, high = estimate.interval
+        if high - estimate.value > _LOPSIDED * (estimate.value - low):
+            return f"{self.number(estimate.value)} ({self.number(low)} to {self.number(high)})"
+        return f"{self.number(estimate.value)} ± {self.number(high - estimate.value)}"
 
     def scaled(self, interval: tuple[float, float] | None) -> tuple[float, float] | None:
         """An interval as a figure draws it; None for none."""

@@ -40,7 +40,6 @@ from framework.results.settings import Value
 from framework_report.statistics import (
     Estimate,
     Floats,
-    can_test,
     enough,
     holm,
     least_p,
@@ -54,7 +53,7 @@ _MOST_BYTES = 300_000_000
 _MOST_TIMES = 100
 """The evidence there is, up to which a report says how much would show a difference."""
 _OPPOSED = 0.1
-"""Of the greatest difference: what an opposite one must be to contradict it."""
+"""What share of the greatest difference an opposite one must be to contradict it."""
 _SUMMED = ("cached_tokens", "prompt_tokens")
 
 
@@ -226,13 +225,13 @@ class Comparison:
     def _not_enough(self) -> str:
         """How many units would show this difference, where those there are do not: its interval narrows with their
         root."""
-        found = self.difference
-        if self.p_adjusted is None or self._beyond_chance or found.interval is None or not found.value:
+        difference = self.difference
+        if self.p_adjusted is None or self._beyond_chance or difference.interval is None or not difference.value:
             return ""
-        times = ((found.interval[1] - found.interval[0]) / 2 / abs(found.value)) ** 2
+        times = ((difference.interval[1] - difference.interval[0]) / 2 / abs(difference.value)) ** 2
         if not 1 < times <= _MOST_TIMES:
             return ""
-        return f"about {math.ceil(times * found.count):,} would show such a difference"
+        return f"about {math.ceil(times * difference.count):,} would show such a difference"
 
 
 class Evidence:
@@ -290,8 +289,8 @@ class Evidence:
         for made in self._compared(parts):
             (name,) = {self._trace_names[context.trace] for context in made.by_setting}
             alone.setdefault(made.challenger, {})[name] = made
-        found = [replace(made, by_trace=alone.get(made.challenger, {})) for made in self._compared(pairs)]
-        return sorted(found, key=lambda made: (-self._sign * made.difference.value, str(made.challenger)))
+        comparisons = [replace(made, by_trace=alone.get(made.challenger, {})) for made in self._compared(pairs)]
+        return sorted(comparisons, key=lambda made: (-self._sign * made.difference.value, str(made.challenger)))
 
     @cached_property
     def ties(self) -> dict[Key, Key]:
@@ -305,9 +304,9 @@ class Evidence:
         return {value: firsts.setdefault(self._signature(value), value) for value in order}
 
     def interval(self, runs: Sequence[Run]) -> tuple[float, float] | None:
-        """Of the ranked metric over the sessions of these runs' trace; None where it is not counted by session."""
-        found = self._mean_hits(runs) if self._metric == _BY_SESSION else None
-        return None if found is None else rate_interval(found.hit_tokens, found.prompt_tokens)
+        """95 % interval of the ranked metric over sessions of these runs' trace; None where it is not counted so."""
+        hits = self._mean_hits(runs) if self._metric == _BY_SESSION else None
+        return None if hits is None else rate_interval(hits.hit_tokens, hits.prompt_tokens)
 
     def pieces(self) -> list[str]:
         """The names of traces that were cut from one recording, a text for each recording."""
@@ -326,10 +325,10 @@ class Evidence:
     @cached_property
     def _recordings(self) -> dict[str, str]:
         """Trace -> the first of those that were cut from one recording; itself where it is whole."""
-        found = {trace: self._mean_hits(runs[:1]) for trace, runs in self._by_trace.items()}
-        first = {trace: trace for trace in found}
-        for one, other in permutations(found, 2):
-            ahead, behind = found[one], found[other]
+        hits = {trace: self._mean_hits(runs[:1]) for trace, runs in self._by_trace.items()}
+        first = {trace: trace for trace in hits}
+        for one, other in permutations(hits, 2):
+            ahead, behind = hits[one], hits[other]
             if ahead is not None and behind is not None and ahead.goes_on_in(behind):
                 first = {trace: first[one] if root == first[other] else root for trace, root in first.items()}
         return first
@@ -346,37 +345,37 @@ class Evidence:
     @cached_property
     def _best(self) -> dict[Context, float]:
         """Context -> the best mean of an online policy, times the sign."""
-        found: dict[Context, float] = {}
+        best: dict[Context, float] = {}
         for value in self._runs.keys() - self.offline:
             for context in self._runs[value]:
-                found[context] = max(self._sign * self._mean(value, context), found.get(context, -math.inf))
-        return found
+                best[context] = max(self._sign * self._mean(value, context), best.get(context, -math.inf))
+        return best
 
     def _by_seed(self, value: Key, context: Context) -> dict[Value, float]:
         numbers: dict[Value, list[float]] = {}
         for run in self._runs[value].get(context, ()):
             numbers.setdefault(run.settings.get("seed"), []).append(run.number(self._metric) or 0.0)
-        return {seed: mean_of(found).value for seed, found in numbers.items()}
+        return {seed: mean_of(same_seed).value for seed, same_seed in numbers.items()}
 
     def _mean(self, value: Key, context: Context) -> float:
         return fmean(self._by_seed(value, context).values())
 
     def _differences(self, value: Key) -> Differences:
-        """Of what both have."""
+        """Of this value minus the baseline, in the contexts and seeds that both have."""
         assert self._reference is not None
-        found: Differences = {}
+        differences: Differences = {}
         for context in self._runs[value]:
             ours, theirs = self._by_seed(value, context), self._by_seed(self._reference, context)
             if both := {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}:
-                found[context] = both
-        return found
+                differences[context] = both
+        return differences
 
     def _compared(self, pairs: Sequence[tuple[Key, Differences]]) -> list[Comparison]:
         """With p adjusted for all that are tested; values that differ nowhere are no comparison."""
         num = sum(not _identical(differences) for _, differences in pairs)
-        found = [self._compare(*pair, num) for pair in pairs]
-        adjusted = iter(holm([made.difference.p for made in found if made.difference.p is not None]))
-        return [made if made.difference.p is None else replace(made, p_adjusted=next(adjusted)) for made in found]
+        comparisons = [self._compare(*pair, num) for pair in pairs]
+        adjusted = iter(holm([made.difference.p for made in comparisons if made.difference.p is not None]))
+        return [made if made.difference.p is None else replace(made, p_adjusted=next(adjusted)) for made in comparisons]
 
     def _compare(self, value: Key, differences: Differences, num_comparisons: int) -> Comparison:
         by_setting = {context: fmean(seeds.values()) for context, seeds in differences.items()}
@@ -409,9 +408,9 @@ class Evidence:
             key, part = (setting, context.trace) if unit == "trace" else (context.trace, str(context.values))
             groups.setdefault(key, {})[part] = number
         if unit == "trace":  # settings that all traces have, each the mean over them
-            whole = [fmean(found.values()) for found in groups.values() if found.keys() == by_trace.keys()]
+            whole = [fmean(by_part.values()) for by_part in groups.values() if by_part.keys() == by_trace.keys()]
             return "setting" if _both_ways(whole) else ""
-        if any(_both_ways([*found.values()]) for found in groups.values()):
+        if any(_both_ways([*by_part.values()]) for by_part in groups.values()):
             return "setting"
         return "trace" if _both_ways([*by_trace.values()]) else ""
 
@@ -426,13 +425,13 @@ class Evidence:
         by_seed = [fmean(seeds[seed] for seeds in differences.values()) for seed in sorted(common, key=str)]
         unit = self._seed_unit(value, differences)
         by_seeds = paired(by_seed, unit) if len(set(by_seed)) > 1 else None
-        found = [
+        estimates = [
             paired([fmean(numbers) for numbers in by_recording.values()], "trace") if len(by_recording) > 1 else None,
             by_seeds if unit != POLICY_SEED else None,
             self._by_session(value, differences),
             by_seeds if unit == POLICY_SEED else None,
         ]
-        kinds = [(made, _too_few(made, num_comparisons)) for made in found if made is not None]
+        kinds = [(made, _too_few(made, num_comparisons)) for made in estimates if made is not None]
         # With none that can show something, what says why: most of all sessions, whose number can be raised.
         chosen = next((pair for pair in kinds if not pair[1]), None)
         made, why = chosen or max(kinds, key=lambda pair: pair[0].count, default=(Estimate(value=0.0), ""))
@@ -457,11 +456,11 @@ class Evidence:
             if ours is None or theirs is None:
                 return None
             traces.setdefault(context.trace, []).append((ours, theirs))
-        if any(not one.has_requests_of(found[0][0]) for found in traces.values() for pair in found for one in pair):
+        if any(not one.has_requests_of(pairs[0][0]) for pairs in traces.values() for pair in pairs for one in pair):
             return None
-        gained = [np.mean([ours.hit_tokens - theirs.hit_tokens for ours, theirs in found], axis=0)
-                  for found in traces.values()]  # fmt: skip
-        first = [found[0][0] for found in traces.values()]
+        gained = [np.mean([ours.hit_tokens - theirs.hit_tokens for ours, theirs in pairs], axis=0)
+                  for pairs in traces.values()]  # fmt: skip
+        first = [pairs[0][0] for pairs in traces.values()]
         words = sorted({one.word for one in first}, reverse=True)
         return sessions(
             [(more, one.prompt_tokens) for more, one in zip(gained, first, strict=True)], " or ".join(words)
@@ -469,10 +468,10 @@ class Evidence:
 
     def _mean_hits(self, runs: Sequence[Run]) -> Sessions | None:
         """The mean over runs that differ in their seed alone; None unless all have the same sessions."""
-        found = [one for run in runs if (one := self._sessions_of(run.path)) is not None]
-        if len(found) < len(runs) or any(not one.has_requests_of(found[0]) for one in found):
+        each = [one for run in runs if (one := self._sessions_of(run.path)) is not None]
+        if len(each) < len(runs) or any(not one.has_requests_of(each[0]) for one in each):
             return None
-        return replace(found[0], hit_tokens=np.mean([one.hit_tokens for one in found], axis=0))
+        return replace(each[0], hit_tokens=np.mean([one.hit_tokens for one in each], axis=0))
 
     def _signature(self, value: Key) -> object:
         """Equal for values with the same results in every context; seeds that only repeat each other count once."""
@@ -489,14 +488,12 @@ def plural(word: str, count: int) -> str:
     return word if count == 1 else f"{head}s{space}{rest}"
 
 
-def _too_few(found: Estimate, num_comparisons: int) -> str:
+def _too_few(estimate: Estimate, num_comparisons: int) -> str:
     """Why these units can show nothing; empty where they can."""
-    if not can_test():
-        return "SciPy is not installed"
-    if found.p is None and found.missing:
-        return f"too few, {found.missing:,} more would be enough for a test"
-    least, more = num_comparisons * least_p(found.count), enough(num_comparisons) - found.count
-    if found.p is None:
+    if estimate.p is None and estimate.missing:
+        return f"too few, {estimate.missing:,} more would be enough for a test"
+    least, more = num_comparisons * least_p(estimate.count), enough(num_comparisons) - estimate.count
+    if estimate.p is None:
         return f"too few, {more} more would be enough for a test"
     return (
         f"too few for {num_comparisons} comparisons, p {least:.2g} at least; {more} more would be enough"

@@ -37,11 +37,11 @@ MOST_SERIES = 9
 _MOST_BARS, _MOST_PANELS, _MOST_STACKS, _MOST_LOGGED = 40, 8, 8, 4
 _MOST_BYTES = 50_000_000
 _LATENCIES = ("ttft_s_p95", "tpot_s_p95", "latency_s_p95")
-_THROUGHPUTS = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s")
+_THROUGHPUTS = ("output_tokens_per_s", "requests_per_s")
 _CAPACITIES = ("cache.num_blocks", "replay.capacity")
 _REFERENCES = {
     "hit_rate": {"optimum_hit_rate": "optimum", "infinite_hit_rate": "infinite cache"},
-    "hit_rate_blocks": {"optimum_hit_rate_blocks": "optimum", "infinite_hit_rate_blocks": "infinite cache"},
+    "hit_rate_blocks": {"optimum_hit_rate_blocks": "optimum"},
 }
 """Metric -> results that hold the same of what it is held against."""
 _BARS = (
@@ -73,7 +73,7 @@ def plots_of(study: Study) -> list[Plot]:
 
 def pictures_of(study: Study) -> list[Plot]:
     """What happened inside single runs: memory of up to 8 settings, the others of up to 4."""
-    found: list[Plot] = []
+    plots: list[Plot] = []
     for module in (*OF_RUNS, *map(import_module, registry.declared("figures"))):
         name = module.__name__.rpartition(".")[2]
         drawn = ((setting, _of_run(module, setting.runs[0])) for _, setting in study.ranked)
@@ -81,8 +81,8 @@ def pictures_of(study: Study) -> list[Plot]:
         for setting, figure in islice(shown, _MOST_STACKS if module is memory else _MOST_LOGGED):
             run = setting.runs[0]
             heading = f"{module.TITLE}: {study.label(setting) if study.keys else run.name}"
-            found.append(Plot(name=f"{name}_{run.name}", title=heading, note=module.NOTE, figure=figure))
-    return found
+            plots.append(Plot(name=f"{name}_{run.name}", title=heading, note=module.NOTE, figure=figure))
+    return plots
 
 
 def _of_run(module: Any, run: Run) -> Figure | None:
@@ -98,8 +98,8 @@ def _of_run(module: Any, run: Run) -> Figure | None:
 
 
 def _differences(study: Study) -> Iterator[Plot]:
-    found = [made for made in study.comparisons if not made.identical][:_MOST_BARS]
-    if not found:
+    compared = [made for made in study.comparisons if not made.identical][:_MOST_BARS]
+    if not compared:
         return
     shown = column_of_differences(study)
     rows = [
@@ -109,7 +109,7 @@ def _differences(study: Study) -> Iterator[Plot]:
             interval=shown.scaled(made.difference.interval),
             parts=[shown.scale * number for number in made.by_setting.values()],
         )
-        for made in found
+        for made in compared
     ]
     yield Plot(
         name="differences",
@@ -137,8 +137,8 @@ def _curve(study: Study, key: str) -> Iterator[Plot]:
     several = len(traces) > 1
     # Where each trace has a plot of its own, what names the trace is no part of a series' name.
     others = [other for other in study.keys if other != key and not (several and other.startswith("workload"))]
-    found = {trace: _series(study, points, others) for trace, points in traces.items()}
-    if not any(len({x for x, _ in series}) > 1 for of_trace in found.values() for series in of_trace.values()):
+    by_trace = {trace: _series(study, points, others) for trace, points in traces.items()}
+    if not any(len({x for x, _ in series}) > 1 for of_trace in by_trace.values() for series in of_trace.values()):
         return
     over_all = _series(study, [point for points in traces.values() for point in points], others)
     kept = _best(study, over_all)
@@ -148,7 +148,7 @@ def _curve(study: Study, key: str) -> Iterator[Plot]:
     axis = "capacity (blocks)" if key in _CAPACITIES else key
     rest = len(over_all) - len(kept)
     note = f"The best {len(kept)} with the baseline; {rest} more are in the table." if rest else ""
-    for number, (trace, of_trace) in enumerate(found.items(), start=1):
+    for number, (trace, of_trace) in enumerate(by_trace.items(), start=1):
         lines = [
             _line(study, of_trace[values], others, metric, look)
             for look, values in enumerate(kept)
@@ -167,11 +167,11 @@ def _curve(study: Study, key: str) -> Iterator[Plot]:
 
 def _series(study: Study, points: Sequence[Point], keys: Sequence[str]) -> dict[Key, list[Point]]:
     """The points, x ascending, by their values of these keys; of values that tie everywhere the first alone."""
-    found: dict[Key, list[Point]] = {}
+    series: dict[Key, list[Point]] = {}
     for x, setting in sorted(points, key=lambda point: point[0]):
         if study.leads_its_tie(setting):
-            found.setdefault(tuple(setting.values[key] for key in keys), []).append((x, setting))
-    return found
+            series.setdefault(tuple(setting.values[key] for key in keys), []).append((x, setting))
+    return series
 
 
 def _best(study: Study, series: Mapping[Key, Sequence[Point]]) -> list[Key]:
@@ -185,7 +185,7 @@ def _best(study: Study, series: Mapping[Key, Sequence[Point]]) -> list[Key]:
 
 
 def _average(study: Study, settings: Sequence[Setting]) -> float:
-    """Of the ranked metric, the best lowest."""
+    """Mean of the ranked metric, the best lowest."""
     return sum(study.order(setting) for setting in settings if study.metric in setting.means) / len(settings)
 
 
@@ -200,7 +200,7 @@ def _line(study: Study, points: Sequence[Point], keys: Sequence[str], metric: Co
 
 
 def _interval(study: Study, setting: Setting) -> tuple[float, float] | None:
-    """Of a setting's mean: over seeds that differ, else over the sessions of its trace."""
+    """Interval of a setting's mean: over seeds that differ, else over the sessions of its trace."""
     return setting.means[study.metric].interval or study.evidence.interval(setting.runs)
 
 
@@ -212,13 +212,13 @@ def _reference_lines(
     policies = [{x: round(y, 6) for x, y in zip(line.x, line.y, strict=True)} for line in drawn]
     lines = []
     for name, words in _REFERENCES.get(study.metric, {}).items():
-        found: dict[str, dict[float, float]] = {}
+        curves: dict[str, dict[float, float]] = {}
         for x, setting in sorted(points, key=lambda point: point[0]):
             if name in setting.means:
-                found.setdefault(study.label(setting, rest), {})[x] = metric.scale * setting.means[name].value
-        for where, ys in found.items():
+                curves.setdefault(study.label(setting, rest), {})[x] = metric.scale * setting.means[name].value
+        for where, ys in curves.items():
             if {x: round(y, 6) for x, y in ys.items()} not in policies:
-                suffix = f", {where}" if len(found) > 1 else ""
+                suffix = f", {where}" if len(curves) > 1 else ""
                 lines.append(curve.Line(label=words + suffix, x=[*ys], y=[*ys.values()], reference=True))
     return lines
 
@@ -285,21 +285,21 @@ def _tradeoff(study: Study) -> Iterator[Plot]:
     yield Plot(name="throughput_latency", title="Latency over throughput", note=note, figure=figure)
 
 
-def _of_search(study: Study, found: Trials) -> Iterator[Plot]:
-    best = found.best
+def _of_search(study: Study, search: Trials) -> Iterator[Plot]:
+    best = search.best
     if best is None:
         return
-    runs = [(run, number) for run in study.good if (number := run.number(found.metric)) is not None]
+    runs = [(run, number) for run in study.good if (number := run.number(search.metric)) is not None]
     panels = {
         key: [(run.settings.get(key), number, run.path.name == best.folder) for run, number in runs]
         for key in study.keys[:_MOST_PANELS]
     }
     yield Plot(
         name="trials",
-        title=f"History of the search, and {title(found.metric)} over what varied",
-        note=f"{len(found.trials)} trials in the order the sampler asked for them. Below, a dot is a run; the square "
+        title=f"History of the search, and {title(search.metric)} over what varied",
+        note=f"{len(search.trials)} trials in the order the sampler asked for them. Below, a dot is a run; the square "
         f"is the best trial, {best.number}.",
         figure=trials.draw(
-            [trial.value for trial in found.trials], panels, maximize=found.maximize, y_label=title(found.metric)
+            [trial.value for trial in search.trials], panels, maximize=search.maximize, y_label=title(search.metric)
         ),
     )

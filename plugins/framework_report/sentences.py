@@ -9,7 +9,7 @@ from framework.results.catalogue import title
 from framework_report.columns import column as column_of
 from framework_report.columns import column_of_differences
 from framework_report.evidence import Comparison, plural
-from framework_report.statistics import FEW_RUNS, FEW_SESSIONS, can_test
+from framework_report.statistics import FEW_RUNS, FEW_SESSIONS
 from framework_report.study import Study
 from framework_report.trials import Trials
 
@@ -53,8 +53,6 @@ def basis(study: Study) -> str:
         f"{FEW_SESSIONS} sessions (requests where a trace names none) in {FEW_RUNS} runs are the least to draw from "
         "with replacement. A verdict by these, or by seeds of a policy, says nothing about other traces."
     ]
-    if not can_test():
-        parts.append("Intervals and p values need SciPy: pip install 'kvcache-framework[report]'.")
     if cut := study.evidence.pieces():
         parts.append(f"Cut from one recording, and counted as one trace: {'; '.join(cut)}.")
     opposed = {entry.contradicted for entry in (*made, *(alone for entry in made for alone in entry.by_trace.values()))}
@@ -74,10 +72,10 @@ def ties(study: Study) -> str:
     for value, leader in study.evidence.ties.items():
         if value != leader:
             groups.setdefault(study.name_of(leader), []).append(study.name_of(value))
-    found = [
+    equalities = [
         f"{', '.join(others)} equal{'s' if len(others) == 1 else ''} {leader}" for leader, others in groups.items()
     ]
-    return f"Identical results in every run, at these options: {'; '.join(found)}." if found else ""
+    return f"Identical results in every run, at these options: {'; '.join(equalities)}." if equalities else ""
 
 
 def origin(study: Study) -> Iterator[tuple[str, str]]:
@@ -105,14 +103,14 @@ def origin(study: Study) -> Iterator[tuple[str, str]]:
         yield "code", ", ".join(revisions) + changed + several
 
 
-def _of_search(found: Trials) -> str:
+def _of_search(search: Trials) -> str:
     """The best trial in words."""
-    best, failed = found.best, sum(trial.value is None for trial in found.trials)
+    best, failed = search.best, sum(trial.value is None for trial in search.trials)
     bad = f", {failed} failed" if failed else ""
     if best is None:
-        return f"None of {len(found.trials)} trials was good"
+        return f"None of {len(search.trials)} trials was good"
     return (
-        f"Best of {len(found.trials)} trials{bad}: {found.metric} {best.value:.6g} with {' '.join(best.overrides)} "
+        f"Best of {len(search.trials)} trials{bad}: {search.metric} {best.value:.6g} with {' '.join(best.overrides)} "
         f"(trial {best.number})"
     )
 
@@ -133,12 +131,12 @@ def _baseline_leads(study: Study, nearest: Comparison) -> str:
 
 def _difference(study: Study, made: Comparison, against: str) -> str:
     """`+0.9 points of hit rate over lru, 95 % interval [0.2, 1.6]`."""
-    found, column = made.difference, column_of_differences(study)
-    amount = f"{column.signed(found.value)} {column.unit}".rstrip()
+    difference, column = made.difference, column_of_differences(study)
+    amount = f"{column.signed(difference.value)} {column.unit}".rstrip()
     words = f"{amount} of {title(study.metric)} {against} {study.baseline}"
-    if found.interval is None:
+    if difference.interval is None:
         return words
-    return f"{words}, 95 % interval [{', '.join(map(column.signed, found.interval))}]"
+    return f"{words}, 95 % interval [{', '.join(map(column.signed, difference.interval))}]"
 
 
 def _shown(made: Comparison) -> str:

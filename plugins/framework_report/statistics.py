@@ -10,15 +10,13 @@ runs no longer correlate (`run_length`); a record that has too few of them says 
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import stats
 
 Floats = npt.NDArray[np.float64]
 
@@ -54,12 +52,6 @@ class Estimate:
     missing: int = 0
 
 
-@cache
-def can_test() -> bool:
-    """Whether SciPy is installed; without it there are means and differences, but no interval and no p."""
-    return importlib.util.find_spec("scipy") is not None
-
-
 def mean_of(values: Sequence[float], *, share: bool = False) -> Estimate:
     """Mean and interval over runs; equal values are copies of one observation and have no interval.
 
@@ -69,8 +61,8 @@ def mean_of(values: Sequence[float], *, share: bool = False) -> Estimate:
     array = np.asarray(values, dtype=np.float64)
     if (array == array[0]).all():
         return Estimate(value=float(array[0]))
-    mean, interval = float(array.mean()), _t_interval(array) if can_test() else None
-    if interval is not None and array.min() >= 0:
+    mean, interval = float(array.mean()), _t_interval(array)
+    if array.min() >= 0:
         rest = 1 - mean if share and array.max() <= 1 else None
         factor = math.exp(min((interval[1] - mean) / (mean if rest is None else mean * rest), 500.0))
         low, high = mean / factor, mean * factor
@@ -82,13 +74,11 @@ def paired(differences: Sequence[float], unit: str) -> Estimate:
     """The mean of independent paired differences; a p value from `FEW` of them on."""
     array = np.asarray(differences, dtype=np.float64)
     mean, count = float(array.mean()), len(array)
-    if count < 2 or not can_test():
+    if count < 2:
         return Estimate(value=mean, count=count, unit=unit)
     p = None
     if count >= FEW:
-        spread = float(array.std(ddof=1))
-        by_t = 2 * float(_stats().t.sf(abs(mean) / spread * np.sqrt(count), count - 1)) if spread else 0.0
-        p = max(sign_flip(array), by_t)
+        p = max(sign_flip(array), float(stats.ttest_1samp(array, 0.0).pvalue) if array.std() else 0.0)
     return Estimate(value=mean, interval=_t_interval(array), p=p, count=count, unit=unit)
 
 
@@ -104,11 +94,11 @@ def enough(num_comparisons: int) -> int:
 
 def sign_flip(differences: Floats) -> float:
     """Two-sided p of the sum when each difference is as likely to have the other sign; exact up to 13 pairs."""
-    found = _stats().permutation_test(
+    test = stats.permutation_test(
         (differences,), np.sum, permutation_type="samples", vectorized=True, n_resamples=_FLIPS, batch=_BATCH,
         rng=np.random.default_rng(0),
     )  # fmt: skip
-    return float(found.pvalue)
+    return float(test.pvalue)
 
 
 def sessions(traces: Sequence[tuple[Floats, Floats]], word: str) -> Estimate:
@@ -121,13 +111,13 @@ def sessions(traces: Sequence[tuple[Floats, Floats]], word: str) -> Estimate:
     """
     rates = [float(parts.sum() / wholes.sum()) for parts, wholes in traces]
     mean, lengths = float(np.mean(rates)), [run_length(parts, wholes) for parts, wholes in traces]
-    if min(len(parts) for parts, _ in traces) < 2 or not can_test():
-        count, fewest = sum(len(parts) for parts, _ in traces), min(len(parts) for parts, _ in traces)
-        return Estimate(value=mean, count=count, unit=word, missing=max(0, FEW_SESSIONS - fewest))
+    if (fewest := min(len(parts) for parts, _ in traces)) < 2:
+        count = sum(len(parts) for parts, _ in traces)
+        return Estimate(value=mean, count=count, unit=word, missing=FEW_SESSIONS - fewest)
     merged = [(_merged(p, length), _merged(w, length)) for (p, w), length in zip(traces, lengths, strict=True)]
     low, high, p = _studentised([_resampled(*pair) for pair in merged])
     flips = sign_flip(np.concatenate([parts / (len(merged) * wholes.sum()) for parts, wholes in merged]))
-    few = min(len(parts) for parts, _ in traces) < FEW_SESSIONS or min(len(parts) for parts, _ in merged) < FEW_RUNS
+    few = fewest < FEW_SESSIONS or min(len(parts) for parts, _ in merged) < FEW_RUNS
     lengths_used = [len(parts) / len(runs) for (parts, _), (runs, _) in zip(traces, merged, strict=True)]
     missing = max(
         max(FEW_RUNS, -(-FEW_SESSIONS // length)) - len(runs) for (runs, _), length in zip(merged, lengths, strict=True)
@@ -140,9 +130,9 @@ def sessions(traces: Sequence[tuple[Floats, Floats]], word: str) -> Estimate:
 
 
 def rate_interval(parts: Floats, wholes: Floats) -> tuple[float, float] | None:
-    """Of the ratio of sums over the sessions of one trace; None under `FEW_SESSIONS` of them."""
+    """The 95 % interval of the ratio of sums over the sessions of one trace; None under `FEW_SESSIONS` of them."""
     length = run_length(parts, wholes)
-    if not can_test() or len(parts) < FEW_SESSIONS or len(parts) // length < FEW_RUNS:
+    if len(parts) < FEW_SESSIONS or len(parts) // length < FEW_RUNS:
         return None
     low, high, _ = _studentised([_resampled(_merged(parts, length), _merged(wholes, length))])
     return max(0.0, low), min(1.0, high)
@@ -184,11 +174,11 @@ def _resampled(parts: Floats, wholes: Floats) -> Floats:
         errors = parts - np.expand_dims(rate, axis) * wholes
         return np.stack([rate, np.sqrt((errors**2).sum(axis)) / wholes.sum(axis)])
 
-    found = _stats().bootstrap(
+    drawn = stats.bootstrap(
         (parts, wholes), ratio, paired=True, vectorized=True, n_resamples=RESAMPLES, batch=_BATCH, method="percentile",
         rng=np.random.default_rng(0),
     )  # fmt: skip
-    return np.concatenate([ratio(parts, wholes)[:, None], found.bootstrap_distribution], axis=1)
+    return np.concatenate([ratio(parts, wholes)[:, None], drawn.bootstrap_distribution], axis=1)
 
 
 def _studentised(traces: Sequence[Floats]) -> tuple[float, float, float]:
@@ -219,11 +209,5 @@ def _run_of(word: str, lengths: Sequence[float]) -> str:
 
 def _t_interval(array: Floats) -> tuple[float, float]:
     mean, error = float(array.mean()), float(array.std(ddof=1)) / len(array) ** 0.5
-    half = float(_stats().t.ppf(0.975, len(array) - 1)) * error
+    half = float(stats.t.ppf(0.975, len(array) - 1)) * error
     return mean - half, mean + half
-
-
-def _stats() -> Any:
-    from scipy import stats
-
-    return stats

@@ -20,8 +20,8 @@ from framework_report.trials import Trials
 
 SEED = "seed"
 _PREFERRED = (
-    "hit_rate", "goodput_requests_per_s", "output_tokens_per_s", "total_tokens_per_s", "tflops",
-    "bandwidth_bytes_per_s", "time_us", "time_s", "ttft_s_p95", "utilisation", "hit_rate_blocks",
+    "hit_rate", "goodput_requests_per_s", "output_tokens_per_s", "tflops", "bandwidth_bytes_per_s", "time_us", "time_s",
+    "ttft_s_p95", "utilisation", "hit_rate_blocks",
 )  # fmt: skip
 _COMPANIONS = (
     "hit_rate", "output_tokens_per_s", "ttft_s_p95", "tpot_s_p95", "utilisation", "num_evictions",
@@ -111,9 +111,8 @@ class Study:
         made = []
         for values in sorted(groups, key=sortable):
             runs = tuple(sorted(groups[values], key=lambda row: sortable((row.settings.get(SEED), row.name))))
-            numbers = {metric: [run.number(metric) for run in runs] for metric in self.metrics}
-            known = {metric: [n for n in found if n is not None] for metric, found in numbers.items()}
-            means = {metric: mean_of(found, share=_is_share(metric)) for metric, found in known.items() if found}
+            numbers = {metric: [n for run in runs if (n := run.number(metric)) is not None] for metric in self.metrics}
+            means = {metric: mean_of(each, share=_is_share(metric)) for metric, each in numbers.items() if each}
             named = dict(zip(self.keys, values, strict=True))
             compared = tuple(named[key] for key in self.compared_keys)
             made.append(Setting(values=named, compared=compared, runs=runs, means=means))
@@ -192,7 +191,7 @@ def varied_keys(rows: Sequence[Run]) -> list[str]:
             # Two components may each have an option of one name: it varied only where one component's did.
             owner = row.settings.get(key.partition(".")[0]) if "." in key else None
             values.setdefault(key, {}).setdefault(owner, set()).add((type(value).__name__, value))
-    varied = [key for key, found in values.items() if key != SEED and any(len(one) > 1 for one in found.values())]
+    varied = [key for key, by_owner in values.items() if key != SEED and any(len(one) > 1 for one in by_owner.values())]
     first = ("mode", "executor", *_DEFAULTS, "model", "workload")
     return sorted(varied, key=lambda key: (first.index(key) if key in first else len(first), key))
 

@@ -42,7 +42,7 @@ def ranking(study: Study) -> Table:
         for rank, setting in study.ranked
     ]
     header = ["rank", *keys, *(made.head for made in columns.values()), "runs"]
-    bars = any(found.interval for _, setting in study.ranked for found in setting.means.values())
+    bars = any(mean.interval for _, setting in study.ranked for mean in setting.means.values())
     note = "± and (a to b) are 95 % intervals of a mean over runs that differ in their seed, as many as `runs` says."
     return Table("Ranking", header, rows, " ".join(filter(None, (ties(study), note if bars else ""))))
 
@@ -71,8 +71,8 @@ def _compared(study: Study, made: Comparison, trace: list[str]) -> list[str]:
 
 def by_setting(study: Study) -> Table:
     """The difference in each setting, a row a value; without rows for one setting, or more than 8."""
-    found = dict.fromkeys(context for made in study.comparisons for context in made.by_setting)
-    contexts, column = sorted(found, key=lambda context: sortable(context.values)), column_of_differences(study)
+    all_contexts = dict.fromkeys(context for made in study.comparisons for context in made.by_setting)
+    contexts, column = sorted(all_contexts, key=lambda context: sortable(context.values)), column_of_differences(study)
     rows = [
         [
             study.name_of(made.challenger),

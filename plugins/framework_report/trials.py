@@ -46,17 +46,17 @@ class Trials:
         return self.trials[min(good)[1] - 1] if good else None
 
 
-def write_trials(folder: Path, found: Trials) -> None:
+def write_trials(folder: Path, trials: Trials) -> None:
     """Leave `search.json` in the search's folder, whole or not at all."""
-    write_json(folder / SEARCH, asdict(found))
+    write_json(folder / SEARCH, asdict(trials))
 
 
 def read_trials(folder: Path) -> Trials | None:
     """What `write_trials` left; None where there is none that can be read."""
-    found = read_json(folder / SEARCH)
-    if found is None:
+    record = read_json(folder / SEARCH)
+    if record is None:
         return None
     try:
-        return Trials(found["metric"], found["maximize"], tuple(Trial(**trial) for trial in found["trials"]))
+        return Trials(record["metric"], record["maximize"], tuple(Trial(**trial) for trial in record["trials"]))
     except (KeyError, TypeError):
         return None

@@ -75,8 +75,8 @@ def page(study: Study, plots: Sequence[Plot], pictures: Sequence[Plot], *, title
 
 def _of_run(run: Run) -> list[Table]:
     """Everything that one run measured, by section, as at its end on the console."""
-    found = ((section, [[metric.title, text] for metric, text in lines(run.result, section)]) for section in sections())
-    return [Table(section[0].upper() + section[1:], ["", ""], rows) for section, rows in found]
+    parts = ((section, [[metric.title, text] for metric, text in lines(run.result, section)]) for section in sections())
+    return [Table(section[0].upper() + section[1:], ["", ""], rows) for section, rows in parts]
 
 
 def latex(study: Study, title: str) -> str:

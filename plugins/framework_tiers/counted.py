@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -86,11 +85,6 @@ class NodeContents:
         if self._requests is not None:
             self._requests.update(dict.fromkeys(path, paths.request_facts(request, num_hits)))
 
-    def own_tokens(self, path: Sequence[int]) -> list[int]:
-        """Tokens of each block alone."""
-        ends = [0, *map(self.num_tokens, path)]
-        return [end - start for start, end in pairwise(ends)]
-
     def name(self, key: int) -> BlockHash:
         return BlockHash(key.to_bytes(8, "little"))
 
@@ -111,7 +105,7 @@ class CountedTiers(CountedBelow):
     """The tiers below the pool of one cache-only replay.
 
     Attributes:
-        pool_hits, pool_hit_tokens: blocks, and their tokens, of requests' cached prefixes that lay in the pool.
+        pool_hits: blocks of requests' cached prefixes that lay in the pool.
         request_hits: of each request so far, for each tier from the pool down, the blocks of its cached prefix there.
     """
 
@@ -124,7 +118,7 @@ class CountedTiers(CountedBelow):
             for number, spec in enumerate(specs, start=1)
         ]
         self.lower = LowerTiers(tiers, rule, self.contents)
-        self.pool_hits = self.pool_hit_tokens = 0
+        self.pool_hits = 0
         self.request_hits: list[tuple[int, ...]] = []
         self._times, self._now = paths.times, 0.0
         self._new: frozenset[int] = frozenset()
@@ -139,11 +133,9 @@ class CountedTiers(CountedBelow):
         now = self._now = self._times[request]
         places = self.lower.find(path, blocks, now)
         self.contents.used(request, path, len(places))
-        own_tokens = self.contents.own_tokens(path[: len(places)])
         self.pool_hits += places.count(0)
-        self.pool_hit_tokens += sum(tokens for place, tokens in zip(places, own_tokens, strict=True) if not place)
         self.request_hits.append(tuple(np.bincount(places, minlength=len(self.lower.tiers) + 1).tolist()))
-        self.lower.begin(path, places, own_tokens, now)
+        self.lower.begin(path, places, now)
         self._new = frozenset(node for node, block in zip(path, blocks, strict=True) if not block)
         return len(places)
 
@@ -159,7 +151,7 @@ class CountedTiers(CountedBelow):
         return np.array(self.request_hits, dtype=np.int32).reshape(-1, len(self.lower.tiers) + 1)
 
     def results(self, block_bytes: int) -> dict[str, int]:
-        measured = {"tier0_hit_blocks": self.pool_hits, "tier0_hit_tokens": self.pool_hit_tokens}
+        measured = {"tier0_hit_blocks": self.pool_hits}
         for tier in self.lower.tiers:
             measured |= {f"tier{tier.number}_{key}": value for key, value in tier.facts(block_bytes).items()}
         return measured

@@ -102,7 +102,7 @@ class EngineTiers(EngineBelow):
         self.loading: dict[RequestId, Load] = {}
         self.dropped: list[Load] = []
         self._hits: dict[RequestId, Sequence[BlockHash]] = {}
-        self.pool_hits = self.pool_hit_tokens = 0
+        self.pool_hits = 0
         self.num_loads = self.num_loaded = self.load_wait_s = 0.0
 
     # What changes in the pool
@@ -202,9 +202,8 @@ class EngineTiers(EngineBelow):
         self.placement.contents.used(seq.info, path, len(seq.request.prompt), len(places))
         self.placement.contents.prune(lambda key: any(placement.holds(key) for placement in self.placements))
         for part in () if plan is None else plan.parts:
-            part.placement.lower.count_hits(part.keys, part.places, [self._size] * len(part.keys))
+            part.placement.lower.count_hits(part.keys, part.places)
         self.pool_hits += places.count(0)
-        self.pool_hit_tokens += hit.num_tokens if plan is None else places.count(0) * self._size
         self._hits[seq.id] = path[:full]
 
     def lies_below(self, key: BlockHash) -> bool:
@@ -375,7 +374,6 @@ class EngineTiers(EngineBelow):
     def summary(self) -> dict[str, Any]:
         measured: dict[str, Any] = {
             "tier0_hit_blocks": self.pool_hits,
-            "tier0_hit_tokens": self.pool_hit_tokens,
             "num_loads": int(self.num_loads),
             "loaded_blocks": int(self.num_loaded),
             "load_wait_s": self.load_wait_s,

@@ -17,11 +17,8 @@ def _tier(number: int) -> Iterator[Metric]:
     name, key = "the pool" if not number else f"tier {number}", f"tier{number}"
     yield tiers(f"{key}_hit_blocks", "blocks", "higher", f"hits in {name}",
                 f"Blocks of requests' cached prefixes that lay in {name}.", of="prompt_blocks")  # fmt: skip
-    yield tiers(f"{key}_hit_tokens", "tokens", "higher", f"tokens hit in {name}", "Their tokens.", when=never)
     if not number:
         return
-    yield tiers(f"{key}_num_blocks", "blocks", "", f"capacity of {name}", f"Blocks that {name} holds at most.",
-                when=never)  # fmt: skip
     yield tiers(f"{key}_bytes_in", "bytes", "lower", f"written to {name}",
                 f"Whole blocks stored in {name}, in bytes of K and V.")  # fmt: skip
     yield tiers(f"{key}_bytes_out", "bytes", "", f"read from {name}",
@@ -31,8 +28,6 @@ def _tier(number: int) -> Iterator[Metric]:
     yield tiers(f"{key}_unread_blocks", "blocks", "lower", f"stored unread in {name}",
                 f"Blocks stored in {name} that were never a hit there before they left it or the run "
                 "ended.")  # fmt: skip
-    yield tiers(f"{key}_refused_blocks", "blocks", "lower", f"no room in {name}",
-                f"Stores dropped because every block of {name} was in use.", hide_zero=True)  # fmt: skip
     yield tiers(f"{key}_peak_blocks", "blocks", "", f"peak of {name}", f"Most blocks that {name} held at once.",
                 when=never)  # fmt: skip
     yield tiers(f"{key}_failed_loads", "blocks", "lower", f"failed loads from {name}",
@@ -63,8 +58,6 @@ METRICS = (
     tiers("loaded_blocks", "blocks", "", "blocks loaded", "That came into the pool so.", when=never),
     tiers("load_wait_s", "s", "lower", "waiting for loads",
           "Time from the begin of each load until its request could go on, summed."),
-    tiers("load_wait_steps", "steps", "lower", "steps waiting for loads",
-          "The same in steps, of a replayed recording, whose clock counts steps."),
     text("tiers", "store_failure", "a store failed",
          "What a tier's store raised first; the run counts as failed.", fails="a tier's store failed"),
     text("tiers", "tier_failure", "first block lost",

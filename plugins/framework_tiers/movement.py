@@ -73,21 +73,21 @@ class LowerTiers:
         load_s, recompute_s = (None, None) if self._costs is None else self._costs(offered, ends, cached)
         return LoadOffer(offered, ends, cached, tokens(path[-1]), load_s, recompute_s)
 
-    def count_hits(self, path: Sequence[Key], places: Sequence[int], own_tokens: Sequence[int]) -> None:
+    def count_hits(self, path: Sequence[Key], places: Sequence[int]) -> None:
         """A request's cached prefix lies in these places."""
-        for key, place, tokens in zip(path, places, own_tokens, strict=False):
+        for key, place in zip(path, places, strict=False):
             if place:
                 tier = self.tiers[place - 1]
-                tier.hit(key, tokens)
+                tier.hit(key)
                 tier.counts.read += 1
 
-    def begin(self, path: Sequence[Key], places: Sequence[int], own_tokens: Sequence[int], now: float) -> None:
+    def begin(self, path: Sequence[Key], places: Sequence[int], now: float) -> None:
         """Count the hits of a request and mark its blocks in all tiers.
 
         Where the rule is exclusive, its blocks leave the lower tiers: the pool will have them, loaded or recomputed.
         Else they are used where they lie, and pinned until `end`.
         """
-        self.count_hits(path, places, own_tokens)
+        self.count_hits(path, places)
         for tier, pinned in zip(self.tiers, self._held, strict=True):
             keys = [key for key in reversed(path) if key in tier]
             if keys and self.rule.exclusive:

@@ -47,7 +47,7 @@ class Counts:
     """What happened to one tier so far, in blocks.
 
     Attributes:
-        hits: blocks of requests' cached prefixes that lay here; `hit_tokens` their tokens.
+        hits: blocks of requests' cached prefixes that lay here.
         stored: written into this tier. `read`: read from it, by a load or to be stored in the next tier.
         evicted: given up by the policy to make room. `dropped`: left because the pool got the content back.
         refused: stores for which no block could be evicted.
@@ -58,7 +58,6 @@ class Counts:
     """
 
     hits: int = 0
-    hit_tokens: int = 0
     stored: int = 0
     read: int = 0
     evicted: int = 0
@@ -143,10 +142,9 @@ class Tier(NamedBlocks):
         """Whether a request or a copy needs this content where it lies."""
         return key in self._pinned
 
-    def hit(self, key: Key, tokens: int) -> None:
-        """This content is part of a request's cached prefix, `tokens` of it its own."""
+    def hit(self, key: Key) -> None:
+        """This content is part of a request's cached prefix."""
         self.counts.hits += 1
-        self.counts.hit_tokens += tokens
         self._unread.discard(key)
 
     def victim(self, now: float) -> Key | None:
@@ -204,14 +202,11 @@ class Tier(NamedBlocks):
         """What happened so far, as results name it."""
         counts = self.counts
         return {
-            "num_blocks": self.num_blocks,
             "hit_blocks": counts.hits,
-            "hit_tokens": counts.hit_tokens,
             "bytes_in": counts.stored * block_bytes,
             "bytes_out": counts.read * block_bytes,
             "evictions": counts.evicted,
             "unread_blocks": self.num_unread,
-            "refused_blocks": counts.refused,
             "peak_blocks": counts.peak,
         }
 

@@ -144,17 +144,17 @@ def _requests(
         raise FieldError(where, "missing" if entries is None else "expected a list")
     if depth > _MAX_DEPTH:
         raise FieldError(where, f"sub-agents nested more than {_MAX_DEPTH} deep")
-    found: list[tuple[str, str, Mapping[str, Any]]] = []
+    requests: list[tuple[str, str, Mapping[str, Any]]] = []
     for index, entry in enumerate(entries):
         place = f"{where}[{index}]"
         if not isinstance(entry, dict):
-            raise FieldError(place, f"expected an object, found {str(entry)[:40]}")
+            raise FieldError(place, f"expected an object, requests {str(entry)[:40]}")
         if entry.get("type") == "subagent":
             name = text(entry, "agent_id") or str(index)
-            found += _requests(entry, f"{place}.requests", f"{requester}/{name}", depth + 1)
+            requests += _requests(entry, f"{place}.requests", f"{requester}/{name}", depth + 1)
         else:
-            found.append((place, requester, entry))
-    return found
+            requests.append((place, requester, entry))
+    return requests
 
 
 def _kinds(record: Mapping[str, Any]) -> str | None:

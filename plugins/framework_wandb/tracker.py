@@ -205,13 +205,13 @@ def _continued_id(directory: Path) -> str:
     """The id that an unfinished run left in this directory, else a new one, left there for the next."""
     path = directory / _ID
     try:
-        found = path.read_text(encoding="ascii").strip()
+        name = path.read_text(encoding="ascii").strip()
     except (OSError, ValueError):
-        found = ""
-    if not found:
-        found = secrets.token_hex(8)
-        path.write_text(found + "\n", encoding="ascii")
-    return found
+        name = ""
+    if not name:
+        name = secrets.token_hex(8)
+        path.write_text(name + "\n", encoding="ascii")
+    return name
 
 
 def _mode(asked: str) -> str:

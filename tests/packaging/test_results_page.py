@@ -106,7 +106,7 @@ def test_docs_results_lists_the_catalogue(repository: Path) -> None:
     [
         ("hit_rate", 0.58833, "58.8 %"),
         ("ttft_s_p50", 0.0321, "32.1 ms"),
-        ("ttft_steps_p50", 25.0, "25"),
+        ("wall_steps", 25.0, "25"),
         ("replay_s", 25.0, "25 s"),
         ("kv_bytes", 2_105_344, "2.01 MiB"),
         ("kv_bytes", 13_600 * 2**30, "13.3 TiB"),

@@ -43,10 +43,10 @@ from framework.sweep.job import (
     Outcome,
     digest_of,
     folder_name,
+    is_done,
     key_of,
     require_sweep_folder,
     watched,
-    what_changed,
 )
 from framework.tracking import handed_on
 
@@ -62,8 +62,6 @@ class _Sweep:
     context: HydraContext
     task: Task
     repeats: Repeats = field(default_factory=Repeats)
-    changed: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Of jobs with a good result that is not theirs any more: what changed since."""
     existing: dict[str, str] = field(default_factory=dict)
     """Names of the folders that were there when the sweep began, by their last words, hashes of overrides."""
 
@@ -95,14 +93,6 @@ class _Sweep:
             which = ", ".join(f"{name} ({count})" for name, count in self.repeats.names.items())
             print(f"run with one seed only, since nothing in them uses it: {which}", file=sys.stderr)  # noqa: T201
 
-    def say_changed(self) -> None:
-        """One sentence on the jobs whose results are there and not believed."""
-        if self.changed:
-            counts = Counter(name for names in self.changed.values() for name in names)
-            which = ", ".join(f"{name} ({count})" for name, count in counts.most_common())
-            subject = "1 job runs" if len(self.changed) == 1 else f"{len(self.changed)} jobs run"
-            print(f"{subject} again, since this has changed: {which}", file=sys.stderr)  # noqa: T201
-
 
 @dataclass(frozen=True)
 class _Job:
@@ -133,12 +123,10 @@ class _Job:
         if not (self.directory / RESULT).exists():
             return None
         try:
-            changed = what_changed(self.directory, identity(self.plain))
+            if not is_done(self.directory, identity(self.plain)):
+                return None
         except FrameworkError:
             return None  # the job itself will say why
-        if changed != ():
-            self.sweep.changed.update({self.number: changed} if changed else {})
-            return None
         report = self.sweep.config.run.report or None
         return Outcome(directory=str(self.directory), sweep=str(self.sweep.folder), state="skipped", report=report)
 
@@ -202,7 +190,6 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
     planned = [job for job in every if not sweep.would_repeat(job)]
     sweep.say_repeats()
     done = {job.number: outcome for job in planned if (outcome := job.done()) is not None}
-    sweep.say_changed()
     if _is(sweeper.launcher, BasicLauncher):
         yield from _in_process(sweep, planned, done)
     else:

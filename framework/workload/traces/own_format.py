@@ -59,7 +59,7 @@ class OwnFormat(HeadedReader):
     header = FORMAT, VERSION
     block_tokens = DEFAULT_BLOCK_TOKENS
     in_seconds = False
-    """Of a file in steps: arrivals are the seconds beside them."""
+    """Whether arrivals of a file in steps are the seconds beside them."""
 
     example: ClassVar[Mapping[str, str]] = {
         "own.jsonl": '{"format": "kvlab-trace", "version": 1, "block_tokens": 4}\n'

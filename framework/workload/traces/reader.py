@@ -182,14 +182,14 @@ def detect_format(path: str | Path) -> str:
     if path.suffix in (".tgz", ".txz", ".zip") or ".tar" in path.suffixes:
         raise WorkloadError(f"{path}: an archive: unpack it; workload=agent_text reads archives of prompts")
     head, failed = _head(path), list[str]()
-    found = [name for name in formats() if _recognises(name, head, path, failed)]
-    if not found:
+    known = [name for name in formats() if _recognises(name, head, path, failed)]
+    if not known:
         what = "a folder of" if path.is_dir() else "of" if head else "empty, of"
         broken = f"; could not be asked: {'; '.join(failed)}" if failed else ""
         raise WorkloadError(f"{path}: {what} no known trace format; name one: {', '.join(formats())}{broken}")
-    if len(found) > 1:
-        raise WorkloadError(f"{path}: of several trace formats, {' and '.join(found)}; say which with format=NAME")
-    return found[0]
+    if len(known) > 1:
+        raise WorkloadError(f"{path}: of several trace formats, {' and '.join(known)}; say which with format=NAME")
+    return known[0]
 
 
 def _recognises(name: str, head: Sequence[Line], path: Path, failed: list[str]) -> bool:

@@ -126,22 +126,22 @@ def read_recording(path: Path) -> Recording:
     """
     if not path.is_file():
         raise WorkloadError(f"{path}: no such file; a serve run with run.record=true writes one")
-    found: Recording | None = None
+    recording: Recording | None = None
     for line_number, line in read_lines(path):
         try:
             record = json_object(line)
-            if found is None:
-                found = _begun(record)
+            if recording is None:
+                recording = _begun(record)
                 continue
-            place = len(found.requests)
-            found.requests.append(_request(record))
-            found.outputs.update({(place, sample): tokens for sample, tokens in enumerate(_outputs(record))})
-            found.tops.update({(place, call): one for call, one in enumerate(_tops(record))})
+            place = len(recording.requests)
+            recording.requests.append(_request(record))
+            recording.outputs.update({(place, sample): tokens for sample, tokens in enumerate(_outputs(record))})
+            recording.tops.update({(place, call): one for call, one in enumerate(_tops(record))})
         except FieldError as error:
             raise WorkloadError(f"{path}:{line_number}: {error}") from error
-    if found is None or not found.requests:
+    if recording is None or not recording.requests:
         raise WorkloadError(f"{path} holds 0 requests; there is nothing to replay")
-    return found
+    return recording
 
 
 def _begun(header: Mapping[str, Any]) -> Recording:

@@ -163,7 +163,7 @@ def streamed(folder: Path, *batches: list[dict[str, Any]]) -> Path:
 
 
 def causes(stream: Path, requests: list[WorkloadRequest]) -> list[dict[str, int]]:
-    """Of each request the tokens of each outcome, but for the end of its prompt."""
+    """Tokens of each outcome of each request, but for the end of its prompt."""
     seen, _, unseen, _ = explain_stream(stream, requests, most_contents=2**20)
     assert (unseen, sorted(seen.requests)) == (0, [*range(len(requests))])
     rows = dict(zip(seen.requests, seen.tokens.tolist(), strict=True))

@@ -175,8 +175,7 @@ def test_a_search_whose_policy_has_changed_begins_anew(place: Path) -> None:
     assert "begins anew" not in said()
     old = values()
     policy.write_text(text.replace("return block", "return -block"))
-    err = said()
-    assert "the search begins anew, since this has changed: eviction=searched_policy.py:Mine;" in err, err
+    assert "the search begins anew, since settings, code or files have changed" in said()
     assert len(values()) == 3, "trials of the old code count"
     assert not set(values()) & set(old), (values(), old)
     policy.write_text(text)
@@ -189,17 +188,18 @@ def test_traces_are_searched_and_another_space_or_content_begins_anew(place: Pat
     Path("other.jsonl").write_text(trace)
     fixed = [word for word in FIXED if not word.startswith("workload.path")]
 
-    def begun(*overrides: str) -> list[str]:
+    def begun(*overrides: str) -> bool:
         words, axes = axes_of([*fixed, *overrides])
         lines: list[str] = []
         assert search(plan(1, fixed=words, axes=axes), say=lines.append).best is not None
-        return [line.partition("this has changed: ")[2].partition(";")[0] for line in lines if "anew" in line]
+        return any("anew" in line for line in lines)
 
     space = ("workload.path=trace.jsonl,other.jsonl", "cache.num_blocks=16,32")
-    assert [*begun(*space), *begun(*space)] == []
-    assert begun(space[0], "cache.num_blocks=16,32,64") == ["space"]
+    assert [begun(*space), begun(*space)] == [False, False]
+    assert begun(space[0], "cache.num_blocks=16,32,64")
+    assert not begun(*space)
     Path("other.jsonl").write_text(trace + trace.splitlines(keepends=True)[-1])
-    assert begun(*space) == ["space, workload.path=other.jsonl"]
+    assert begun(*space)
 
 
 def test_a_search_whose_trials_all_fail_alike_stops_and_a_mended_one_goes_on(
@@ -216,7 +216,7 @@ def test_a_search_whose_trials_all_fail_alike_stops_and_a_mended_one_goes_on(
     assert main(words) == 0
     said = capsys.readouterr().err
     assert "stopped" not in said
-    assert "begins anew, since this has changed: workload.path=trace.jsonl;" in said
+    assert "begins anew" in said
     assert not [trial.reason for trial in search(plan(12)).trials if trial.reason], "trials without the trace count"
 
 

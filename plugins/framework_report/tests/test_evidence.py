@@ -410,14 +410,3 @@ def test_sessions_come_before_the_seeds_of_a_policy(tmp_path: Path) -> None:
     assert (made.evidence, made.verdict) == ("60 sessions, 1 trace", "better on this trace")
     assert made.difference.interval is not None
     assert made.difference.interval[0] < made.difference.value < made.difference.interval[1], "of all seeds"
-
-
-def test_without_scipy_a_report_says_so_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from framework_report import evidence, sentences, statistics
-
-    make_traces(tmp_path, [0.3], sessions=60)
-    for module in (evidence, sentences, statistics):
-        monkeypatch.setattr(module, "can_test", lambda: False)
-    study = Study(collect([tmp_path]))
-    assert study.comparisons[0].evidence == "60 sessions, 1 trace: SciPy is not installed"
-    assert basis(study).count("need SciPy: pip install 'kvcache-framework[report]'.") == 1

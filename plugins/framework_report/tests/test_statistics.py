@@ -140,7 +140,7 @@ def correlated(seed: int, count: int, stretch: int) -> np.ndarray:
 def test_a_null_is_called_better_as_rarely_as_5_percent_says(
     count: int, stretch: int, sizes: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of sessions of log-normal sizes, and of requests whose differences correlate over 10, 100 and 500."""
+    """Sessions have log-normal sizes, and the differences of requests correlate over 10, 100 and 500 of them."""
     monkeypatch.setattr(statistics, "RESAMPLES", 1500)
     monkeypatch.setattr(statistics, "_FLIPS", 1999)
     rng = np.random.default_rng(1)

@@ -207,7 +207,7 @@ def test_a_trace_in_steps_meets_in_flight_what_met_there_whatever_a_step_takes(t
         parts = {**small, "replay": {"step_s": step_s}, "workload": {"path": str(tmp_path / "served/recording.jsonl")}}
         result = replayed(tmp_path, Path("unused"), allocator={"name": "prefix_cow"}, **parts)
         assert _hits(tmp_path / "out") == live, f"at {step_s} s a step"
-        assert "ttft_steps_p50" in result, sorted(result)
+        assert "wall_steps" in result, sorted(result)
     with pytest.raises(ConfigError, match="arrivals in steps"):
         replayed(tmp_path, tmp_path / "served/recording.jsonl", "roofline", **small)
 

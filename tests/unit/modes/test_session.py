@@ -186,7 +186,6 @@ def test_a_replayed_recording_counts_steps_and_says_so(tmp_path: Path) -> None:
     seconds = [key for key in result if key.endswith("_s") or "_s_p" in key or "per_s" in key]
     assert seconds == ["replay_s"], "the wall time of the replay itself"
     assert "engine_overhead" not in result
-    assert result["ttft_steps_p50"] >= 1
     assert result["wall_steps"] == result["num_steps"]
     rows = read_jsonl(tmp_path / "run" / "requests.jsonl")
     assert all(row["finished_steps"] > row["arrival_steps"] for row in rows)
@@ -194,13 +193,6 @@ def test_a_replayed_recording_counts_steps_and_says_so(tmp_path: Path) -> None:
     foreseeing = {"workload": recording, "cache": {"num_blocks": 256}, "eviction": {"name": "belady"}}
     with pytest.raises(ConfigError, match="workload=recording does not"):
         api.run(replay(tmp_path, "none", tmp_path / "b", **foreseeing))
-
-
-def test_shares_by_step_are_equal_in_two_runs_of_one_command(tmp_path: Path) -> None:
-    first, second = (api.run(serve(tmp_path / name)) for name in "ab")
-    by_step = {key: value for key, value in first.items() if key.endswith("_by_step")}
-    assert len(by_step) == 6
-    assert by_step == {key: second[key] for key in by_step}
 
 
 @pytest.mark.parametrize("mode", ["serve", "replay"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -129,19 +128,3 @@ def test_lines_of_all_runs_carry_their_run(tmp_path: Path) -> None:
     ]
     with pytest.raises(Unsupported, match=r"there are metrics, events, requests, recording, .*kernel"):
         results.read(tmp_path).lines("blocks")
-
-
-def test_a_dataframe_has_a_row_a_run(tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
-    make_run(tmp_path / "a", **REPLAY)
-    make_run(tmp_path / "b", {"hit_rate": 0.7}, **{**REPLAY, "eviction": {"name": "fifo"}})
-    frame = results.read(tmp_path).to_pandas()
-    assert isinstance(frame, pandas.DataFrame)
-    assert frame.set_index("eviction")["hit_rate"].to_dict() == {"lru": 0.5, "fifo": 0.7}
-
-
-def test_without_pandas_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_run(tmp_path / "a")
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(Unsupported, match="pip install pandas"):
-        results.read(tmp_path).to_pandas()

@@ -11,7 +11,7 @@ import pytest
 from framework import registry
 from framework.registry.lookup import Plugin
 from framework.sweep import identity as identities
-from framework.sweep.identity import Repeats, components, config_hash, digest_of, identity, inputs, uses_seed
+from framework.sweep.identity import Repeats, components, digest_of, identity, inputs, uses_seed
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -32,15 +32,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_code_and_inputs_that_change_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_and_inputs_that_change_make_another_identity(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "ed.py").write_text("class Mine: ...\n")
-    made_of = identity(config(eviction={"name": "ed.py:Mine"}))
-    assert set(made_of) == {"configuration", "framework", "eviction=ed.py:Mine", "workload.path=t.jsonl"}
-    assert identity(config(eviction={"name": "ed.py:Mine"})) == made_of
+    mine = config(eviction={"name": "ed.py:Mine"})
+    found = [identity(mine)]
+    assert identity(mine) == found[0]
     (folder / "t.jsonl").write_text("{} \n")
+    found.append(identity(mine))
     monkeypatch.setattr(identities.registry, "framework_content", lambda: "another")
-    changed = identity(config(eviction={"name": "ed.py:Mine"}))
-    assert {name for name in made_of if made_of[name] != changed[name]} == {"framework", "workload.path=t.jsonl"}
+    found.append(identity(mine))
+    monkeypatch.setattr(identities.registry, "content_of", lambda plugin: "edited")
+    found.append(identity(mine))
+    assert len(set(found)) == 4, found
 
 
 def test_a_run_s_plugins_are_those_among_the_options_of_others_and_of_its_trace_too() -> None:
@@ -123,12 +126,12 @@ def test_the_core_of_a_replay_and_others_readers_are_plugins_of_a_run(monkeypatc
     assert "auto.mine-1:mine.trace" not in dict(components(config(workload={"name": "trace", "format": "own"})))
 
 
-def test_what_a_run_does_is_in_its_configuration_s_name_and_how_it_is_watched_is_not() -> None:
-    plain = config_hash(config())
+def test_what_a_run_does_is_in_its_identity_and_how_it_is_watched_is_not() -> None:
+    plain = identity(config())
     for changes in ({"tracker": {"name": "wandb"}}, {"run": {"dir": "y", "progress": False, "overwrite": True}}):
-        assert config_hash(config(**changes)) == plain, changes
+        assert identity(config(**changes)) == plain, changes
     for changes in ({"run": {"dir": "x", "explain": True}}, {"eviction": {"name": "fifo"}}, {"seed": 1}):
-        assert config_hash(config(**changes)) != plain, changes
+        assert identity(config(**changes)) != plain, changes
 
 
 REPLAY = {

@@ -8,13 +8,11 @@ import queue
 import random
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from framework.errors import RunDirectoryError
 from framework.files.atomic import is_disk_failure
-from framework.sweep.identity import config_hash
 from framework.sweep.job import (
     JobDone,
     Outcome,
@@ -23,27 +21,24 @@ from framework.sweep.job import (
     folder_name,
     is_done,
     watched,
-    what_changed,
 )
 from framework.tracking import RunDirectory
 
-CONFIG: dict[str, Any] = {"mode": "replay", "cache": {"num_blocks": 64}, "run": {"dir": "a", "events": False}}
-
 
 def test_a_job_killed_after_it_began_anew_is_not_done(tmp_path: Path) -> None:
-    begin(tmp_path, ["seed=0"], {"configuration": "old"})
+    begin(tmp_path, ["seed=0"], "old")
     with RunDirectory(tmp_path) as run:
         run.write_result({"status": "ok"})
-    assert is_done(tmp_path, {"configuration": "old"})
-    assert not is_done(tmp_path, {"configuration": "new"})
-    begin(tmp_path, ["seed=0"], {"configuration": "new"})  # and killed here
-    assert not is_done(tmp_path, {"configuration": "new"}), "a result of another configuration counts for this one"
-    assert not is_done(tmp_path, {"configuration": "old"})
+    assert is_done(tmp_path, "old")
+    assert not is_done(tmp_path, "new")
+    begin(tmp_path, ["seed=0"], "new")  # and killed here
+    assert not is_done(tmp_path, "new"), "a result of another configuration counts for this one"
+    assert not is_done(tmp_path, "old")
 
 
 def test_a_job_that_another_process_did_since_it_was_looked_at_is_not_done_again(tmp_path: Path) -> None:
     def job(made_of: str) -> RunDirectory:
-        on_begin = partial(begin, overrides=["seed=0"], wanted={"configuration": made_of})
+        on_begin = partial(begin, overrides=["seed=0"], wanted=made_of)
         return RunDirectory(tmp_path, overwrite=True, on_begin=on_begin)
 
     with job("d") as run:
@@ -58,25 +53,13 @@ def test_a_job_that_another_process_did_since_it_was_looked_at_is_not_done_again
     assert not (tmp_path / "result.json").exists()
 
 
-def test_what_changed_since_a_result_is_named(tmp_path: Path) -> None:
-    made_of = {"configuration": "c", "framework": "f", "eviction=ed.py:Mine": "1"}
-    assert what_changed(tmp_path, made_of) is None, "there is no result"
-    begin(tmp_path, [], made_of)
-    (tmp_path / "result.json").write_text('{"status": "ok"}')
-    assert what_changed(tmp_path, made_of) == ()
-    assert what_changed(tmp_path, {**made_of, "eviction=ed.py:Mine": "2"}) == ("eviction=ed.py:Mine",)
-    assert what_changed(tmp_path, {**made_of, "framework": "g", "trace=csv": "r"}) == ("framework", "trace=csv")
-    (tmp_path / "job.json").write_text('{"overrides": [], "config_hash": "c"}')
-    assert what_changed(tmp_path, made_of) == ("what made the result is not recorded",)
-
-
 @pytest.mark.parametrize(
     "damage", [b"", b'{"status": "ok"', b"\x00\xff", b"[1]", b'{"status": "failed"}', b'{"status": "failed_requests"}']
 )
 def test_a_job_whose_result_is_damaged_is_not_done(tmp_path: Path, damage: bytes) -> None:
-    begin(tmp_path, [], {"configuration": "c"})
+    begin(tmp_path, [], "c")
     (tmp_path / "result.json").write_bytes(damage)
-    assert not is_done(tmp_path, {"configuration": "c"})
+    assert not is_done(tmp_path, "c")
 
 
 def test_a_folder_s_name_is_short_safe_and_given_by_the_override_set_alone() -> None:
@@ -96,17 +79,6 @@ def test_a_folder_s_name_is_short_safe_and_given_by_the_override_set_alone() -> 
     others = [folder_name([*words, extra]) for extra in ("workload.z=1", "workload.z=2", "run.events=true")]
     assert len({name, *others}) == 4
     assert folder_name([]).startswith("default-")
-
-
-def test_the_hash_tells_what_is_computed_and_nothing_else() -> None:
-    same = {
-        **CONFIG,
-        "tracker": {"name": "wandb"},
-        "run": {"dir": "b", "events": False, "sweep": "s", "progress": True},
-    }
-    assert config_hash(same) == config_hash(CONFIG)
-    for other in ({**CONFIG, "cache": {"num_blocks": 65}}, {**CONFIG, "run": {"events": True}}, {**CONFIG, "seed": 1}):
-        assert config_hash(other) != config_hash(CONFIG)
 
 
 def test_only_what_a_disk_does_counts_as_a_failure_to_write() -> None:
