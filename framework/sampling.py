@@ -78,19 +78,20 @@ def _plain(name: str, value: Any) -> Any:
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
-def _is_integer(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
+    """Whether it is an int; a bool is none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _integer(low: int, high: int, *, none: bool = False) -> Callable[[Any], bool]:
-    return lambda value: (none and value is None) or (_is_integer(value) and low <= value <= high)
+    return lambda value: (none and value is None) or (is_integer(value) and low <= value <= high)
 
 
 def _number(low: float, high: float, *, above: bool = False) -> Callable[[Any], bool]:
     """Compared as it is: an integer too large for a float is out of range, not an error."""
 
     def holds(value: Any) -> bool:
-        if not (isinstance(value, float) or _is_integer(value)) or (isinstance(value, float) and math.isnan(value)):
+        if not (isinstance(value, float) or is_integer(value)) or (isinstance(value, float) and math.isnan(value)):
             return False
         return bool((low < value if above else low <= value) and value <= high)
 
@@ -106,7 +107,7 @@ def _are_stops(value: Any) -> bool:
 
 
 def _are_tokens(value: Any) -> bool:
-    return isinstance(value, tuple) and all(_is_integer(token) and 0 <= token < _INT32 for token in value)
+    return isinstance(value, tuple) and all(is_integer(token) and 0 <= token < _INT32 for token in value)
 
 
 _RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from framework.errors import ModelError, shown
 from framework.files.jsonl import read_object
 from framework.model.config import FAMILIES, LARGEST, ExpertsConfig, ModelConfig, RecurrentConfig, RopeScaling
+from framework.sampling import is_integer
 
 T = TypeVar("T", int, float, bool, dict[str, Any])
 
@@ -163,7 +164,7 @@ def token_ids(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
     value = config.get(key)
     found = () if value is None else tuple(value) if isinstance(value, (list, tuple)) else (value,)
     for token in found:
-        if not _is_integer(token) or not 0 <= token <= _LARGEST_INTEGER:
+        if not is_integer(token) or not 0 <= token <= _LARGEST_INTEGER:
             raise _wrong(key, "a token id, a list of them or null", value)
     return found
 
@@ -190,19 +191,15 @@ def value_of(config: Mapping[str, Any], key: str, kind: type[T], default: T | No
         needs = f", which '{owner}' needs" if isinstance(owner, str) else ""
         raise ModelError(f"config.json has no '{key}'{needs}")
     if kind is int:
-        holds = _is_integer(value) and 1 <= value <= _LARGEST_INTEGER
+        holds = is_integer(value) and 1 <= value <= _LARGEST_INTEGER
     elif kind is float:
-        holds = (isinstance(value, float) or _is_integer(value)) and 0 < value < 1e300
+        holds = (isinstance(value, float) or is_integer(value)) and 0 < value < 1e300
     else:
         holds = isinstance(value, kind)
     if not holds:
         raise _wrong(key, _RULES[kind], value)
     found: T = value if kind is dict else kind(value)
     return found
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _wrong(key: str, rule: str, value: Any) -> ModelError:
@@ -376,6 +373,6 @@ def _sliding_by_rule(config: Mapping[str, Any]) -> list[bool]:
         every = value_of(config, "sliding_window_pattern", int, value_of(config, "_sliding_window_pattern", int, 6))
         return [(layer + 1) % every != 0 for layer in layers]
     first = config.get("max_window_layers", 28)  # layers from there on have the window
-    if not _is_integer(first) or first < 0:
+    if not is_integer(first) or first < 0:
         raise _wrong("max_window_layers", "an integer of at least 0", first)
     return [layer >= first for layer in layers]

@@ -31,18 +31,23 @@ def settings_of(folder: Path, overrides: Sequence[Any]) -> dict[str, Value]:
     Raises:
         RecursionError: a configuration that holds itself.
     """
+    if config := config_of(folder):
+        unread = _unread(config)
+        return {key: value for key, value in _flat(config) if not unread.match(key)}
+    pairs = (word.lstrip("+").partition("=") for word in overrides if isinstance(word, str))
+    return {key: _parsed(text) for key, _, text in pairs if key and not _NOT_SETTINGS.match(key)}
+
+
+def config_of(folder: Path) -> Mapping[str, Any]:
+    """The configuration that a run left in its `config.yaml`; empty where none can be read."""
     import yaml
 
     try:
         require_file(folder / CONFIG, RunDirectoryError)
         config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        config = None
-    if isinstance(config, Mapping):
-        unread = _unread(config)
-        return {key: value for key, value in _flat(config) if not unread.match(key)}
-    pairs = (word.lstrip("+").partition("=") for word in overrides if isinstance(word, str))
-    return {key: _parsed(text) for key, _, text in pairs if key and not _NOT_SETTINGS.match(key)}
+        return {}
+    return config if isinstance(config, Mapping) else {}
 
 
 def _unread(config: Mapping[Any, Any]) -> re.Pattern[str]:

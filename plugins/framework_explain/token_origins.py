@@ -12,7 +12,7 @@ import numpy.typing as npt
 from framework.results.layout import REQUESTS
 from framework.results.metric import is_number
 from framework_explain.account import OUTCOMES, key_of
-from framework_report.figures.style import COLOURS, HATCHES, legend, new_axes, new_figure, style
+from framework_report.figures.style import COLOURS, HATCHES, column, legend, new_axes, new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,9 +69,6 @@ def _origins(records: Records) -> tuple[dict[str, npt.NDArray[np.float64]], str]
     """Origin -> tokens or blocks of each request, from the pool down to what was computed; and which of the two."""
     keys = {key for record in records for key in record}
 
-    def column(key: str) -> npt.NDArray[np.float64]:
-        return np.array([record[key] if is_number(record.get(key)) else 0 for record in records], dtype=np.float64)
-
     for unit, whole, cached in (
         ("tokens", "prompt_tokens", "cached_tokens"),
         ("blocks", "prompt_blocks", "hit_blocks"),
@@ -80,10 +77,10 @@ def _origins(records: Records) -> tuple[dict[str, npt.NDArray[np.float64]], str]
         explained = key_of("new", unit) in keys
         if not tiers and not explained:
             continue
-        hits = {f"hit in tier {tier}": column(f"tier{tier}_{unit}") for tier in tiers}
-        pool = np.maximum(0, column(cached) - sum(hits.values()))
-        missed = {outcome: column(key_of(outcome, unit)) for outcome in OUTCOMES[1:]}
+        hits = {f"hit in tier {tier}": column(records, f"tier{tier}_{unit}") for tier in tiers}
+        pool = np.maximum(0, column(records, cached) - sum(hits.values()))
+        missed = {outcome: column(records, key_of(outcome, unit)) for outcome in OUTCOMES[1:]}
         if not explained:
-            missed = {"computed": np.maximum(0, column(whole) - column(cached))}
+            missed = {"computed": np.maximum(0, column(records, whole) - column(records, cached))}
         return {"hit in the pool" if tiers else "hit": pool, **hits, **missed}, unit
     return {}, ""

@@ -12,7 +12,7 @@ import orjson
 from framework.errors import WorkloadError
 from framework.files.lines import first_lines, read_lines
 from framework.interfaces.records import FieldError
-from framework_kv_events.schema import Event, Numbered, as_map, batch_of, from_array
+from framework_kv_events.schema import Event, Numbered, as_map, from_array
 
 NAME = "kv_events.jsonl"
 """Name of the file in a run directory."""
@@ -138,7 +138,7 @@ def _parsed(record: Any, following: int) -> Header | Numbered:
     number = record.get("seq", following)
     if type(number) is not int or number < 0:
         raise FieldError("seq", f"expected a whole number, found {str(number)[:40]!r}")
-    return number, batch_of(record.get("ts"), record.get("events"), record.get("data_parallel_rank"))
+    return number, from_array([record.get("ts"), record.get("events"), record.get("data_parallel_rank")])
 
 
 def _header(record: Mapping[str, Any]) -> Header:

@@ -97,7 +97,6 @@ class Follower:
         next: number of the batch that comes next: the index is of the moment before it.
         known: whether the index is the cache.
         num_gaps: gaps seen. num_recovered, num_lost: batches in them that were had again, and that were not.
-        num_repeated: batches ignored because they were known. num_restarts: of the publisher.
     """
 
     index: BlockIndex = field(default_factory=BlockIndex)
@@ -109,16 +108,12 @@ class Follower:
     num_gaps: int = 0
     num_recovered: int = 0
     num_lost: int = 0
-    num_repeated: int = 0
-    num_restarts: int = 0
 
     def take(self, number: int, batch: EventBatch) -> bool:
         """One batch as it came; returns `known`."""
         if number < self.next:
             if batch.ts <= self.last_ts:
-                self.num_repeated += 1
                 return self.known
-            self.num_restarts += 1
             self.next, self.known = 0, True
             self.index.copies.clear()
         if number > self.next:

@@ -6,22 +6,22 @@ streams of later versions can be read; a field that is missing or of another typ
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, TypeAlias
+
+from msgspec import Meta, Struct, ValidationError, convert
+from msgspec.structs import asdict
 
 from framework.interfaces.records import FieldError
 
 Hash: TypeAlias = bytes | int | str
 """Names a block's content and all before it: bytes or an integer as sent, or text of a JSON file."""
 
-GPU, CPU = "GPU", "CPU"
-"""What vLLM calls the places of blocks; SGLang says CPU_PINNED, DISK and EXTERNAL for those below the GPU."""
+GPU = "GPU"
+"""What vLLM and SGLang call the place of the pool's blocks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockStored:
+class BlockStored(Struct, frozen=True, kw_only=True, tag=True):
     """Blocks became findable, each below the one before and the first below `parent_block_hash`.
 
     Attributes:
@@ -39,48 +39,42 @@ class BlockStored:
         The others are what vLLM says of sliding windows, remote places and lookahead hashing; never set here.
     """
 
-    block_hashes: Sequence[Hash]
-    parent_block_hash: Hash | None
-    token_ids: Sequence[int]
-    block_size: int
-    lora_id: int | None = field(default=None, metadata={"sent": True})
-    medium: str | None = field(default=None, metadata={"sent": True})
-    lora_name: str | None = field(default=None, metadata={"sent": True})
-    extra_keys: Sequence[Sequence[Any] | None] | None = None
+    block_hashes: Sequence[Any]
+    parent_block_hash: Any
+    token_ids: Sequence[Any]
+    block_size: Annotated[int, Meta(ge=1, le=2**20)]
+    lora_id: Any = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: Any = None
     group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-    kv_cache_spec_sliding_window: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
+    kv_cache_spec_kind: Any = None
+    kv_cache_spec_sliding_window: Any = None
+    locality: Any = None
+    ownership: Any = None
     session_id: str | None = None
-    lookahead_token_ids: Sequence[Sequence[int]] | None = None
+    lookahead_token_ids: Any = None
     cache_salt: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockRemoved:
+class BlockRemoved(Struct, frozen=True, kw_only=True, tag=True):
     """These blocks can no longer be found in `medium`."""
 
-    block_hashes: Sequence[Hash]
-    medium: str | None = field(default=None, metadata={"sent": True})
+    block_hashes: Sequence[Any]
+    medium: str | None = None
     group_idx: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
+    locality: Any = None
+    ownership: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class AllBlocksCleared:
+class AllBlocksCleared(Struct, frozen=True, tag=True):
     """Nothing can be found any more, in any medium."""
 
 
 Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
-_KINDS: Mapping[str, Callable[..., Event]] = {
-    kind.__name__: kind for kind in (BlockStored, BlockRemoved, AllBlocksCleared)
-}
 
 
-@dataclass(frozen=True, slots=True)
-class EventBatch:
+class EventBatch(Struct, frozen=True, array_like=True):
     """What one step of an engine did to its cache; whoever reads it sees all of it or nothing.
 
     Attributes:
@@ -88,8 +82,8 @@ class EventBatch:
         rank: of the data parallel rank that sent it; None: not said.
     """
 
-    ts: float
-    events: Sequence[Event]
+    ts: Annotated[float, Meta(ge=0, lt=1e300)]
+    events: Sequence[BlockStored | BlockRemoved | AllBlocksCleared]
     rank: int | None = None
 
 
@@ -97,62 +91,15 @@ Numbered: TypeAlias = tuple[int, EventBatch]
 """A batch with its number in the stream of one publisher, from 0."""
 
 
+_SENT = ("parent_block_hash", "lora_id", "medium", "lora_name")
+"""Fields that are sent though they are null; others are left out then."""
+
+
 def as_map(event: Event) -> dict[str, Any]:
-    """The tagged map of an event: `type`, and its fields but those that have their default and may be left out."""
-    record: dict[str, Any] = {"type": type(event).__name__}
-    for one in fields(event):
-        value = getattr(event, one.name)
-        if one.default is MISSING or value is not None or one.metadata.get("sent"):
-            record[one.name] = value
-    return record
-
-
-def from_map(record: Any) -> Event:
-    """The event of a tagged map.
-
-    Raises:
-        FieldError: no map, an unknown tag, or a field that is missing or wrong.
-    """
-    if not isinstance(record, Mapping):
-        raise FieldError("event", f"expected a map with a type, found {type(record).__name__}")
-    kind = _KINDS.get(str(record.get("type")))
-    if kind is None:
-        raise FieldError("type", f"expected one of {', '.join(_KINDS)}, found {str(record.get('type'))[:40]!r}")
-    names = kind.__dataclass_fields__  # type: ignore[attr-defined]
-    values = {name: record[name] for name in names if name in record}
-    for name in names:
-        if name not in values and names[name].default is MISSING:
-            raise FieldError(name, f"missing in a {record['type']}")
-    for name, value in values.items():
-        holds, rule = _RULES.get(name, _ANYTHING)
-        if not holds(value):
-            raise FieldError(name, f"expected {rule}, values {str(value)[:40]}")
-    return kind(**values)
-
-
-def _is_hash(value: object) -> bool:
-    return isinstance(value, (bytes, str)) or type(value) is int
-
-
-_MOST_TOKENS = 2**20
-"""A block of more is taken for damage."""
-_TEXT: tuple[Callable[[Any], bool], str] = (lambda value: isinstance(value, (str, type(None))), "text or null")
-_ANYTHING: tuple[Callable[[Any], bool], str] = (lambda value: True, "anything")
-_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "block_hashes": (
-        lambda value: isinstance(value, (list, tuple)) and all(map(_is_hash, value)),
-        "a list of hashes: bytes, integers or text",
-    ),
-    "parent_block_hash": (lambda value: value is None or _is_hash(value), "a hash or null"),
-    "token_ids": (lambda value: isinstance(value, (list, tuple)), "a list"),
-    "block_size": (lambda value: type(value) is int and 1 <= value <= _MOST_TOKENS, f"1 to {_MOST_TOKENS} tokens"),
-    "medium": _TEXT,
-    "lora_name": _TEXT,
-    "session_id": _TEXT,
-    "cache_salt": _TEXT,
-    "group_idx": (lambda value: value is None or type(value) is int, "an integer or null"),
-}
-"""Test of a value, and the rule in words, for each field that anything here relies on."""
+    """The tagged map of an event: `type`, and its fields but those that are null and may be left out."""
+    values = asdict(event)
+    sent = {name: value for name, value in values.items() if value is not None or name in _SENT}
+    return {"type": type(event).__name__, **sent}
 
 
 def as_array(batch: EventBatch) -> list[Any]:
@@ -164,23 +111,21 @@ def from_array(record: Any) -> EventBatch:
     """The batch of such an array, the rank left out or not.
 
     Raises:
-        FieldError: it is none, or one of its events is not.
+        FieldError: it is none, or one of its events is not; names the field.
     """
-    if not isinstance(record, (list, tuple)) or len(record) < 2:
-        raise FieldError("batch", "expected an array of a time, a list of events and a rank")
-    return batch_of(record[0], record[1], record[2] if len(record) > 2 else None)
+    try:
+        batch = convert(record, EventBatch)
+    except ValidationError as error:
+        raise FieldError("batch", str(error)) from error
+    for event in batch.events:
+        if not isinstance(event, AllBlocksCleared):
+            _check_hashes("block_hashes", event.block_hashes)
+        if isinstance(event, BlockStored) and event.parent_block_hash is not None:
+            _check_hashes("parent_block_hash", [event.parent_block_hash])
+    return batch
 
 
-def batch_of(ts: Any, events: Any, rank: Any) -> EventBatch:
-    """The batch of a time, tagged maps and a rank, as they were read.
-
-    Raises:
-        FieldError: one of them is none.
-    """
-    if isinstance(ts, bool) or not isinstance(ts, (int, float)) or not 0 <= ts < math.inf:
-        raise FieldError("ts", f"expected a finite number, at least 0, found {str(ts)[:40]}")
-    if not isinstance(events, (list, tuple)):
-        raise FieldError("events", f"expected a list, found {str(events)[:40]}")
-    if rank is not None and type(rank) is not int:
-        raise FieldError("data_parallel_rank", f"expected an integer or null, found {str(rank)[:40]}")
-    return EventBatch(float(ts), [from_map(event) for event in events], rank)
+def _check_hashes(field: str, hashes: Iterable[Any]) -> None:
+    for value in hashes:
+        if type(value) not in (bytes, int, str):
+            raise FieldError(field, f"expected bytes, an integer or text, found {str(value)[:40]}")

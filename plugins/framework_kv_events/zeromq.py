@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from framework.errors import ConfigError
 from framework.interfaces.records import FieldError
 from framework_kv_events.schema import Event, EventBatch, Numbered, as_array, from_array
@@ -32,28 +34,24 @@ _MOST_WAITING = 100_000
 _MOST_UNREAD = 1_000_000
 
 
-def packages() -> tuple[Any, Any]:
-    """`zmq` and `msgspec`, which are installed only where KV events travel.
+def _zeromq() -> Any:
+    """`zmq`, which is installed only where KV events travel.
 
     Raises:
-        ConfigError: one is not installed, and how to install it.
+        ConfigError: it is not installed, and how to install it.
     """
     try:
-        import msgspec
         import zmq
     except ImportError as error:
         raise ConfigError(
-            f"KV events over ZeroMQ need pyzmq and msgspec, and {error.name} is not installed: "
-            "pip install 'kvcache-framework[kv-events]'"
+            "KV events over ZeroMQ need pyzmq, which is not installed: pip install 'kvcache-framework[kv-events]'"
         ) from error
-    return zmq, msgspec
+    return zmq
 
 
 def encode(batch: EventBatch) -> bytes:
     """The msgpack of a batch, as vLLM's structs decode it."""
-    _, msgspec = packages()
-    data: bytes = msgspec.msgpack.encode(as_array(batch))
-    return data
+    return msgspec.msgpack.encode(as_array(batch))
 
 
 def decode(data: bytes) -> EventBatch:
@@ -62,7 +60,6 @@ def decode(data: bytes) -> EventBatch:
     Raises:
         FieldError: no msgpack, or no batch.
     """
-    _, msgspec = packages()
     try:
         record = msgspec.msgpack.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -87,7 +84,7 @@ class Publisher:
     """
 
     def __init__(self, endpoint: str, replay_endpoint: str | None = None) -> None:
-        zmq, _ = packages()
+        zmq = _zeromq()
         self._queue: queue.Queue[tuple[int, float, Sequence[Event]]] = queue.Queue(_MOST_WAITING)
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=_KEPT_BATCHES)
         self._closing = False
@@ -209,7 +206,7 @@ class Subscriber:
     """
 
     def __init__(self, endpoint: str, replay_endpoint: str | None = None, *, topic: str = "") -> None:
-        zmq, _ = packages()
+        zmq = _zeromq()
         self._zmq, self.endpoint, self._replay_endpoint = zmq, endpoint, replay_endpoint
         self.num_damaged, self.first_damage = 0, ""
         self._context = zmq.Context()

@@ -78,7 +78,8 @@ def paired(differences: Sequence[float], unit: str) -> Estimate:
         return Estimate(value=mean, count=count, unit=unit)
     p = None
     if count >= FEW:
-        p = max(sign_flip(array), float(stats.ttest_1samp(array, 0.0).pvalue) if array.std() else 0.0)
+        by_t = float(stats.ttest_1samp(array, 0.0).pvalue) if array.std() else 0.0
+        p = max(sign_flip(array), by_t)
     return Estimate(value=mean, interval=_t_interval(array), p=p, count=count, unit=unit)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -12,16 +12,15 @@ from typing import IO, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from framework import registry
-from framework.errors import RunDirectoryError
 from framework.files.atomic import require_new, write_json, write_text
-from framework.files.lines import require_file
 from framework.interfaces.tracker import Tracker
 from framework.registry.components import build_component
 from framework.results.catalogue import sections
 from framework.results.catalogue import title as title_of
 from framework.results.console import Table, lines, new_console, print_table
-from framework.results.layout import CONFIG, REPORT
+from framework.results.layout import REPORT
 from framework.results.records import Run, collect
+from framework.results.settings import config_of
 from framework_report.figures.style import FORMATS, as_svg, save_plot
 from framework_report.plots import Plot, pictures_of, plots_of
 from framework_report.sentences import headline, lead, origin
@@ -199,14 +198,5 @@ def publish(report: Report, folder: Path) -> None:
 
 def _tracker_of(study: Study) -> dict[str, Any]:
     """The tracker that the runs of a study had; empty where none was configured."""
-    import yaml
-
-    for row in study.rows:
-        try:
-            require_file(row.path / CONFIG, RunDirectoryError)
-            config = yaml.safe_load((row.path / CONFIG).read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
-            continue
-        if isinstance(config, dict) and isinstance(config.get("tracker"), dict):
-            return dict(config["tracker"])
-    return {}
+    trackers = (config_of(run.path).get("tracker") for run in study.rows)
+    return next((dict(tracker) for tracker in trackers if isinstance(tracker, Mapping)), {})

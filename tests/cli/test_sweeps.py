@@ -143,27 +143,28 @@ def test_a_job_that_another_process_runs_is_running_elsewhere(trace: Path, comma
     assert read_result(held)["status"] == "ok"
 
 
-def test_jobs_whose_policy_or_trace_changed_run_again_and_the_sweep_says_why(trace: Path, elsewhere: Path) -> None:
+def test_jobs_whose_policy_or_trace_changed_run_again(trace: Path, elsewhere: Path) -> None:
     policy = "class Mine(ScoredPolicy):\n    def score(self, block, now):\n        return {sign} * block.last_access\n"
     words = ("-m", *COMMON, "cache.num_blocks=16", "eviction=ed.py:Mine,lru", "run.sweep=ed", "run.report=false")
 
-    def swept() -> tuple[str, float]:
+    def swept() -> list[dict[str, Any]]:
         process = start(elsewhere, *words)
         _, said = process.communicate(timeout=600)
         assert process.returncode == 0, said
-        (mine,) = (elsewhere / "sweeps" / "ed").glob("*Mine*")
-        return said, read_result(mine)["hit_rate"]
+        (folder,) = (elsewhere / "sweeps").iterdir()
+        return [read_result(next(folder.glob(f"*{name}*"))) for name in ("Mine", "lru")]
 
     own = "from framework.interfaces.eviction import ScoredPolicy\n\n\n"
     (elsewhere / "ed.py").write_text(own + policy.format(sign=1))
-    _, first = swept()
-    assert "2 of 2 done before" in swept()[0]
+    mine, lru = swept()
+    assert swept() == [mine, lru], "nothing has changed"
     (elsewhere / "ed.py").write_text(own + policy.format(sign=-1))
-    said, second = swept()
-    assert "1 of 2 done before" in said, said
-    assert second < first, (first, second)
+    edited, same = swept()
+    assert same == lru
+    assert edited["hit_rate"] < mine["hit_rate"], (edited["hit_rate"], mine["hit_rate"])
     make_trace(elsewhere, num_requests=60)
-    assert "done before" not in swept()[0]
+    for result, before in zip(swept(), (edited, lru), strict=True):
+        assert result["started_at"] > before["started_at"]
 
 
 def test_a_failing_job_is_a_failed_row_and_runs_again_next_time(trace: Path, command: Command, failing: Any) -> None:

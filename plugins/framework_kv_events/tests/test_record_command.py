@@ -21,7 +21,6 @@ from framework_kv_events.index import BlockIndex
 main, record = command("trace"), command("record_events")
 
 pytest.importorskip("zmq", reason="KV events over ZeroMQ need pyzmq")
-pytest.importorskip("msgspec", reason="KV events over ZeroMQ need msgspec")
 SIZES = ("cache.num_blocks=120", "cache.block_size=8", "run.progress=false")
 SERVED = (
     "workload=conversations",

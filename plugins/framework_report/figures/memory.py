@@ -15,6 +15,7 @@ from framework_report.figures.style import (
     COLOURS,
     HATCHES,
     INK,
+    column,
     legend,
     new_axes,
     new_figure,
@@ -61,7 +62,7 @@ def draw(records: Records) -> Figure | None:
         return None
     records = records[:: -(-len(records) // _MOST_POINTS)]
     timed = all(is_number(record.get("time_s")) for record in records)
-    x = _column(records, "time_s") if timed else np.arange(len(records), dtype=np.float64)
+    x = column(records, "time_s") if timed else np.arange(len(records), dtype=np.float64)
     tiers = sorted(int(match[1]) for key in records[0] if (match := re.fullmatch(r"tier(\d+)_blocks", key)))
     heights = [3.0, 2.2, 1.4] if tiers else [3.0]
     figure = new_figure(height_in=sum(heights))
@@ -79,7 +80,7 @@ def draw(records: Records) -> Figure | None:
 def _slots(axes: Axes, records: Records, x: npt.NDArray[np.float64]) -> None:
     bottom, shown = np.zeros(len(records)), 0
     for key, name, colour, hatch in _LAYERS:
-        values = _column(records, key)
+        values = column(records, key)
         if not values.any():
             continue
         edge = INK if hatch or key == "free_slots" else colour
@@ -96,15 +97,10 @@ def _slots(axes: Axes, records: Records, x: npt.NDArray[np.float64]) -> None:
 def _tiers(resident: Axes, waiting: Axes, records: Records, x: npt.NDArray[np.float64], tiers: Sequence[int]) -> None:
     for index, tier in enumerate(tiers):
         look = {**series_style(index), "marker": ""}
-        resident.plot(x, _column(records, f"tier{tier}_blocks"), label=f"tier {tier}", **look)
+        resident.plot(x, column(records, f"tier{tier}_blocks"), label=f"tier {tier}", **look)
     resident.set_ylabel("blocks")
     resident.set_ylim(bottom=0)
     legend(resident, len(tiers))
-    waiting.step(x, _column(records, "loading"), where="post", linewidth=1.0)
+    waiting.step(x, column(records, "loading"), where="post", linewidth=1.0)
     waiting.set_ylabel("loading")
     waiting.set_ylim(bottom=0)
-
-
-def _column(records: Records, key: str) -> npt.NDArray[np.float64]:
-    """0 where a record does not say."""
-    return np.array([record[key] if is_number(record.get(key)) else 0 for record in records], dtype=np.float64)

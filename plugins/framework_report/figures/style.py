@@ -9,13 +9,17 @@ import html
 import io
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from framework.errors import ConfigError
 from framework.files.atomic import beside
+from framework.results.metric import is_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -135,6 +139,11 @@ def short(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g}{suffix}"
     return f"{value:.3g}"
+
+
+def column(records: Sequence[Mapping[str, Any]], key: str) -> npt.NDArray[np.float64]:
+    """One value of each record; 0 where it does not say."""
+    return np.array([record[key] if is_number(record.get(key)) else 0 for record in records], dtype=np.float64)
 
 
 def clipped(label: str) -> str:

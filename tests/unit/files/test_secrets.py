@@ -22,7 +22,6 @@ KEYS = ("hmac_key", "key", "signing_key", "hash_key", "hashkey", "salt", "passph
         (["a.token=${oc.env:MY_KEY,typed}", "a.token=x${oc.env:MY_KEY}"], ["a.token=***", "a.token=***"]),
         ("no service takes api_key='a b' here", "no service takes api_key=*** here"),
         ("redis://me:abc@host:1/0", "redis://***@host:1/0"),
-        ("tracker.project=hidden-value", "tracker.project=***"),
         ("tracker.api_key=${oc.env:MY_KEY}", "tracker.api_key=${oc.env:MY_KEY}"),
         ({"max_tokens": 5, "stop_token_ids": [1], "eviction": "lru", "token": None, "monkey": "m"}, None),
         *(({"hash": {"name": "mine", name: "abc"}}, {"hash": {"name": "mine", name: "***"}}) for name in KEYS),
@@ -31,6 +30,5 @@ KEYS = ("hmac_key", "key", "signing_key", "hash_key", "hashkey", "salt", "passph
         ({"hash": {"key": {"value": "abc", "bits": [1]}}}, {"hash": {"key": {"value": "***", "bits": ["***"]}}}),
     ],
 )
-def test_secrets_are_masked_and_the_rest_is_kept(value: Any, kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_KEY", "hidden-value")
+def test_secrets_are_masked_and_the_rest_is_kept(value: Any, kept: Any) -> None:
     assert masked(value) == (value if kept is None else kept)
