@@ -122,9 +122,9 @@ class Hint:
 PolicyTime = float
 """The clock that policies and tiering rules see: their `now`, and a request's `arrival`, in one unit.
 
-Seconds in a replay: virtual ones where an engine runs (`executor=none` and `roofline`), the trace's own where none does
-(`cache_only`: the arrival of the request at hand, or its number from 1 where the trace has no arrivals). Steps in a
-serve run, and in the replay of its recording, so that both do the same every time.
+Seconds in a replay: virtual ones where an engine runs (`mode=replay`), the trace's own where none does
+(`mode=cache_only`: the arrival of the request at hand, or its number from 1 where the trace has no arrivals). Steps in
+a serve run, and in the replay of its recording, so that both do the same every time.
 """
 
 

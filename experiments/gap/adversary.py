@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from experiments.shared import begun, finish, parser_of, table
-from framework.replay.paths import RequestPaths, build_paths
-from framework.replay.reference import replay
 from framework.workload.traces import WorkloadRequest
 from framework_builtin.eviction.lru import Lru
+from framework_cache_only.paths import RequestPaths, build_paths
+from framework_cache_only.reference import replay
 from framework_research.hazard import Hazard
 
 SPACE = {

@@ -18,8 +18,8 @@ import numpy as np
 from experiments.gap.cells import TRACES, bounds, file_of, sources, stream
 from experiments.gap.scoring import closed_at
 from experiments.shared import begun, digest, finish, kept, parser_of, table
-from framework.replay.reference import replay
 from framework.types import RequestFacts
+from framework_cache_only.reference import replay
 from framework_research._groups import Floats, Group, Ints
 from framework_research._returns import FIRST_AGE_S, _best_ratio, _from_peak
 from framework_research.hazard import BODY, LEFT, Hazard

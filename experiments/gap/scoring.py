@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from framework.replay.optimum import optimum_hits
-from framework.replay.paths import RequestPaths
-from framework.replay.stack import reuse_distances
+from framework_cache_only.optimum import optimum_hits
+from framework_cache_only.paths import RequestPaths
+from framework_cache_only.stack import reuse_distances
 
 FRACTIONS = (0.01, 0.02, 0.035, 0.06, 0.1, 0.2, 0.35, 0.5)
 """Capacities, as shares of a trace's distinct blocks."""

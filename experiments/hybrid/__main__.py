@@ -15,8 +15,8 @@ from experiments.hybrid.published import lru, paths_of
 from experiments.hybrid.published import rows as published_rows
 from experiments.shared import AGENTIC, CONVERSATION, digest, finish, kept, parse, save, table, trace_path
 from framework.errors import ConfigError
-from framework.replay.paths import RequestPaths, build_paths
 from framework.workload.traces import open_trace
+from framework_cache_only.paths import RequestPaths, build_paths
 from framework_hybrid.named import SHARINGS, memory_of, rule_of
 from framework_hybrid.optimum import bound_tokens
 from framework_hybrid.replay import replay_groups

@@ -20,8 +20,8 @@ from framework.groups.kinds import KVGroup
 from framework.interfaces.workload import WorkloadRequest
 from framework.paged.pool import PromptEnds
 from framework.registry.components import Component
-from framework.replay.paths import RequestPaths, build_paths
 from framework.workload.traces.own_format import as_trace
+from framework_cache_only.paths import RequestPaths, build_paths
 from framework_engines.host_blocks import build_policy
 from framework_engines.vllm_connector import lead
 from framework_hybrid.memory import OnePool

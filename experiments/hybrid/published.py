@@ -13,8 +13,8 @@ from framework.groups.kinds import KVGroup
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.workload import WorkloadRequest
 from framework.registry.components import build_component
-from framework.replay.paths import RequestPaths, build_paths
 from framework.workload.traces.own_format import as_trace
+from framework_cache_only.paths import RequestPaths, build_paths
 from framework_hybrid.memory import Memory, OnePool, PoolPerGroup
 from framework_hybrid.named import Coverage
 from framework_hybrid.replay import GroupCounts, replay_groups

@@ -18,10 +18,10 @@ REQUESTS = (1_183, 2_366, 4_732)
 QUICK_REQUESTS = (32, 64)
 BLOCK_SIZE = 64
 NUM_BLOCKS = 100_000
-MODES = {"cache-only": "executor=cache_only", "full replay": "executor=none"}
+MODES = {"cache-only": ("mode=cache_only", "mode.optimum=false"), "full replay": ("mode=replay",)}
 COMMAND = (
-    "mode=replay", "workload=trace", "+allocator=prefix", "+eviction=lru", f"cache.num_blocks={NUM_BLOCKS}",
-    f"cache.block_size={BLOCK_SIZE}", "engine.max_model_len=1000000", "replay.optimum=false", "run.progress=false",
+    "workload=trace", "+allocator=prefix", "+eviction=lru", f"cache.num_blocks={NUM_BLOCKS}",
+    f"cache.block_size={BLOCK_SIZE}", "engine.max_model_len=1000000", "run.progress=false",
 )  # fmt: skip
 GIB = 2**30
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measured(path: Path, mode: str, count: int) -> dict[str, Any]:
     """Run `python -m framework.run` on the first `count` requests: its counts, CPU time and peak memory."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [*COMMAND, MODES[mode], f"workload.path={path}", f"workload.limit={count}", f"run.dir={folder}/run"]
+        words = [*COMMAND, *MODES[mode], f"workload.path={path}", f"workload.limit={count}", f"run.dir={folder}/run"]
         child = subprocess.Popen(
             [sys.executable, "-m", "framework.run", *words],
             cwd=ROOT, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -13,7 +13,6 @@ from framework.config.sections import SECTIONS
 from framework.errors import ConfigError, shown
 from framework.interfaces.below import Below
 from framework.interfaces.mode import Mode
-from framework.interfaces.observer import Observer
 from framework.model.options import model_options
 from framework.registry.components import build_component
 from framework.registry.signatures import did_you_mean, listing
@@ -69,7 +68,6 @@ def parse(config: Mapping[str, Any]) -> Config:
         )
     below: Below = build_component("below", checked.below.plain(), {})
     below.check(checked)
-    _check_observers(checked)
     if checked.run.sweep:  # empty where nothing is swept
         check_below("run.sweep", checked.run.sweep, "hydra.sweep.dir=FOLDER")
     return checked
@@ -115,20 +113,6 @@ def parse_observers(value: Any) -> tuple[dict[str, Any], ...]:
     return found
 
 
-def _observers(config: Config) -> list[tuple[str, type[Observer]]]:
-    """Name and class of each."""
-    return [(entry["name"], registry.load("observer", entry["name"])) for entry in config.observers]
-
-
-def _check_observers(config: Config) -> None:
-    for name, cls in _observers(config):
-        if config.executor == "cache_only" and not cls.counts:
-            raise ConfigError(
-                f"the observer {name} is not of executor=cache_only, which keeps no blocks; leave it out, or take "
-                "executor=none"
-            )
-
-
 def component(group: str, node: Any) -> Choice:
     """The component of a node, its options checked against its constructor where the group is a kind of plugin.
 
@@ -159,5 +143,4 @@ def without_effect(config: Config) -> list[str]:
         if (section.section in unread or ("model" in unread and one.metadata["of_a_model"]))
         and getattr(section, one.name) != one.default
     ]
-    place = f"mode={config.mode.name}" + (" executor=cache_only" if config.executor == "cache_only" else "")
-    return [f"no effect in {place}: {', '.join(found)}"] if found else []
+    return [f"no effect in mode={config.mode.name}: {', '.join(found)}"] if found else []

@@ -21,7 +21,7 @@ from framework.config.setting import Section, plain, setting, settings_of
 from framework.errors import ConfigError
 from framework.model.options import MODELS
 
-Executor = Literal["model", "none", "roofline", "cache_only"]
+Executor = Literal["model", "none", "roofline"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Choice:
 class Config(Section):
     """Everything that a run is asked. Made by `config.check.parse`; every value is present and within its bounds."""
 
-    executor: Executor | None = setting(None, "null: what the mode needs; replay: none | roofline | cache_only")
+    executor: Executor | None = setting(None, "null: what the mode needs; replay: none | roofline")
     seed: int = setting(0, "of workload, random weights, sampling and policies", at_least=0)
     device: str | None = setting(None, "null: cuda where there is one, else cpu")
     observers: tuple[Mapping[str, Any], ...] = setting(

@@ -91,7 +91,7 @@ class EngineOptions(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions(Section):
-    """A trace through the engine without its model, or through the reference model alone."""
+    """A trace without a model."""
 
     section: ClassVar[str] = "replay"
 
@@ -99,16 +99,11 @@ class ReplayOptions(Section):
     costs: str | None = setting(
         None, "executor=none: file of `python -m framework calibrate`, whose costs time each step in place of step_s"
     )
-    leaf_first: bool = setting(False, "executor=cache_only: evict only blocks without resident children")
-    core: str = setting("python", "executor=cache_only: what counts, python or an installed replay core")
-    full_blocks_only: bool = setting(False, "executor=cache_only: a partial last block is never cached")
-    optimum: Literal["auto", True, False] = setting(
-        "auto",
-        "also report the gap to the offline optimum: auto (with executor=cache_only) | true (executor=none and "
-        "roofline replay once more with offline next use as the policy, twice the time) | false",
+    optimum: bool = setting(
+        False, "also report the gap to offline next use: replay once more with it as the policy, twice the time"
     )
     capacity: str | None = setting(
-        None, "in place of cache.num_blocks: 40GiB of K and V; executor=cache_only: or 25% of the trace's blocks"
+        None, "in place of cache.num_blocks: 40GiB of K and V; mode=cache_only: or 25% of the trace's blocks"
     )
     slo_ttft_s: float = setting(2.0, "goodput: most seconds to the first token", above=0)
     slo_tpot_s: float = setting(0.1, "goodput: most seconds for each later token", above=0)

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from framework.errors import FrameworkError
 from framework.guard.boundary import Boundary
 from framework.interfaces.allocator import CacheEvent
-from framework.interfaces.observer import Call, Counted, Losses, Move, Note, Observed, Observer, RunView
+from framework.interfaces.observer import Call, Move, Note, Observed, Observer, RunView
 
 Listener = Callable[[Call, Sequence[CacheEvent]], object]
 """(call, its cache events): a part of the framework that follows the cache; called where there are events."""
@@ -49,15 +49,6 @@ class GuardedObserver:
     def start(self, run: RunView) -> None:
         self.ask("start", run)
 
-    def losses(self) -> Losses | None:
-        found: Any = self.ask("losses")
-        if found is not None and not isinstance(found, Losses):
-            self._boundary.wrong("losses", "must return Losses or None", found)
-        return found
-
-    def counted(self, replay: Counted) -> None:
-        self.ask("counted", replay)
-
     def row(self, request: int) -> Mapping[str, Any]:
         return self._mapping("row", request)
 
@@ -66,39 +57,6 @@ class GuardedObserver:
 
     def close(self) -> None:
         self.ask("close")
-
-
-def losses_of(observers: Sequence[GuardedObserver]) -> Losses | None:
-    """What all of these hear a cache-only replay with; None where none of them wants to."""
-    found = [losses for observer in observers if (losses := observer.losses()) is not None]
-    parts = [(Boundary("losses", type(losses), (FrameworkError,)), losses) for losses in found]
-    return _AllLosses(parts) if parts else None
-
-
-class _AllLosses(Losses):
-    """Tells several; what one of them raises names it."""
-
-    def __init__(self, parts: Sequence[tuple[Boundary, Losses]]) -> None:
-        self._parts = parts
-
-    def evicted(self, request: int, nodes: Sequence[int]) -> None:
-        self._tell("evicted", request, nodes)
-
-    def declined(self, request: int, nodes: Sequence[int]) -> None:
-        self._tell("declined", request, nodes)
-
-    def kept(self, request: int, nodes: Sequence[int]) -> None:
-        self._tell("kept", request, nodes)
-
-    def out_of_reach(self, request: int, nodes: Sequence[int]) -> None:
-        self._tell("out_of_reach", request, nodes)
-
-    def _tell(self, hook: str, request: int, nodes: Sequence[int]) -> None:
-        for boundary, part in self._parts:
-            try:
-                getattr(part, hook)(request, nodes)
-            except BaseException as error:
-                boundary.contain(hook, error)
 
 
 class Observers:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from framework.interfaces.allocator import Allocator, Hit
-from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.types import BlockHash
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from framework.engine.request import Request
     from framework.engine.request import Sequence as Row
     from framework.engine.state import EngineState
-    from framework.replay.paths import RequestPaths
     from framework.results.metric import Metric
 
     MakeBelow = Callable[[EngineState, Lifecycle], "EngineBelow"]
@@ -83,18 +80,6 @@ class Below:
 
         Raises:
             ConfigError: it cannot be below such a pool.
-        """
-        return None
-
-    def count(self, paths: RequestPaths, policy: EvictionPolicy, shared: Mapping[str, Any]) -> CountedBelow | None:
-        """What it is in a replay that counts hits alone, executor=cache_only; None: nothing.
-
-        Args:
-            policy: the pool's.
-            shared: what components may ask for: block_size, num_blocks of the pool, seed.
-
-        Raises:
-            ConfigError: it cannot be below a pool with this policy.
         """
         return None
 
@@ -274,52 +259,3 @@ class EngineBelow:
 
     def close(self, *, drain: bool) -> None:
         """End the transfers."""
-
-
-class CountedBelow(ABC):
-    """What lies below the pool of one replay that counts hits alone. A request is one access: `begin`, `settle`, `end`.
-
-    Attributes:
-        num_blocks: that can lie below.
-    """
-
-    num_blocks: int
-
-    @abstractmethod
-    def holds(self, node: int) -> bool:
-        """Whether this content lies below."""
-
-    @abstractmethod
-    def begin(self, request: int, path: Sequence[int], blocks: Sequence[Any]) -> int:
-        """A request comes: how many leading blocks of its prompt are cached, in the pool or below.
-
-        Args:
-            path: its contents in prompt order. blocks: whether the pool holds each, as truth values.
-        """
-
-    @abstractmethod
-    def evicted(self, request: int, node: int) -> None:
-        """The pool gives this content up for `request`, which has begun."""
-
-    @abstractmethod
-    def settle(self, nodes: Sequence[int]) -> None:
-        """These contents of the request are in the pool now, in prompt order."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """The request is over."""
-
-    @abstractmethod
-    def results(self, block_bytes: int) -> dict[str, Any]:
-        """What `result.json` says of it, with blocks of so many bytes."""
-
-    @abstractmethod
-    def columns(self) -> dict[str, Sequence[Any]]:
-        """What `requests.jsonl` says of what each request got from below, a value a request."""
-
-    @abstractmethod
-    def against_optima(self, num_blocks: int) -> dict[str, Any]:
-        """What `result.json` says of the hits beside the offline optimum, over a pool of `num_blocks`.
-
-        `optimum_rules`, if it is among them, is added to those of one cache.
-        """

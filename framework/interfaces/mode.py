@@ -27,14 +27,15 @@ class Mode(ABC):
         workload: what is run where no workload is chosen; empty: the default of conf/config.yaml.
         metrics: keys of `result.json` that it writes besides those of the framework.
         files: names in a run directory that it writes besides; a later run there removes them.
-        repeats: whether components that take the seed are all that makes two runs of one configuration differ.
+        repeats: kinds of plugin; that one of them takes the seed is all that makes two runs over one trace differ.
+            Empty: time, a model or something else does too.
     """
 
     executors: ClassVar[tuple[str, ...]] = ()
     workload: ClassVar[str] = ""
     metrics: ClassVar[tuple[Metric, ...]] = ()
     files: ClassVar[tuple[str, ...]] = ()
-    repeats: ClassVar[bool] = False
+    repeats: ClassVar[tuple[str, ...]] = ()
 
     def check(self, config: Config) -> None:
         """Refuse what cannot be in this mode, before anything is read.

@@ -14,10 +14,9 @@ from framework.interfaces.allocator import CacheEvent, Hit
 from framework.types import BlockHash, Namespace, RequestId, RequestInfo, TokenArray
 
 if TYPE_CHECKING:
-    from framework.replay.paths import RequestPaths
     from framework.results.metric import Metric
 
-__all__ = ["Call", "Counted", "Losses", "Move", "Note", "Observed", "Observer", "RunView", "Subject"]
+__all__ = ["Call", "Move", "Note", "Observed", "Observer", "RunView", "Subject"]
 
 Write = Callable[[str, Mapping[str, Any]], object]
 """(file, record): adds a line to a JSON-lines file of the run directory."""
@@ -140,35 +139,6 @@ class Move(NamedTuple):
     above: BlockHash | None = None
 
 
-class Losses(ABC):  # noqa: B024
-    """Called with what a replay with executor=cache_only gives up: blocks are nodes of the trace's paths, in order."""
-
-    def evicted(self, request: int, nodes: Sequence[int]) -> None:  # noqa: B027
-        """The policy gave these up, to make room for `request`."""
-
-    def declined(self, request: int, nodes: Sequence[int]) -> None:  # noqa: B027
-        """Of these there was no room to keep, or the policy would not keep them."""
-
-    def kept(self, request: int, nodes: Sequence[int]) -> None:  # noqa: B027
-        """The policy gave these up, and a tier below the pool holds them."""
-
-    def out_of_reach(self, request: int, nodes: Sequence[int]) -> None:  # noqa: B027
-        """A tier alone held these when `request` came, behind the end of its cached prefix."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """A replay with executor=cache_only that is over.
-
-    Attributes:
-        paths: of the trace. hits: (R,) blocks that each request hit. num_blocks: of the pool and all tiers together.
-    """
-
-    paths: RequestPaths
-    hits: npt.NDArray[np.int32]
-    num_blocks: int
-
-
 class Observer(ABC):  # noqa: B024
     """Follows what happens in a run, chosen by `observers=[NAME]`; several may listen.
 
@@ -190,8 +160,6 @@ class Observer(ABC):  # noqa: B024
     several_groups: ClassVar[bool] = True
     """Whether it can listen to a model with several groups of KV: the events of the first are all that it then gets
     with their tables, those of the second say so in `CacheEvent.group`."""
-    counts: ClassVar[bool] = False
-    """Whether it has a part in a replay with executor=cache_only, where `losses` and `counted` are called alone."""
 
     def start(self, run: RunView) -> None:  # noqa: B027
         """A run is going to begin. Once, before all else; not where an engine is made without a run directory.
@@ -211,13 +179,6 @@ class Observer(ABC):  # noqa: B024
 
     def moved(self, move: Move) -> None:  # noqa: B027
         """What happened below the pool."""
-
-    def losses(self) -> Losses | None:
-        """What follows a replay with executor=cache_only that is about to begin; None: nothing does."""
-        return None
-
-    def counted(self, replay: Counted) -> None:  # noqa: B027
-        """That replay is over."""
 
     def row(self, request: int) -> Mapping[str, Any]:
         """What `requests.jsonl` says of a request that has ended, by its number. Asked once."""

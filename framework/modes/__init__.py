@@ -10,9 +10,6 @@ from framework.interfaces.mode import Mode, OnBegin
 if TYPE_CHECKING:
     from framework.config.config import Config
 
-_OF_A_CLOCK = ("step_s", "costs", "slo_ttft_s", "slo_tpot_s")
-_OF_A_ROOFLINE = ("device", "efficiency")
-
 
 class Serve(Mode):
     """A real model answers a workload."""
@@ -29,12 +26,23 @@ class Serve(Mode):
         return ("replay", "executor")
 
 
+def unread_of_a_trace(config: Mapping[str, Any]) -> list[str]:
+    """What nothing reads that runs on a trace without a model; see `Mode.unread`."""
+    words = ["model", "backend", "device", "cache.memory_fraction", "cache.layout", "faults.poison"]
+    if config.get("executor") != "roofline":
+        words += ["replay.device", "replay.efficiency"]
+        below = config.get("below") or "none"
+        if below in ("none", {"name": "none"}) and (config.get("replay") or {}).get("capacity") is None:
+            words.append("replay.shape")  # nothing asks for the bytes of a block
+    return words
+
+
 class Replay(Mode):
     """The same scheduler, allocators, policies and hash schemes on a trace, with the model taken out."""
 
-    executors = ("none", "roofline", "cache_only")
+    executors = ("none", "roofline")
     workload = "conversations"  # the default one is text, which no replay reads
-    repeats = True
+    repeats = ("allocator", "eviction", "hash")
 
     def run(self, config: Config, on_begin: OnBegin) -> dict[str, Any]:
         from framework.modes.replay import replay
@@ -43,14 +51,4 @@ class Replay(Mode):
 
     @classmethod
     def unread(cls, config: Mapping[str, Any]) -> Sequence[str]:
-        executor, below = config.get("executor") or "none", config.get("below") or "none"
-        words = ["model", "backend", "device", "cache.memory_fraction", "cache.layout", "faults.poison"]
-        if executor == "cache_only":
-            words += ["engine", "faults", "hash", *(f"replay.{key}" for key in _OF_A_CLOCK)]
-        else:
-            words += ["replay.leaf_first", "replay.full_blocks_only"]
-        if executor != "roofline":
-            words += [f"replay.{key}" for key in _OF_A_ROOFLINE]
-            if below in ("none", {"name": "none"}) and (config.get("replay") or {}).get("capacity") is None:
-                words.append("replay.shape")  # nothing asks for the bytes of a block
-        return words
+        return unread_of_a_trace(config)

@@ -22,7 +22,6 @@ from framework.interfaces.allocator import Allocator
 from framework.interfaces.below import Below, ReplayedPool
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.workload import Workload, WorkloadRequest
-from framework.modes.cache_only import cache_only
 from framework.modes.replay_input import block_bytes, pool_blocks, what_fewer_bits_buy, workload_of
 from framework.modes.session import KINDS, OnBegin, Session, names_of
 from framework.registry.components import build_allocator, build_component
@@ -57,8 +56,6 @@ def replay(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, A
     """Replay `config`'s trace; returns what `result.json` holds. See api.run."""
     with Session(config, on_begin=on_begin) as session:
         session.facts["executor"] = config.executor or "none"
-        if config.executor == "cache_only":
-            return cache_only(session)
         return full_replay(session)
 
 
@@ -87,7 +84,7 @@ def full_replay(session: Session, cache: OtherCache | None = None) -> dict[str, 
     def work() -> None:
         # NOTE: an engine that knew the future could do it. Where requests come one at a time no order of evictions
         # hits more (shown against exhaustive search); where they overlap it is a reference, no bound.
-        if options.optimum is True:  # first: what it cannot be made for is refused before the work is done
+        if options.optimum:  # first: what it cannot be made for is refused before the work is done
             belady = replace(session.config, eviction=Choice("belady"))
             measured["offline_next_use_hit_rate"] = _replay_again(belady)
         for _ in feed(engine, source.items, progress=session.settings.progress):

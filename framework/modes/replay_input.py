@@ -1,7 +1,8 @@
-"""Input of both replay executors: the workload, and the pool's size."""
+"""What a replay is made of: the workload, and the pool's size."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,41 +10,20 @@ from typing import Any
 from framework import workload
 from framework.config.config import Config
 from framework.config.sections import CacheOptions, ReplayOptions
-from framework.errors import ConfigError
+from framework.errors import ConfigError, shown
 from framework.interfaces.workload import Workload
-from framework.replay.curves import capacity_blocks
-from framework.replay.paths import RequestPaths, build_paths
 from framework.replay.roofline import Roofline
-from framework.workload import requests_of
-from framework.workload.trace_file import TraceFile
-from framework.workload.traces.own_format import as_trace
+
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+          "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}  # fmt: skip
+_MOST = 1e15  # of any unit: more than any machine has
+_CAPACITY = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[KMGT]i?B|B)?")
 
 
 def workload_of(config: Config) -> tuple[str, Workload]:
     """The name and the object of the workload that `config` chooses; nothing is read yet."""
     chosen = config.workload
     return chosen.name, workload.make(chosen.name, chosen.options, seed=config.seed)
-
-
-def paths_of(found: Workload, name: str, block_size: int, *, full_blocks_only: bool) -> RequestPaths:
-    """A workload as paths of blocks of `block_size`, for cache-only replay.
-
-    Raises:
-        ConfigError: lengths only, or blocks of another size.
-    """
-    if not isinstance(found, TraceFile):
-        requests = as_trace(requests_of(found, name), block_size)
-        return build_paths(requests, full_blocks_only=full_blocks_only)
-    trace = found.open(block_size)
-    if trace.block_tokens == 0:
-        next(iter(trace))  # a trace without requests is that, whatever its format
-        raise ConfigError(f"{trace.path} has lengths only: no block is ever shared; use executor=none")
-    if trace.block_tokens != block_size:
-        raise ConfigError(
-            f"executor=cache_only counts whole trace blocks of {trace.block_tokens} tokens; set "
-            f"cache.block_size={trace.block_tokens} or a multiple, or use executor=none"
-        )
-    return build_paths(found.limited(trace), full_blocks_only=full_blocks_only)
 
 
 def pool_blocks(
@@ -56,12 +36,49 @@ def pool_blocks(
     """
     if options.capacity is None:
         if cache.num_blocks is None:
-            raise ConfigError("mode=replay needs cache.num_blocks or replay.capacity: there is no device to ask")
+            raise ConfigError("a replay needs cache.num_blocks or replay.capacity: there is no device to ask")
         return cache.num_blocks
     if working_set is None and "%" in options.capacity:
-        raise ConfigError("replay.capacity as a share of the trace is for executor=cache_only; give bytes")
+        raise ConfigError(
+            f"replay.capacity={options.capacity} is a share of the trace's distinct blocks, which are not known before "
+            "this replay; give bytes, as in 40GiB"
+        )
     size = size or block_bytes(options, cache)
     return capacity_blocks(options.capacity, working_set=working_set or 0, bytes_per_block=size, name="replay.capacity")
+
+
+def capacity_blocks(
+    text: str, *, working_set: int, bytes_per_block: int | None = None, name: str = "a capacity"
+) -> int:
+    """Blocks meant by "10000" (blocks), "40GiB", "500MB" (bytes) or "25%" (of the distinct blocks, at least one).
+
+    Args:
+        name: of the option, for the message.
+
+    Raises:
+        ConfigError: none of these, less than one block, or bytes where the size of a block is not known.
+    """
+    match = _CAPACITY.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{name} is blocks (10000), bytes (40GiB, 500MB) or a share (25%), found {text!r}")
+    number, unit = float(match[1]), match[2]
+    if not number <= _MOST:
+        raise ConfigError(f"{name} is at most {_MOST:.0e}, found {shown(text)}")
+    if unit is None:
+        if not number.is_integer():
+            raise ConfigError(f"{name} in blocks is a whole number, found {text!r}; a share is written 25%")
+        blocks = int(number)
+    elif unit == "%":
+        if number > 100:
+            raise ConfigError(f"{name} is at most 100% of the distinct blocks, found {text!r}")
+        blocks = max(round(working_set * number / 100), 1 if number else 0)
+    elif bytes_per_block is None:
+        raise ConfigError(f"{name} of {text} needs the model's shape: add --shape")
+    else:
+        blocks = int(number * _UNITS[unit]) // bytes_per_block
+    if blocks < 1:
+        raise ConfigError(f"{name} of {text} is less than one block")
+    return blocks
 
 
 def what_fewer_bits_buy(config: Config, num_blocks: int, hit_rate: Callable[[int], float | None]) -> dict[str, Any]:

@@ -54,13 +54,6 @@ _OWN: Mapping[str, Kind] = MappingProxyType(
                 chosen="workload.format={name}",
                 command="python -m framework trace describe FILE --format {name}",
             ),
-            Kind(
-                "replay_core",
-                "framework.interfaces.replay_core:ReplayCore",
-                is_group=False,
-                chosen="replay.core={name}",
-                command="python -m framework.run mode=replay executor=cache_only replay.core={name}",
-            ),
             Kind("tracker", "framework.interfaces.tracker:Tracker"),
             Kind("below", "framework.interfaces.below:Below", kit=""),
             Kind("mode", "framework.interfaces.mode:Mode", kit=""),

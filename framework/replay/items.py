@@ -18,8 +18,7 @@ from framework.engine.request import Candidates, Request, Sequence
 from framework.errors import ConfigError
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.workload import WorkloadRequest
-from framework.replay.paths import RequestPaths, build_paths
-from framework.types import TokenArray
+from framework.types import Namespace, TokenArray
 from framework.workload.traces.fields import answer
 from framework.workload.traces.own_format import name_blocks
 from framework.workload.traces.recording import FORMAT, VERSION
@@ -128,10 +127,22 @@ class Foresight:
                 "policy needs; choose another allocator or policy"
             )
         self._size = allocator.block_size
+        numbers: dict[tuple[int, int], int] = {}  # (block above, or the namespace's root; id) -> node
+        roots: dict[Namespace, int] = {}
         prompts: list[int] = []
-        self._paths: RequestPaths = build_paths(_admissible(requests, max_len, prompts))
-        self._following = _following(self._paths, prompts)
-        self._known = np.zeros(self._paths.num_nodes)
+        self._nodes: list[npt.NDArray[np.int64]] = []  # of each request, its blocks
+        self._named: list[tuple[int, int]] = []  # of each request, tokens in them, and in one
+        for request in _admissible(requests, max_len, prompts):
+            assert request.block_ids is not None
+            node, path = roots.setdefault(request.namespace, -1 - len(roots)), list[int]()
+            for name in request.block_ids.tolist():
+                node = numbers.setdefault((node, name), len(numbers))
+                path.append(node)
+            self._nodes.append(np.array(path, dtype=np.int64))
+            named = min(len(path) * request.block_tokens, request.input_tokens)
+            self._named.append((named, request.block_tokens))
+        self._following = _following(self._nodes, prompts, len(numbers))
+        self._known = np.zeros(len(numbers))
 
     def attach(self, engine: Engine) -> None:
         engine.state.foresee = self
@@ -148,11 +159,9 @@ class Foresight:
 
         A block is requested again by whoever requests the trace block that holds its last token.
         """
-        start, end = self._paths.starts[number : number + 2].tolist()
-        nodes, known = self._paths.nodes[start:end], self._known
-        known[nodes] = np.maximum(known[nodes], self._following[start:end])
-        block_tokens = self._paths.block_tokens
-        named = min((end - start) * block_tokens, int(self._paths.input_tokens[number]))
+        nodes, known = self._nodes[number], self._known
+        known[nodes] = np.maximum(known[nodes], self._following[number])
+        named, block_tokens = self._named[number]
         last = (np.arange(1, named // self._size + 1) * self._size - 1) // block_tokens
         uses: npt.NDArray[np.float64] = known[nodes[last]]
         return uses
@@ -175,16 +184,14 @@ def _admissible(requests: Iterable[WorkloadRequest], max_len: int, prompts: list
             yield request
 
 
-def _following(paths: RequestPaths, prompts: list[int]) -> npt.NDArray[np.float64]:
-    """(E,) the next request, from 1, that has each reference's node among the first `prompts` (R,) of its blocks."""
-    coming, following = np.full(paths.num_nodes, inf), np.empty(paths.num_references)
-    bounds = paths.starts.tolist()
-    for request in range(paths.num_requests - 1, -1, -1):
-        start, end = bounds[request], bounds[request + 1]
-        path = paths.nodes[start:end]
-        following[start:end] = coming[path]
+def _following(nodes: list[npt.NDArray[np.int64]], prompts: list[int], num_nodes: int) -> list[npt.NDArray[np.float64]]:
+    """Of each request's nodes the next request, from 1, that has them among the first `prompts` (R,) of its blocks."""
+    coming, following = np.full(num_nodes, inf), list[npt.NDArray[np.float64]]()
+    for request in range(len(nodes) - 1, -1, -1):
+        path = nodes[request]
+        following.append(coming[path])
         coming[path[: prompts[request]]] = request + 1
-    return following
+    return following[::-1]
 
 
 def write_recording(

@@ -24,7 +24,6 @@ NOT_IN_HASH = frozenset(
 """Keys of `run` that say where a job writes or how it is watched, not what it computes."""
 _FOLDERS = ("workload", "model")
 """Groups whose options may name a folder that is read: a trace of many files, a checkpoint."""
-_KINDS_OF_A_REPLAY = ("allocator", "eviction", "hash")
 _LARGE_BYTES = 256 * 2**20
 
 
@@ -60,8 +59,6 @@ def components(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for number, observer in enumerate(config.get("observers") or (), start=1):
         if name := _name(observer):
             yield f"observers.{number}.observer", name
-    if (core := str((config.get("replay") or {}).get("core") or "python")) != "python":
-        yield "replay_core", core
     workload = config.get("workload")
     if _name(workload) == "trace" and isinstance(workload, Mapping):
         if (format := str(workload.get("format") or "auto")) != "auto":
@@ -184,5 +181,4 @@ def uses_seed(config: Mapping[str, Any]) -> bool:
     mode: type[Mode] = registry.load("mode", _name(config.get("mode")) or "serve")
     if not mode.repeats or config["workload"]["name"] not in ("trace", "recording"):
         return True
-    kinds = ("eviction",) if config.get("executor") == "cache_only" else _KINDS_OF_A_REPLAY
-    return any("seed" in signature(registry.load(kind, config[kind]["name"])).names() for kind in kinds)
+    return any("seed" in signature(registry.load(kind, config[kind]["name"])).names() for kind in mode.repeats)

@@ -41,7 +41,7 @@ class Evictions:
         admission: the request's place in the order of first admissions.
         requests_ago, references_ago: requests first admitted, and prompt blocks they asked for, since the eviction.
         lru_blocks, optimum_blocks, and their tokens: of these, how many LRU and the pinned optimum of the same
-            capacity would have hit in the request model (framework.replay.reference); None where not worked out.
+            capacity would have hit in the request model (framework_cache_only.reference); None where not worked out.
         turn, tenant, category: of the request that missed it, where known.
     """
 

@@ -125,8 +125,8 @@ def _recorded(options: argparse.Namespace) -> dict[str, Account]:
 
 def _replayed(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Account]:
     from framework.registry.components import build_component
-    from framework.replay.paths import build_paths
-    from framework.replay.reference import replay
+    from framework_cache_only.paths import build_paths
+    from framework_cache_only.reference import replay
     from framework_explain.replayed_misses import LossLog, explain
 
     trace = open_trace(options.file[0], format=options.format, block_tokens=options.block_tokens)

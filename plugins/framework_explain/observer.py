@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from framework.interfaces.allocator import CacheEvent, Hit
-from framework.interfaces.observer import Call, Counted, Losses, Move, Note, Observed, Observer, RunView
+from framework.interfaces.observer import Call, Move, Note, Observed, RunView
 from framework.types import RequestId
+from framework_cache_only.parts import CacheOnlyObserver, Counted, Losses
 from framework_explain.account import REGRET, Account
 from framework_explain.ledger import Ledger
 from framework_explain.metrics import METRICS
@@ -22,7 +23,7 @@ _LETS_GO = frozenset({"free", "unref_leading"})
 """Calls in which nobody needs room: what is given up then was not worth keeping."""
 
 
-class Explain(Observer):
+class Explain(CacheOnlyObserver):
     """One cause for each missed prompt token: in requests.jsonl, result.json and regret.jsonl.
 
     Args:
@@ -32,7 +33,7 @@ class Explain(Observer):
     metrics, files = METRICS, (REGRET,)
     figures = ("framework_explain.token_origins", "framework_explain.regret_by_age")
     tables = ("framework_explain.table_of_misses:misses",)
-    several_groups, counts = False, True
+    several_groups = False
 
     def __init__(self, *, most_contents: int = 2**22) -> None:
         self._most_contents, self._policy = most_contents, ""

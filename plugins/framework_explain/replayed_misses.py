@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from framework.interfaces.observer import Losses
 from framework.interfaces.workload import WorkloadRequest
-from framework.replay.optimum import optimum_hits
-from framework.replay.paths import RequestPaths, build_paths
-from framework.replay.stack import reuse_distances
+from framework_cache_only.optimum import optimum_hits
+from framework_cache_only.parts import Losses
+from framework_cache_only.paths import RequestPaths, build_paths
+from framework_cache_only.stack import reuse_distances
 from framework_explain.account import (
     DECLINED,
     ELSEWHERE,

@@ -14,11 +14,11 @@ from framework.guard.workload import GuardedWorkload
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.mode import OnBegin
-from framework.modes.cache_only import log_requests
 from framework.modes.replay import OtherCache, full_replay
-from framework.modes.replay_input import paths_of, pool_blocks, workload_of
+from framework.modes.replay_input import pool_blocks, workload_of
 from framework.modes.session import Session, names_of
 from framework.registry.components import build_component
+from framework_cache_only.mode import log_requests, paths_of
 from framework_hybrid.allocator import SharedGroups
 from framework_hybrid.memory import Memory
 from framework_hybrid.named import memory_of, rule_of
@@ -34,9 +34,9 @@ _OF_ONE_TABLE = ("utilisation", "waste_internal", "waste_reserved", "waste_exter
 def hybrid(config: Config, options: HybridOptions, on_begin: OnBegin) -> dict[str, Any]:
     """Replay `config`'s trace over the groups of `options`; returns what `result.json` holds."""
     with Session(config, on_begin=on_begin) as session:
-        session.facts["executor"] = config.executor or "none"
-        if config.executor == "cache_only":
+        if options.cache_only:
             return counted(session, options)
+        session.facts["executor"] = config.executor or "none"
         return full_replay(session, OtherCache(make=lambda: shared_groups(config, options), results=results))
 
 
@@ -75,7 +75,7 @@ def counted(session: Session, options: HybridOptions) -> dict[str, Any]:
         if session.settings.requests:
             log_requests(session, paths, counts.hits // unit)
         measured.update(counts.results(), num_requests=paths.num_requests)
-        if config.replay.optimum:
+        if options.optimum:
             measured["bound_hit_tokens"] = bound_tokens(paths, asked.groups, asked.num_bytes)
 
     measured: dict[str, Any] = {}

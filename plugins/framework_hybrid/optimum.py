@@ -14,8 +14,8 @@ from itertools import pairwise
 
 from framework.errors import InvalidArgument
 from framework.groups.kinds import KVGroup, alignment
-from framework.replay.optimum import optimum_hits
-from framework.replay.paths import RequestPaths
+from framework_cache_only.optimum import optimum_hits
+from framework_cache_only.paths import RequestPaths
 
 
 def bound_tokens(paths: RequestPaths, groups: Sequence[KVGroup], num_bytes: int) -> int:

@@ -10,6 +10,7 @@ from framework.config.setting import Section, setting
 from framework.errors import ConfigError
 from framework.interfaces.mode import OnBegin
 from framework.modes import Replay
+from framework_cache_only.plugin import CacheOnly
 from framework_hybrid.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class HybridOptions(Section):
     )
     interval: int = setting(0, "rules retention, every, at_most: tokens between two checkpoints", at_least=0)
     count: int = setting(8, "rule at_most: states kept on a path", at_least=2)
+    cache_only: bool = setting(False, "each request is one access, as in mode=cache_only; false: through the engine")
+    optimum: bool = setting(True, "cache_only: also report a bound of the hits")
     order: Literal["coupled", "coverage", "marconi", "marconi_as_coded", "quota"] | None = setting(
         None, "order of eviction across groups; null: eviction=NAME alone"
     )
@@ -53,12 +56,10 @@ class Hybrid(HybridOptions, Replay):
         }
         allocator, default = config.allocator.name, default_choices()["allocator"]
         of_one_group = {
-            "replay.leaf_first": config.replay.leaf_first,
             "allocator": allocator if allocator != default else None,
-            "replay.core": config.replay.core if config.replay.core != "python" else None,
             "cache.kv_dtype": config.cache.kv_dtype,
             "observers": [name for name, cls in observers.items() if not cls.several_groups],
-            "replay.optimum": config.executor != "cache_only" and config.replay.optimum is True,
+            "replay.optimum": config.replay.optimum,
             "below": config.below.name if config.below.name != "none" else None,
         }  # fmt: skip
         for key, value in of_one_group.items():
@@ -72,4 +73,6 @@ class Hybrid(HybridOptions, Replay):
 
     @classmethod
     def unread(cls, config: Mapping[str, Any]) -> Sequence[str]:
+        if config["mode"].get("cache_only"):
+            return CacheOnly.unread(config)
         return (*super().unread(config), "allocator")

@@ -11,7 +11,7 @@ import numpy as np
 from framework.errors import OutOfBlocks
 from framework.groups.checkpoints import Asked, CheckpointRule
 from framework.groups.kinds import GroupHit, Kind
-from framework.replay.paths import Ints, RequestPaths
+from framework_cache_only.paths import Ints, RequestPaths
 from framework_hybrid.memory import Memory, stranded_bytes
 from framework_hybrid.rules import GuardedRule
 

@@ -21,8 +21,8 @@ from framework.interfaces.command import Command
 from framework.workload.traces import formats, open_trace
 
 if TYPE_CHECKING:
-    from framework.replay.curves import CurvePoint
-    from framework.replay.paths import RequestPaths
+    from framework_cache_only.curves import CurvePoint
+    from framework_cache_only.paths import RequestPaths
 
 _POLICIES = "lru,fifo,lfu,s3fifo,arc,optimum"
 _HEAD = "hit rate, %"
@@ -60,8 +60,8 @@ class Curve(Command):
 
 
 def _run(options: argparse.Namespace) -> None:
-    from framework.replay.curves import hit_curves
-    from framework.replay.paths import build_paths
+    from framework_cache_only.curves import hit_curves
+    from framework_cache_only.paths import build_paths
     from framework_report.figures.style import require_format
 
     require_in_bounds(options, "limit", "block_tokens", "jobs")
@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _capacities(options: argparse.Namespace, paths: RequestPaths) -> list[int]:
-    from framework.replay.curves import capacity_blocks
+    from framework.modes.replay_input import capacity_blocks
     from framework.replay.roofline import Roofline
 
     bytes_per_block = None

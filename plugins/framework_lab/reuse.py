@@ -23,8 +23,8 @@ class Reuse(Command):
         parser.add_argument("--force", action="store_true", help="replace a file that exists already")
 
     def run(self, options: argparse.Namespace) -> int:
-        from framework.replay.description import describe
-        from framework.replay.stack import distance_histogram
+        from framework_cache_only.description import describe
+        from framework_cache_only.stack import distance_histogram
         from framework_report.figures import reuse_distance
         from framework_report.figures.style import require_format, save_plot
 

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.errors import ConfigError
-from framework.interfaces.below import CountedBelow
 from framework.interfaces.eviction import EvictionPolicy
 from framework.registry.components import Component, build_component
-from framework.replay.paths import RequestPaths
 from framework.types import UNKNOWN_REQUEST, BlockHash, RequestFacts
+from framework_cache_only.parts import CountedBelow
+from framework_cache_only.paths import RequestPaths
 from framework_tiers.movement import LowerTiers
 from framework_tiers.optimum import shares_of_best, tier_optima
 from framework_tiers.tier import Tier

@@ -7,8 +7,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from framework.replay.optimum import optimum_hits
-from framework.replay.paths import RequestPaths
+from framework_cache_only.optimum import optimum_hits
+from framework_cache_only.paths import RequestPaths
 
 
 def tier_optima(paths: RequestPaths, sizes: Sequence[int], *, pinned: bool) -> tuple[int, ...]:

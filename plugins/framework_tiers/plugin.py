@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from framework.config.setting import Section, setting
 from framework.errors import ConfigError, shown
-from framework.interfaces.below import Below, CountedBelow, ReplayedPool, ServedPools
+from framework.interfaces.below import ReplayedPool, ServedPools
 from framework.interfaces.eviction import EvictionPolicy
+from framework_cache_only.parts import CacheOnlyBelow, CountedBelow
 from framework_tiers.metrics import METRICS, MOST_TIERS
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from framework.config.sections import EngineOptions
     from framework.engine.request import Request
     from framework.interfaces.below import MakeBelow
-    from framework.replay.paths import RequestPaths
+    from framework_cache_only.paths import RequestPaths
 
 _EXAMPLE = "{store: host, num_blocks: 20000, eviction: lru}"
 
@@ -36,7 +37,7 @@ class TierOptions(Section):
     operation_s: float = setting(100e-6, "replay: fixed seconds of a load or a store", at_least=0, at_most=10**9)
 
 
-class Tiers(Below):
+class Tiers(CacheOnlyBelow):
     """Tiers of blocks, each with a store and an eviction policy, and a rule that moves blocks between them.
 
     Args:
@@ -70,7 +71,7 @@ class Tiers(Below):
         return {"tiering": self.tiering["name"] if named else type(self.tiering).__name__}
 
     def check(self, config: Config) -> None:
-        if config.engine.scheduling == "running_first" and config.executor != "cache_only":
+        if config.engine.scheduling == "running_first" and config.mode.name != "cache_only":
             raise ConfigError(
                 "engine.scheduling=running_first does not wait for loads from tiers; set below=none, or "
                 "engine.scheduling=admit_first"

@@ -63,7 +63,7 @@ def tier_policies(tiers: Sequence[TierEntry], shared: Mapping[str, Any]) -> list
         policy: EvictionPolicy = build_component("eviction", entry["eviction"], {**shared, "num_blocks": count})
         if policy.needs_future:
             raise ConfigError(
-                f"tier {number}: {type(policy).__name__} needs the next use of blocks, which only executor=cache_only "
+                f"tier {number}: {type(policy).__name__} needs the next use of blocks, which only mode=cache_only "
                 "knows of tiers; choose another policy"
             )
         found.append((count, policy))

@@ -16,7 +16,6 @@ LONG = "9" * 5000
 SMALL = ("workload=no_sharing", "workload.num_requests=2", "workload.new_tokens=2", "run.progress=false",
          "run.check_requests=0", "run.dir=out")  # fmt: skip
 REPLAY = ("mode=replay", "run.progress=false", "run.dir=out")
-CACHE_ONLY = (*REPLAY, "executor=cache_only", "cache.block_size=512")
 TRACE = ("workload=trace", "workload.path=good.jsonl")
 KERNEL = ("mode=kernel", "backend=gather", "run.progress=false", "run.dir=out")
 PROMPTS = ("workload=prompts", "run.progress=false", "run.check_requests=0", "run.dir=out")
@@ -76,26 +75,26 @@ SERVE: list[tuple[str, ...]] = [
     ("run.dir=",), ("run.dir=null",), ("run.name=\udcc3\udca9",), ("run.dir=a\0b",),
     ("tracker.name=3",), ("tracker=wandb", "tracker.mode=never"), ("+x.y.z=1",), ("a.b=1",),
     ("cache.num_blocks=${cache.num_blocks}",), ("seed=${oc.env:NOWHERE_TO_BE_FOUND}",), ("'",), ("seed=[",),
-    ("workload.think_s=1",), ("executor=cache_only",), ("hydra.run.dir=/dev/null/x",), ("-cn", "nothing"),
+    ("workload.think_s=1",), ("executor=roofline",), ("hydra.run.dir=/dev/null/x",), ("-cn", "nothing"),
     ("-m", "seed=range(0)"), ("-m", "seed=choice()"), ("-m", "run.sweep=/dev/null", "seed=1,2"),
     ("hydra/launcher=nothing", "-m", "seed=1,2"), ("-m", f"seed=range({HUGE})"),
     ("workload.num_requests=x", "--cfg", "job"),
     ("-m", "seed=interval(0,1)"), ("-m", "seed=range(0,9,0)"),
 ]  # fmt: skip
 REPLAYS: list[tuple[str, ...]] = [
-    *((*CACHE_ONLY, "workload=trace", f"workload.path={name}") for name in FILES if not name.startswith("good")
+    *((*REPLAY, "workload=trace", f"workload.path={name}") for name in FILES if not name.startswith("good")
       and not name.endswith(".py")),
-    (*CACHE_ONLY, "workload=trace"), (*CACHE_ONLY, "workload=trace", "workload.path="),
-    (*CACHE_ONLY, "workload=trace", "workload.path=."), (*CACHE_ONLY, "workload=trace", "workload.path=/dev/null"),
-    (*CACHE_ONLY, *TRACE, "workload.format=nothing"), (*CACHE_ONLY, *TRACE, "workload.format=azure"),
-    (*CACHE_ONLY, *TRACE, "workload.limit=-1"), (*CACHE_ONLY, *TRACE, "workload.limit=0"),
-    (*CACHE_ONLY, *TRACE, "workload.speed=0"), (*CACHE_ONLY, *TRACE, "workload.speed=nan"),
-    (*CACHE_ONLY, *TRACE, f"workload.block_tokens={HUGE}"), (*CACHE_ONLY, *TRACE, "cache.block_size=7"),
-    (*CACHE_ONLY, *TRACE, "replay.capacity=lots"), (*CACHE_ONLY, *TRACE, "replay.capacity=-1%"),
-    (*CACHE_ONLY, *TRACE, "replay.capacity=1e400%"), (*CACHE_ONLY, *TRACE, f"replay.capacity={LONG}GiB"),
-    (*CACHE_ONLY, *TRACE, "replay.capacity=0%"), (*CACHE_ONLY, *TRACE, "replay.capacity=4GiB", "replay.shape=none"),
-    (*CACHE_ONLY, *TRACE, "replay.step_s=nan"),
-    (*CACHE_ONLY, *TRACE, "cache.num_blocks=null"), (*REPLAY, *TRACE, "cache.num_blocks=null"),
+    (*REPLAY, "workload=trace"), (*REPLAY, "workload=trace", "workload.path="),
+    (*REPLAY, "workload=trace", "workload.path=."), (*REPLAY, "workload=trace", "workload.path=/dev/null"),
+    (*REPLAY, *TRACE, "workload.format=nothing"), (*REPLAY, *TRACE, "workload.format=azure"),
+    (*REPLAY, *TRACE, "workload.limit=-1"), (*REPLAY, *TRACE, "workload.limit=0"),
+    (*REPLAY, *TRACE, "workload.speed=0"), (*REPLAY, *TRACE, "workload.speed=nan"),
+    (*REPLAY, *TRACE, f"workload.block_tokens={HUGE}"),
+    (*REPLAY, *TRACE, "replay.capacity=lots"),
+    (*REPLAY, *TRACE, f"replay.capacity={LONG}GiB"),
+    (*REPLAY, *TRACE, "replay.capacity=4GiB", "replay.shape=none"),
+    (*REPLAY, *TRACE, "replay.step_s=nan"),
+    (*REPLAY, *TRACE, "cache.num_blocks=null"),
     (*REPLAY, *TRACE, "replay.capacity=25%"), (*REPLAY, *TRACE, "executor=roofline", "replay.device=z80"),
     (*REPLAY, *TRACE, "executor=roofline", "replay.shape=gpt9"), (*REPLAY, *TRACE, "replay.efficiency=2"),
     (*REPLAY, "workload=recording"), (*REPLAY, "workload=recording", "workload.path=good.jsonl"),
@@ -163,7 +162,7 @@ def identify(case: Any) -> str:
     return " ".join(word if len(word) < 60 else f"{word[:50]}..." for word in case) if isinstance(case, tuple) else case
 
 
-BASES = (SMALL, REPLAY, CACHE_ONLY, KERNEL, PROMPTS, ("workload=trace",))
+BASES = (SMALL, REPLAY, KERNEL, PROMPTS, ("workload=trace",))
 SHARED_WORDS = frozenset(word for base in BASES for word in base)
 
 SAYS: dict[tuple[str, ...], str] = {
@@ -180,19 +179,19 @@ SAYS: dict[tuple[str, ...], str] = {
     ("run.dir=a\0b",): "run.dir=a",
     ("run.name=\udcc3\udca9",): "run.name",
     ("'",): "override",
-    ("executor=cache_only",): "executor=cache_only cannot be in mode=serve",
+    ("executor=roofline",): "executor=roofline cannot be in mode=serve",
     ("workload.think_s=1",): "has no option 'think_s'",
     ("+x.y.z=1",): "unknown key 'x'",
     ("a.b=1",): "unknown key 'a'",
     ("allocator={name: 3}",): "allocator={name: 3}: the allocator is chosen by its name",
     ("tracker.name=3",): "tracker must be a name",
     (*REPLAY, "workload=recording"): "workload.path has no value",
-    (*CACHE_ONLY, "workload=trace"): "workload.path has no value",
-    (*CACHE_ONLY, *TRACE, f"workload.block_tokens={HUGE}"): "workload.block_tokens (trace) must be",
+    (*REPLAY, "workload=trace"): "workload.path has no value",
+    (*REPLAY, *TRACE, f"workload.block_tokens={HUGE}"): "workload.block_tokens (trace) must be",
     ("mode.heads=[7/2/64]",): "7 query heads",
-    (*CACHE_ONLY, "workload=trace", "workload.path="): ".: a folder of no known trace format",
-    (*CACHE_ONLY, "workload=trace", "workload.path=."): ".: a folder of no known trace format",
-    (*CACHE_ONLY, *TRACE, "workload.format=azure"): "good.jsonl:1: header: no column TIMESTAMP",
+    (*REPLAY, "workload=trace", "workload.path="): ".: a folder of no known trace format",
+    (*REPLAY, "workload=trace", "workload.path=."): ".: a folder of no known trace format",
+    (*REPLAY, *TRACE, "workload.format=azure"): "good.jsonl:1: header: no column TIMESTAMP",
 }
 """What the sentence on a run must hold, where it is not the key, the value or the file of what was asked."""
 

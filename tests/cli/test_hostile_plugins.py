@@ -130,10 +130,9 @@ def test_a_replay_is_watched_like_a_serve_run(bad: Path, command: Any, elsewhere
               "hash_ids": [4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3]} for i in range(30)]  # fmt: skip
     (elsewhere / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = ("mode=replay", "workload=trace", "workload.path=trace.jsonl", "workload.block_tokens=16", *SMALL[3:])
-    for executor in ("none", "cache_only"):
-        status, _, err = command(*words, f"executor={executor}", "eviction=Spins", "run.stall_timeout_s=0.6")
-        assert status == 1, err
-        assert err.startswith("PluginError: eviction Spins.victim (villain_eviction.py:"), err
+    status, _, err = command(*words, "eviction=Spins", "run.stall_timeout_s=0.6")
+    assert status == 1, err
+    assert err.startswith("PluginError: eviction Spins.victim (villain_eviction.py:"), err
 
 
 SURROGATES = """

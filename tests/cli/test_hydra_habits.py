@@ -38,7 +38,7 @@ def test_a_value_is_converted(
 def test_hydras_own_values_are_there_before_a_job_begins(elsewhere: Path) -> None:
     """In a process that has run nothing yet, as `--cfg job` and the plan of a sweep are."""
     code = "import sys; from framework.run import call; sys.exit(call(sys.argv[1:]))"
-    sweep = "-m run.sweep=names mode=replay executor=cache_only seed=1,2 workload=conversations backend=gather"
+    sweep = "-m run.sweep=names mode=replay seed=1,2 workload=conversations backend=gather"
     for words in (["--cfg", "job"], [*sweep.split(), "run.report=false"]):
         done = subprocess.run(
             [sys.executable, "-c", code, *words, "run.name=${hydra:runtime.cwd}-${hydra:job.num}"],

@@ -38,7 +38,7 @@ REPLAY = ("mode=replay", "run.progress=false", "run.dir=out", "workload=no_shari
     [
         ("explain", ("fifo",)), ("explain", ("folder",)), ("trace", ("describe", "fifo")),
         ("curve", ("fifo",)), ("calibrate", ("fifo",)), ("explain", ("/dev/zero",)),
-        ("run", ("mode=replay", "run.dir=out", "executor=cache_only", "workload=trace", "workload.path=fifo")),
+        ("run", ("mode=replay", "run.dir=out", "workload=trace", "workload.path=fifo")),
         ("run", ("mode=replay", "run.dir=out", "workload=prompts", "workload.path=fifo")),
         ("run", (*REPLAY, "replay.costs=fifo")),
         ("search", ("x", "seed=1,2", *REPLAY[:1], *REPLAY[3:])),
@@ -121,7 +121,7 @@ def test_a_full_disk_behind_a_recording_is_named_by_it(
     def full(*given: object, **options: object) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("framework.workload.request_log.convert", full)
+    monkeypatch.setattr("framework_traces.request_log.convert", full)
     assert command("trace")(["record", "log", "--out", str(tmp_path / "out")]) == 1
     assert capsys.readouterr().err == f"{tmp_path / 'out'}: No space left on device\n"
 

@@ -98,7 +98,7 @@ def test_a_closed_pipe_ends_a_command_quietly(module: str, words: list[str], tmp
     assert (err, run.returncode) == ("", 0), (err, run.returncode)
 
 
-RUN = "-m framework.run mode=replay executor=cache_only workload=conversations workload.num_sessions=2"
+RUN = "-m framework.run mode=replay workload=conversations workload.num_sessions=2"
 SWEEP = f"{RUN} -m seed=1,2"
 
 

@@ -85,7 +85,7 @@ def test_a_distribution_whose_metadata_is_no_utf_8_is_named_and_stops_nothing(
     site = distribution("latin", "[framework.eviction]\nlatin = latin:Latin\n", latin="Latin = 1")
     path = site / "latin-1.5.dist-info" / file
     path.write_bytes(path.read_bytes() + "\nSummary: caf\u00e9".encode("latin-1"))
-    words = ("mode=replay", "executor=cache_only", "workload=conversations", "cache.num_blocks=64")
+    words = ("mode=replay", "workload=conversations", "cache.num_blocks=64")
     status, _, err = command(*words, "run.progress=false", "run.dir=one")
     assert status == 0, err
     assert err.count("\n") == 1, err

@@ -31,7 +31,7 @@ class Mine(ScoredPolicy):
         return now
 """
 WORDS = (
-    "mode=replay", "executor=cache_only", "workload=trace", "workload.path=trace.jsonl", "backend=gather",
+    "mode=replay", "workload=trace", "workload.path=trace.jsonl", "backend=gather",
     f"eviction.api_key={TYPED}", f"eviction.hmac_key={TYPED}", "eviction.password=${oc.env:THEIR_SERVICE}",
     "cache.num_blocks=8", "run.progress=false",
 )  # fmt: skip

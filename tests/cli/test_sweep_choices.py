@@ -13,7 +13,7 @@ from framework.errors import ConfigError
 from framework.sweep.job import digest_of, folder_name
 
 WORDS = (
-    "-m", "mode=replay", "executor=cache_only", "workload=conversations", "workload.num_sessions=4", "backend=gather",
+    "-m", "mode=replay", "workload=conversations", "workload.num_sessions=4", "backend=gather",
     "run.report=false", "run.sweep=s",
 )  # fmt: skip
 

@@ -26,7 +26,6 @@ from framework.workload.traces import WorkloadRequest, write_trace
 
 COMMON = (
     "mode=replay",
-    "executor=cache_only",
     "workload=trace",
     "workload.path=trace.jsonl",
     "backend=gather",
@@ -292,7 +291,7 @@ def test_an_experiment_sets_a_component_and_the_command_line_wins(command: Comma
 def test_every_frozen_composition_names_its_command_and_composes(repository: Path) -> None:
     from framework.config.hydra.compose import compose
 
-    files = sorted([*(repository / "conf/sweep").glob("*.yaml"), *(repository / "conf/experiment").glob("*.yaml")])
+    files = sorted([*repository.glob("conf/*/*.yaml"), *repository.glob("plugins/*/conf/*/*.yaml")])
     assert files
     for path in files:
         comments = [line for line in path.read_text().splitlines() if line.startswith("# ") and "@package" not in line]
@@ -303,11 +302,11 @@ def test_every_frozen_composition_names_its_command_and_composes(repository: Pat
 
 def test_a_replay_with_the_default_backend_loads_no_torch(trace: Path, elsewhere: Path) -> None:
     program = (
-        "import sys; from framework.run import call; executors = 'cache_only', 'null', 'roofline'; "
+        "import sys; from framework.run import call; executors = 'null', 'roofline'; "
         "statuses = [call([*sys.argv[1:], f'executor={one}', f'run.dir=run-{one}']) for one in executors]; "
         "sys.exit(max(statuses) or 10 * ('torch' in sys.modules))"
     )
-    words = [word for word in COMMON if not word.startswith(("backend=", "executor="))]
+    words = [word for word in COMMON if not word.startswith("backend=")]
     command = [sys.executable, "-c", program, *words]
     done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done

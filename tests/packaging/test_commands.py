@@ -22,7 +22,7 @@ from framework.results.reading import read_result
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "plugins").glob("*/README.md")),
          *sorted((ROOT / "experiments").glob("*/README.md"))]  # fmt: skip
-PRESETS = sorted((ROOT / "conf").rglob("*.yaml"))
+PRESETS = sorted([*(ROOT / "conf").rglob("*.yaml"), *(ROOT / "plugins").glob("*/conf/*/*.yaml")])
 _NAMED = r"python -m framework(?:\.run| [a-z_]+)|kvcache-framework"
 _OURS = re.compile(rf"(?:{_NAMED})(?: |$)")
 _FENCE = re.compile(r"(?P<mark><!-- [^\n]*-->\n)?```bash\n(?P<text>.*?)```", re.DOTALL)
@@ -43,7 +43,11 @@ NOT_HERE = {
 }  # fmt: skip
 """What in a command keeps it from running here -> why."""
 
-QUICK = ("conf/experiment/cache_only.yaml", "conf/experiment/small_pool.yaml", "conf/config.yaml")
+QUICK = (
+    "plugins/framework_cache_only/conf/experiment/cache_only.yaml",
+    "conf/experiment/small_pool.yaml",
+    "conf/config.yaml",
+)
 """Sources whose commands take seconds; the rest is slow."""
 
 

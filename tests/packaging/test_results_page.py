@@ -18,7 +18,7 @@ COMMANDS = {
     "serve": "model=tiny backend=torch workload=chat workload.num_requests=2 cache.num_blocks=64 run.record=true",
     "none": f"mode=replay executor=none {TRACE}",
     "roofline": f"mode=replay executor=roofline {TRACE}",
-    "cache_only": f"mode=replay executor=cache_only {TRACE}",
+    "cache_only": f"mode=cache_only {TRACE}",
     "recording": "mode=replay executor=none workload=recording workload.path=serve/recording.jsonl cache.num_blocks=64",
     "kernel": "mode=kernel backend=torch cache.block_size=16 mode.budget_s=0.01 mode.batch=[1] mode.context=[16] "
     "mode.prefill=[] mode.lengths=[uniform] mode.heads=[2/1/16]",

@@ -22,10 +22,8 @@ OVER_MODULES = {
     "paged/test_adversaries.py": "policies and hash schemes that misbehave, in every allocator",
     "paged/test_duplicates.py": "equal contents in several blocks, in allocators that keep them",
     "paged/test_sharing_rules.py": "rules of sharing, for every installed allocator",
-    "replay/test_golden.py": "figures that others' code confirmed, in every way of counting",
     "replay/test_policy_time.py": "the clock that policies see, in each kind of run",
     "groups/test_served_groups.py": "models of full attention beside windows or states, from LLM to executor",
-    "workload/traces/test_malformed.py": "damaged files, for every reader",
 }
 """Test file -> what it tests that no single module does."""
 

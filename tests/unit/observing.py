@@ -6,20 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from framework.interfaces.allocator import CacheEvent
-from framework.interfaces.observer import Call, Counted, Losses, Observer, RunView
+from framework.interfaces.observer import Call, Observer, RunView
 from framework.results import Metric
 
 
 class OfOneGroup(Observer):
-    """One that is not of a cache-only replay either."""
+    """One that cannot listen to several groups of KV."""
 
     several_groups = False
 
 
 class Counts(Observer):
-    """Of each request its calls, in both ways of replaying; `fail` names a method that raises."""
+    """Of each request its calls; `fail` names a method that raises."""
 
-    counts = True
     files = ("calls.jsonl",)
     metrics = (
         Metric(key="calls", unit="calls", better="", section="mine", title="calls", definition="Calls heard."),
@@ -36,19 +35,6 @@ class Counts(Observer):
     def heard(self, call: Call, events: Sequence[CacheEvent]) -> None:
         self.calls += 1
         self._may_fail("heard")
-
-    def losses(self) -> Losses:
-        outer = self
-
-        class Gone(Losses):
-            def evicted(self, request: int, nodes: Sequence[int]) -> None:
-                outer.calls += len(nodes)
-                outer._may_fail("evicted")
-
-        return Gone()
-
-    def counted(self, replay: Counted) -> None:
-        assert len(replay.hits) == replay.paths.num_requests
 
     def row(self, request: int) -> Mapping[str, Any]:
         self.rows += 1

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import EvictionPolicy
-from framework.interfaces.replay_core import ReferencePaths, ReplayCore, ReplayCounts
+from framework_cache_only.replay_core import ReferencePaths, ReplayCore, ReplayCounts
 
 
 class Fitting(ReplayCore):

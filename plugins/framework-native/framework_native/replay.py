@@ -9,7 +9,7 @@ import numpy as np
 
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import EvictionPolicy
-from framework.interfaces.replay_core import ReferencePaths, ReplayCore, ReplayCounts
+from framework_cache_only.replay_core import ReferencePaths, ReplayCore, ReplayCounts
 from framework_native._core import replay
 
 _MOST_BLOCKS = 2**62

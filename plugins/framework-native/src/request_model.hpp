@@ -1,4 +1,4 @@
-// The request model of a cache-only replay: framework.replay.reference, step by step, over any order of eviction in C++.
+// The request model of a cache-only replay: framework_cache_only.reference, step by step, over any order of eviction in C++.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -9,7 +9,7 @@ class Optimum(ScoredPolicy):
     """Furthest next request goes first, the request at hand included: the offline optimum of prefix caching.
 
     Exact in a cache-only replay: one atomic access a request, only prompts cached, content may be declined. No schedule
-    of admissions and evictions hits more blocks there: its hits are those of `framework.replay.optimum.optimum_hits`.
+    of admissions and evictions hits more blocks there: its hits are `framework_cache_only.optimum.optimum_hits`.
     In a full replay, where requests overlap and pin their blocks and nothing can be declined, it is what `belady` is: a
     strong heuristic, no bound. Elsewhere every next use is unknown.
     Ties: deepest first, so that the cache stays a tree; then last used first. O(log n) a call.

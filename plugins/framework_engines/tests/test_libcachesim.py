@@ -8,9 +8,9 @@ import pytest
 from replay_helpers import flat_paths
 
 from framework.errors import ConfigError, InvalidArgument, UnknownPlugin, Unsupported
-from framework.replay.paths import build_paths
-from framework.replay.reference import replay
 from framework.workload.traces import WorkloadRequest
+from framework_cache_only.paths import build_paths
+from framework_cache_only.reference import replay
 from framework_engines import as_libcachesim
 from framework_engines.host_blocks import build_policy
 

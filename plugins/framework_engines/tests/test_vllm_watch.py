@@ -23,7 +23,6 @@ from replay_helpers import workload
 
 from framework.errors import ConfigError, UnknownPlugin, Unsupported
 from framework.interfaces.eviction import BlockView
-from framework.replay.reference import replay
 from framework.types import Namespace, RequestId
 from framework_builtin.allocator.prefix import PrefixAllocator
 from framework_builtin.eviction.lru import Lru
@@ -31,6 +30,7 @@ from framework_builtin.eviction.mru import Mru
 from framework_builtin.eviction.priority import Priority
 from framework_builtin.eviction.s3fifo import S3Fifo
 from framework_builtin.hash.sha256 import Sha256
+from framework_cache_only.reference import replay
 from framework_engines.vllm_connector import HOOKS, _Methods, lead, manager_of, options_of, require_hooks
 from framework_engines.vllm_metrics import classes
 from framework_engines.vllm_watch import MissWatch, PoolWatch

@@ -40,7 +40,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def run(trace: Path, folder: Path, **more: Any) -> str:
     config = {
-        "mode": "replay", "executor": "cache_only", "workload": {"name": "trace", "path": str(trace)},
+        "mode": "cache_only", "workload": {"name": "trace", "path": str(trace)},
         "cache": {"num_blocks": 4, "block_size": 512}, "run": {"dir": str(folder)}, "observers": ["explain"], **more,
     }  # fmt: skip
     api.run(config)
@@ -145,8 +145,8 @@ BRANCHES = [[1, 2, 3], [1, 4], [5, 6], [1, 2, 7], [8], [5, 6, 9], [1, 4, 3], [1,
     ("words", "sections"),
     [
         ("--limit 6", {"workload": {"limit": 6}}),
-        ("--leaf-first --eviction fifo", {"replay": {"leaf_first": True}, "eviction": "fifo"}),
-        ("--full-blocks-only", {"replay": {"full_blocks_only": True}}),
+        ("--leaf-first --eviction fifo", {"mode": {"name": "cache_only", "leaf_first": True}, "eviction": "fifo"}),
+        ("--full-blocks-only", {"mode": {"name": "cache_only", "full_blocks_only": True}}),
         ("--eviction random --seed 4", {"eviction": "random", "seed": 4}),
     ],
 )

@@ -16,11 +16,11 @@ from framework import registry
 from framework.errors import FrameworkError
 from framework.interfaces.eviction import EvictionPolicy
 from framework.registry.components import build_component
-from framework.replay.optimum import optimum_hits
-from framework.replay.paths import RequestPaths, build_paths
-from framework.replay.reference import replay
 from framework.workload.traces import WorkloadRequest, open_trace
 from framework_builtin.eviction.lru import Lru
+from framework_cache_only.optimum import optimum_hits
+from framework_cache_only.paths import RequestPaths, build_paths
+from framework_cache_only.reference import replay
 from framework_explain.account import (
     DECLINED,
     ELSEWHERE,

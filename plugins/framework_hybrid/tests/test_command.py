@@ -32,19 +32,19 @@ class Something(Below):
 
 
 HYBRID: dict[str, Any] = {
-    "mode": {"name": "hybrid", "model": "gemma-3-27b"}, "executor": "cache_only", "run": {"dir": "somewhere"},
+    "mode": {"name": "hybrid", "model": "gemma-3-27b"}, "run": {"dir": "somewhere"},
 }  # fmt: skip
 
 
 def test_it_replays_without_what_one_group_has() -> None:
-    for executor in ("cache_only", "none", "roofline"):
+    for executor in ("none", "roofline"):
         assert parse({**HYBRID, "executor": executor}).mode.options == {"model": "gemma-3-27b"}
     refused: dict[str, dict[str, Any]] = {
-        "observers=": {"executor": "none", "observers": [f"{__file__}:OfOneGroup"]},
+        "observers=": {"observers": [f"{__file__}:OfOneGroup"]},
         "below=": {"below": f"{__file__}:Something"},
         "allocator=radix": {"allocator": "radix"},
         "cache.kv_dtype": {"cache": {"kv_dtype": "int8"}},
-        r"replay\.optimum=True": {"executor": "none", "replay": {"optimum": True}},
+        r"replay\.optimum=True": {"replay": {"optimum": True}},
     }  # fmt: skip
     for found, changed in refused.items():
         with pytest.raises(ConfigError, match=found):
@@ -56,17 +56,16 @@ def test_it_replays_without_what_one_group_has() -> None:
 
 def test_only_the_counted_replay_reads_nothing_of_the_engine() -> None:
     engine = {"engine": {"chunk_size": 8}}
-    assert without_effect(parse({**HYBRID, **engine, "executor": "none"})) == []
-    assert without_effect(parse({**HYBRID, **engine})) == [
-        "no effect in mode=hybrid executor=cache_only: engine.chunk_size=8"
-    ]
+    assert without_effect(parse({**HYBRID, **engine})) == []
+    counted = {"mode": {**HYBRID["mode"], "cache_only": True}}
+    assert without_effect(parse({**HYBRID, **counted, **engine})) == ["no effect in mode=hybrid: engine.chunk_size=8"]
 
 
-@pytest.mark.parametrize(("executor", "model"), [("cache_only", "qwen3-next-80b"), ("none", "gemma-3-27b")])
-def test_every_key_of_its_result_is_declared(executor: str, model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("cache_only", "model"), [(True, "qwen3-next-80b"), (False, "gemma-3-27b")])
+def test_every_key_of_its_result_is_declared(cache_only: bool, model: str, tmp_path: Path) -> None:
     trace = mooncake(tmp_path / "trace.jsonl", ([1, 2, 3 + at] for at in range(4)))
     result = run({
-        **HYBRID, "mode": {"name": "hybrid", "model": model}, "executor": executor,
+        **HYBRID, "mode": {"name": "hybrid", "model": model, "cache_only": cache_only},
         "workload": {"name": "trace", "path": str(trace)}, "cache": {"num_blocks": 8, "block_size": 512},
         "run": {"dir": str(tmp_path / "run"), "progress": False},
     })  # fmt: skip
@@ -95,7 +94,7 @@ def test_a_pipe_as_a_model_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_hybrid_model_is_replayed_by_name(command: Command, tmp_path: Path) -> None:
     prompts = ([1, 2, 3, 4 + at, 9 + at, 20] for at in range(4))
     mooncake(tmp_path / "trace.jsonl", prompts, every_ms=1, input_length=2600)
-    words = ("+mode=hybrid", "mode.model=qwen3-next-80b", "executor=cache_only", "workload=trace",
+    words = ("+mode=hybrid", "mode.model=qwen3-next-80b", "mode.cache_only=true", "workload=trace",
              f"workload.path={tmp_path}/trace.jsonl",
              "cache.block_size=512", "replay.capacity=1GiB", "run.progress=false")  # fmt: skip
     command.ok(

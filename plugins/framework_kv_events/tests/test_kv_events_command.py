@@ -49,7 +49,7 @@ def test_what_keeps_no_blocks_has_no_kv_events(command: Command) -> None:
         "+experiment=cache_only", "workload=conversations", "observers=[kv_events]", "run.dir=x"
     )
     assert status == 2
-    assert "the observer kv_events is not of executor=cache_only, which keeps no blocks" in errors
+    assert "observer kv_events has no part in mode=cache_only" in errors
 
 
 def test_nobody_needs_to_listen_to_a_run_that_publishes(command: Command, elsewhere: Path) -> None:

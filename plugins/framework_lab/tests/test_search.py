@@ -26,7 +26,7 @@ main = command("search")
 
 optuna = pytest.importorskip("optuna")
 
-FIXED = ("mode=replay", "executor=cache_only", "workload=trace", "workload.path=trace.jsonl", "backend=gather")
+FIXED = ("mode=cache_only", "workload=trace", "workload.path=trace.jsonl", "backend=gather")
 VARIED = ("eviction=lru,fifo,mru", "cache.num_blocks=range(8,65,8)")
 
 

@@ -10,11 +10,11 @@ import pytest
 from learning_streams import hits, requests_of
 
 from framework.interfaces.eviction import BlockView, EvictionPolicy
-from framework.replay.paths import RequestPaths, build_paths
-from framework.replay.reference import replay
 from framework.types import RequestFacts
 from framework.workload.traces import WorkloadRequest
 from framework_builtin.eviction.lru import Lru
+from framework_cache_only.paths import RequestPaths, build_paths
+from framework_cache_only.reference import replay
 from framework_research import hazard
 from framework_research.hazard import LEFT, Hazard
 from framework_research.hinted import Hinted

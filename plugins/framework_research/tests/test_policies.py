@@ -10,10 +10,10 @@ from eviction_histories import evicted
 from learning_streams import conversations, hits, requests_of
 
 from framework.errors import InvalidArgument
-from framework.replay.paths import build_paths
-from framework.replay.reference import replay
 from framework.workload.traces import WorkloadRequest
 from framework_builtin.eviction.lru import Lru
+from framework_cache_only.paths import build_paths
+from framework_cache_only.reference import replay
 from framework_research.hazard import Hazard
 from framework_research.proposed import DensestInterior, HitsPerToken, Lease, NeverHitFirst
 from framework_research.tail_lru import TailLru

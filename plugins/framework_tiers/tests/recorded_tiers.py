@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from experiments.shared import CONVERSATION, MissingTrace, trace_path
-from framework.replay.paths import RequestPaths, build_paths
 from framework.workload.traces import open_trace
+from framework_cache_only.paths import RequestPaths, build_paths
 from framework_tiers.counted import CountedTiers
 
 

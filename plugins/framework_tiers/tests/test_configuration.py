@@ -16,7 +16,7 @@ from framework.results.settings import settings_of
 from framework.sweep.identity import components, inputs
 from framework_tiers.plugin import Tiers
 
-CACHE_ONLY = {"mode": "replay", "executor": "cache_only", "run": {"dir": "somewhere"}}
+CACHE_ONLY = {"mode": "cache_only", "run": {"dir": "somewhere"}}
 HOST = {"store": "host", "num_blocks": 4}
 PCIE = {"bytes_per_s": 25e9, "operation_s": 1e-4}
 
@@ -53,9 +53,9 @@ def test_a_tier_has_a_store_a_size_and_a_policy_and_parses_again_as_itself() -> 
         (below(*[HOST] * 5), ConfigError, "tiers has 5 entries; at most 4"),
         (below({**HOST, "bytes_per_s": 0}), ConfigError, "bytes_per_s must be above 0"),
         (below(HOST, tiering="no"), UnknownPlugin, "no tiering named 'no'"),
-        ({**below(HOST), "mode": "kernel", "executor": None}, ConfigError, "mode=kernel, which has no cache"),
+        ({**below(HOST), "mode": "kernel"}, ConfigError, "mode=kernel, which has no cache"),
         (
-            {**below(HOST), "executor": "none", "engine": {"scheduling": "running_first"}},
+            {**below(HOST), "mode": "replay", "engine": {"scheduling": "running_first"}},
             ConfigError, r"engine\.scheduling=admit_first",
         ),
     ],

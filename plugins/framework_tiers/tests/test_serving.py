@@ -88,15 +88,15 @@ def test_only_the_guards_call_stores_rules_and_policies_of_tiers(monkeypatch: py
     assert not others, "\n".join(sorted(others))
 
 
-@pytest.mark.parametrize("executor", ["cache_only", "none"])
-def test_every_key_that_a_run_with_tiers_writes_is_declared(executor: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["cache_only", "replay"])
+def test_every_key_that_a_run_with_tiers_writes_is_declared(mode: str, tmp_path: Path) -> None:
     rows = [
         {"timestamp": 1000 * i, "input_length": 1500, "output_length": 3, "hash_ids": [1, 2, 3 + i]} for i in range(4)
     ]
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tiers = [{"store": "host", "num_blocks": 2}, {"store": "null", "num_blocks": 4, "eviction": "fifo"}]
     result = run({
-        "mode": "replay", "executor": executor, "workload": {"name": "trace", "path": str(tmp_path / "trace.jsonl")},
+        "mode": mode, "workload": {"name": "trace", "path": str(tmp_path / "trace.jsonl")},
         "cache": {"num_blocks": 3, "block_size": 512}, "below": over(tiers, "on_eviction"),
         "run": {"dir": str(tmp_path / "run"), "progress": False},
     })  # fmt: skip

@@ -11,9 +11,9 @@ from tier_helpers import tier_maker
 
 from framework.engine.executors.replay import ReplayExecutor
 from framework.registry.components import build_allocator
-from framework.replay.reference import replay
 from framework.sampling import Sampling
 from framework_builtin.eviction.lru import Lru
+from framework_cache_only.reference import replay
 from framework_tiers.counted import CountedTiers, TierSpec
 from framework_tiers.engine_tiers import EngineTiers
 from framework_tiers.placement import TierSetup

@@ -11,9 +11,9 @@ from replay_helpers import random_requests, workload
 
 from framework import registry
 from framework.errors import InvalidArgument
-from framework.replay.optimum import optimum_hits
-from framework.replay.reference import replay
 from framework_builtin.eviction.belady import Belady
+from framework_cache_only.optimum import optimum_hits
+from framework_cache_only.reference import replay
 from framework_tiers.counted import CountedTiers, TierSpec
 from framework_tiers.optimum import shares_of_best, tier_optima, value
 from framework_tiers.rules.never import Never

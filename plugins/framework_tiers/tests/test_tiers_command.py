@@ -22,7 +22,7 @@ MODES = {
     "serve": ("workload=chat", "workload.num_requests=12", "cache.num_blocks=40"),
     "none": (*TRACE, "executor=none"),
     "roofline": (*TRACE, "executor=roofline"),
-    "cache_only": (*TRACE, "executor=cache_only"),
+    "cache_only": ("mode=cache_only", *TRACE[1:]),
 }
 
 

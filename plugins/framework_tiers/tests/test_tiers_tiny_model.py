@@ -70,7 +70,7 @@ def test_blocks_of_every_kind_of_pool_come_back_bit_for_bit(kv_dtype: str | None
         (
             {"tiers": [{"store": "host", "num_blocks": 4, "eviction": "belady"}]},
             ConfigError,
-            "only executor=cache_only",
+            "only mode=cache_only",
         ),
         ({"tiers": [{"store": "host"}]}, ConfigError, "has no num_blocks"),
         ({"tensor_parallel_size": 2}, ConfigError, "several ranks"),

@@ -13,9 +13,9 @@ import pytest
 from replay_helpers import random_requests, workload
 
 from framework.errors import ConfigError
-from framework.replay.reference import replay
 from framework_builtin.eviction.belady import Belady
 from framework_builtin.eviction.lru import Lru
+from framework_cache_only.reference import replay
 
 
 @pytest.fixture

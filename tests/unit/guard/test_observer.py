@@ -120,7 +120,6 @@ def test_an_observer_that_fails_ends_the_run_by_its_name_and_fails_no_request() 
     [
         ("results", [1], r"results: must return a mapping of texts, returned \[1\]"),
         ("row", {1: 2}, "row: must return a mapping of texts"),
-        ("losses", 5, "losses: must return Losses or None, returned 5"),
     ],
 )  # fmt: skip
 def test_a_wrong_answer_is_named(hook: str, answer: Any, says: str) -> None:
@@ -131,40 +130,33 @@ def test_a_wrong_answer_is_named(hook: str, answer: Any, says: str) -> None:
         getattr(GuardedObserver(Wrong()), hook)(*([0] if hook == "row" else []))
 
 
-def replayed(folder: Path, executor: str, **options: Any) -> dict[str, Any]:
+def replayed(folder: Path, **options: Any) -> dict[str, Any]:
     observers = [{"name": "observing:Counts", **options}]
     return run({
-        "mode": "replay", "executor": executor, "observers": observers, "allocator": "prefix",
+        "mode": "replay", "observers": observers, "allocator": "prefix",
         "workload": {"name": "conversations"}, "cache": {"num_blocks": 40, "block_size": 16},
         "run": {"dir": str(folder), "progress": False},
     })  # fmt: skip
 
 
-@pytest.mark.parametrize("executor", ["none", "cache_only"])
 def test_an_observer_adds_rows_results_and_files_and_the_next_run_removes_those_that_installed_ones_declare(
-    executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = replayed(tmp_path / "run", executor)
+    result = replayed(tmp_path / "run")
     assert result["calls"] > 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "requests.jsonl").read_text().splitlines()]
     assert [row["mine"] for row in rows] == [row["request"] for row in rows]
     assert json.loads((tmp_path / "run" / "calls.jsonl").read_text()) == {"calls": result["calls"]}
     monkeypatch.setattr("framework.tracking.run_directory.files_of_a_run", lambda: ("calls.jsonl",))
     with pytest.raises(FrameworkError):
-        replayed(tmp_path / "run", executor, fail="results")
+        replayed(tmp_path / "run", fail="results")
     assert not (tmp_path / "run" / "calls.jsonl").exists()
 
 
-@pytest.mark.parametrize(
-    ("executor", "method", "named"),
-    [("none", "start", "Counts.start"), ("none", "heard", "Counts.heard"), ("none", "results", "Counts.results"),
-     ("cache_only", "evicted", "Gone.evicted")],
-)  # fmt: skip
-def test_a_run_whose_observer_fails_is_failed_and_its_result_says_who(
-    executor: str, method: str, named: str, tmp_path: Path
-) -> None:
-    with pytest.raises(PluginError, match=rf"{named}: raised ValueError\('by design'\)"):
-        replayed(tmp_path / "run", executor, fail=method)
+@pytest.mark.parametrize("method", ["start", "heard", "results"])
+def test_a_run_whose_observer_fails_is_failed_and_its_result_says_who(method: str, tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match=rf"Counts.{method}: raised ValueError\('by design'\)"):
+        replayed(tmp_path / "run", fail=method)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["status"] == "failed"
-    assert named in result["reasons"][0], result
+    assert f"Counts.{method}" in result["reasons"][0], result

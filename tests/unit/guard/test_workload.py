@@ -78,7 +78,7 @@ def test_a_workload_that_yields_no_request_is_named(wrong: Any) -> None:
     [ArithmeticError("x"), SystemExit(0), Unreadable(), WorkloadError("x"), 5, {"a b": 1}, {"x": float("nan")}],
     ids=lambda value: type(value).__name__,
 )
-@pytest.mark.parametrize("executor", ["none", "cache_only", "serve"])
+@pytest.mark.parametrize("executor", ["none", "serve"])
 def test_facts_that_fail_cost_no_measurement_and_are_said(
     reported: Any, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +88,7 @@ def test_facts_that_fail_cost_no_measurement_and_are_said(
     assert not any(key.startswith("workload_") for key in result), result
 
 
-@pytest.mark.parametrize("executor", ["none", "cache_only", "serve"])
+@pytest.mark.parametrize("executor", ["none", "serve"])
 def test_facts_stand_beside_what_was_measured(executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reported = {"hit_rate": 99.0, "status": "great", "first_failure": "none"}
     result = run(executor, reported, tmp_path, monkeypatch)

@@ -9,7 +9,6 @@ import pytest
 from synthetic_workloads import mooncake
 
 from framework import api
-from framework.interfaces.replay_core import ReplayCore
 from framework.modes.replay_input import equal_bytes
 from framework.replay.roofline import Roofline
 from framework.results.layout import RECORDING
@@ -29,14 +28,13 @@ def serve(folder: Path, **cache: Any) -> dict[str, Any]:
     )
 
 
-def replay(folder: Path, executor: str, cache: dict[str, Any], **options: Any) -> dict[str, Any]:
+def replay(folder: Path, cache: dict[str, Any], **options: Any) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     prompts = [[i % 5, 10 + i % 5, 20 + i] for i in range(40)]
     trace = mooncake(folder / "trace.jsonl", prompts, input_length=1060, output_length=2)
     return api.run(
         {
             "mode": "replay",
-            "executor": executor,
             "workload": {"name": "trace", "path": str(trace)},
             "cache": {"block_size": 512, "num_blocks": 16, **cache},
             "replay": options,
@@ -67,19 +65,18 @@ def test_a_serve_run_says_what_float32_would_have_hit_and_a_run_of_float32_hits_
     assert narrow["equal_bytes_hit_rate"] == plain["hit_rate"], "prompts here do not depend on answers"
 
 
-@pytest.mark.parametrize("executor", ["cache_only", "none"])
-def test_a_replay_says_what_the_dtype_of_the_weights_would_have_hit(tmp_path: Path, executor: str) -> None:
-    narrow = replay(tmp_path / "narrow", executor, {"kv_dtype": "float8_e4m3fn"})
-    plain = replay(tmp_path / "plain", executor, {"num_blocks": 8})
+def test_a_replay_says_what_the_dtype_of_the_weights_would_have_hit(tmp_path: Path) -> None:
+    narrow = replay(tmp_path / "narrow", {"kv_dtype": "float8_e4m3fn"})
+    plain = replay(tmp_path / "plain", {"num_blocks": 8})
     assert (narrow["kv_dtype"], narrow["equal_bytes_num_blocks"]) == ("float8_e4m3fn", 8)
     assert narrow["equal_bytes_hit_rate"] == plain["hit_rate"] < narrow["hit_rate"], (narrow, plain)
-    same = replay(tmp_path / "same", executor, {"kv_dtype": "bfloat16"})
+    same = replay(tmp_path / "same", {"kv_dtype": "bfloat16"})
     assert (same["kv_dtype"], "equal_bytes_hit_rate" in same) == ("bfloat16", False)
 
 
 def test_a_capacity_in_bytes_counts_the_dtype_of_k_and_v_and_the_scales_of_int8(tmp_path: Path) -> None:
     found = {
-        dtype: replay(tmp_path / str(dtype), "cache_only", {"kv_dtype": dtype}, capacity="1GiB")["num_blocks"]
+        dtype: replay(tmp_path / str(dtype), {"kv_dtype": dtype}, capacity="1GiB")["num_blocks"]
         for dtype in (None, "bfloat16", "float32", "int8")
     }
     assert found == {None: 16, "bfloat16": 16, "float32": 8, "int8": 31}, found
@@ -92,21 +89,7 @@ def test_a_roofline_moves_k_and_v_in_their_own_dtype() -> None:
 
 
 def test_where_no_request_fits_into_the_other_pool_there_is_no_hit_rate(tmp_path: Path) -> None:
-    narrow = replay(tmp_path, "none", {"num_blocks": 3, "kv_dtype": "float8_e4m3fn"}, optimum=True)
+    narrow = replay(tmp_path, {"num_blocks": 3, "kv_dtype": "float8_e4m3fn"}, optimum=True)
     assert (narrow["equal_bytes_num_blocks"], narrow["equal_bytes_hit_rate"]) == (1, None), narrow
-    alone = replay(tmp_path / "alone", "none", {"num_blocks": 1}, optimum=True)
+    alone = replay(tmp_path / "alone", {"num_blocks": 1}, optimum=True)
     assert (alone["num_rejected"], alone["hit_rate"], alone["gap_to_offline_next_use"]) == (40, None, None), alone
-
-
-class Declines(ReplayCore):
-    """Knows no policy."""
-
-    def count(
-        self, paths: Any, policy: Any, num_blocks: int, *, leaf_first: bool = False, bypass: bool = False
-    ) -> None:
-        return None
-
-
-def test_that_a_core_cannot_count_the_policy_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    replay(tmp_path, "cache_only", {"kv_dtype": "int8"}, core=f"{__file__}:Declines")
-    assert capsys.readouterr().err.count("cannot count Lru") == 1

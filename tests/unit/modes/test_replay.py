@@ -48,7 +48,7 @@ def replayed(folder: Path, path: Path, executor: str = "none", **sections: Any) 
     return result
 
 
-@pytest.mark.parametrize("executor", ["none", "roofline", "cache_only"])
+@pytest.mark.parametrize("executor", ["none", "roofline"])
 def test_every_executor_writes_the_same_integers(tmp_path: Path, executor: str) -> None:
     result = replayed(tmp_path, written(tmp_path, mooncake()), executor)
     assert {name: type(result[name]) for name in REQUIRED} == dict.fromkeys(REQUIRED, int), result
@@ -79,8 +79,6 @@ def test_a_trace_of_lengths_is_replayed_and_shares_nothing(tmp_path: Path) -> No
     assert (result["num_finished"], result["hit_tokens"]) == (6, 0), result
     assert result["prompt_tokens"] == sum(100 + 50 * i for i in range(6))
     assert result["output_tokens"] == sum(3 + i for i in range(6))
-    with pytest.raises(ConfigError, match="lengths only"):
-        replayed(tmp_path, path, "cache_only")
 
 
 def test_fitted_costs_time_each_step_by_its_work_and_each_line_of_metrics_says_what_it_was(tmp_path: Path) -> None:
@@ -100,9 +98,8 @@ def test_fitted_costs_time_each_step_by_its_work_and_each_line_of_metrics_says_w
         replayed(tmp_path, path, replay={"costs": str(tmp_path / "none.json")})
 
 
-@pytest.mark.parametrize("executor", ["none", "cache_only"])
-def test_a_limit_takes_the_first_requests(tmp_path: Path, executor: str) -> None:
-    result = replayed(tmp_path, written(tmp_path, mooncake()), executor, workload={"limit": 3})
+def test_a_limit_takes_the_first_requests(tmp_path: Path) -> None:
+    result = replayed(tmp_path, written(tmp_path, mooncake()), workload={"limit": 3})
     assert (result["num_requests"], result["hit_blocks"]) == (3, 2), result
 
 
@@ -115,18 +112,15 @@ def test_speed_brings_arrivals_closer(tmp_path: Path) -> None:
         replayed(tmp_path, path, workload={"speed": 0.0})
 
 
-@pytest.mark.parametrize("executor", ["none", "cache_only"])
 @pytest.mark.parametrize(
     ("change", "said"), [({"input_length": -5}, "expected 1 to"), ({"timestamp": 500}, "sort the file by time")]
 )
-def test_a_broken_line_is_named_or_skipped_and_counted(
-    tmp_path: Path, executor: str, change: dict[str, int], said: str
-) -> None:
+def test_a_broken_line_is_named_or_skipped_and_counted(tmp_path: Path, change: dict[str, int], said: str) -> None:
     path = written(tmp_path, mooncake(**change))
     with pytest.raises(WorkloadError, match=said) as caught:
-        replayed(tmp_path, path, executor)
+        replayed(tmp_path, path)
     assert f"{path}:3" in str(caught.value), caught.value
-    result = replayed(tmp_path, path, executor, workload={"on_error": "skip"})
+    result = replayed(tmp_path, path, workload={"on_error": "skip"})
     assert (result["num_requests"], result["num_skipped_lines"]) == (7, 1), result
 
 
@@ -136,29 +130,17 @@ def test_a_request_that_never_fits_is_rejected_and_counted(tmp_path: Path) -> No
     assert (result["num_rejected"], result["num_finished"], result["num_requests"]) == (1, 7, 8), result
 
 
-def test_the_gap_to_the_optimum_can_be_left_out(tmp_path: Path) -> None:
-    path = written(tmp_path, mooncake(40))
-    small = {"num_blocks": 3, "block_size": 512}
-    result = replayed(tmp_path, path, "cache_only", cache=small)
-    best = replayed(tmp_path, path, "cache_only", cache=small, eviction={"name": "optimum"})
-    assert result["optimum_hit_blocks"] == best["hit_blocks"] > result["hit_blocks"], (result, best)
-    misses, least = result["prompt_blocks"] - result["hit_blocks"], best["prompt_blocks"] - best["hit_blocks"]
-    assert result["gap_to_optimum"] == pytest.approx((misses - least) / least)
-    assert best["gap_to_optimum"] == 0
-    assert "gap_to_optimum" not in replayed(tmp_path, path, "cache_only", replay={"optimum": False})
-
-
-def test_the_pool_may_be_given_in_bytes_or_as_a_share(tmp_path: Path) -> None:
+def test_the_pool_may_be_given_in_bytes(tmp_path: Path) -> None:
     path = written(tmp_path, mooncake())
     found = {
         (executor, text): replayed(tmp_path, path, executor, replay={"capacity": text})["num_blocks"]
-        for executor, text in (("none", "1GiB"), ("roofline", "640MiB"), ("cache_only", "1GiB"), ("cache_only", "50%"))
+        for executor, text in (("none", "1GiB"), ("roofline", "640MiB"))
     }
-    assert list(found.values()) == [16, 10, 16, 6], f"a block of 512 tokens is 64 MiB, 12 blocks are distinct: {found}"
-    with pytest.raises(ConfigError, match="cache_only"):
+    assert list(found.values()) == [16, 10], f"a block of 512 tokens is 64 MiB: {found}"
+    with pytest.raises(ConfigError, match="50% is a share of the trace's distinct blocks"):
         replayed(tmp_path, path, replay={"capacity": "50%"})
     with pytest.raises(ConfigError, match=r"cache\.num_blocks or replay\.capacity"):
-        replayed(tmp_path, path, "cache_only", cache={"num_blocks": None, "block_size": 512})
+        replayed(tmp_path, path, cache={"num_blocks": None, "block_size": 512})
 
 
 def test_goodput_counts_those_that_met_both_objectives(tmp_path: Path) -> None:

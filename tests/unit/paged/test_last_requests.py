@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from fake_engines import FakeExecutor, make_engine
 from paged_helpers import NS, info, tokens
@@ -13,11 +12,8 @@ from framework import registry
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import Block, BlockView
 from framework.paged.pool import PromptEnds
-from framework.replay.paths import build_paths
-from framework.replay.reference import replay
 from framework.sampling import Sampling
 from framework.types import UNKNOWN_REQUEST, Hint, RequestFacts
-from framework.workload.traces import WorkloadRequest
 from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.hash.sha256 import Sha256
@@ -102,45 +98,6 @@ def test_a_view_of_the_first_contract_knows_nothing_of_requests():
     old = {name: [0, 0, 0] for name in names.split()}
     block = Block(BlockView(**old))
     assert (block.parent, block.partial, block.last_request) == (None, None, UNKNOWN_REQUEST)
-
-
-def test_a_cache_only_replay_and_an_engine_infer_the_same_turns():
-    prompts = [[1, 1, 2, 2], [1, 1, 3, 3, 4, 4], [1, 1, 2, 2, 5, 5], [1, 1, 2, 2, 5, 5, 6],
-               [1, 1, 2, 2, 5, 5, 6, 6, 7, 7],
-               [9], [1, 1, 2, 2, 5, 5], [1, 1, 3, 3, 4, 4, 8, 8]]  # fmt: skip
-    wanted = [0, 0, 1, 1, 2, 0, 1, 1]
-    requests = [
-        WorkloadRequest(arrival_s=float(i), input_tokens=len(p), output_tokens=1, block_tokens=2,
-                     session="s" if i % 2 else None,
-                     block_ids=np.array([p[at] * 100 + (p[at : at + 2] != [p[at]] * 2) for at in range(0, len(p), 2)]))
-        for i, p in enumerate(prompts)
-    ]  # fmt: skip
-    policy = Watching()
-    paths = build_paths(requests)
-    replay(paths, policy, 100)
-    assert paths.turns.tolist() == wanted
-    assert policy.turns("release") == wanted
-    assert [facts[0][2].arrival for call, facts in policy.seen if call == "release"] == [float(i) for i in range(8)]
-    assert [facts[0][2].session for call, facts in policy.seen if call == "release"] == [None, "s"] * 4
-    engine_policy = Watching()
-    allocator = PrefixCowAllocator(num_blocks=100, block_size=2, hash=Sha256(), eviction=engine_policy)
-    for number, prompt in enumerate(prompts):
-        serve(allocator, number + 1, prompt)
-    assert engine_policy.turns("release") == [turn for turn, p in zip(wanted, prompts, strict=True) if len(p) > 1]
-
-
-def test_a_partial_tail_is_known_in_a_cache_only_replay():
-    class Partial(Lru):
-        tails: tuple[bool, ...] = ()
-
-        def release(self, blocks, now):
-            self.tails = tuple(self.blocks.partial[block] for block in blocks)
-            super().release(blocks, now)
-
-    request = WorkloadRequest(arrival_s=0.0, input_tokens=5, output_tokens=1, block_tokens=2, block_ids=np.arange(3))
-    policy = Partial()
-    replay(build_paths([request]), policy, 8)
-    assert policy.tails == (True, False, False)
 
 
 def test_the_engine_passes_on_what_the_client_says():

@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_engines import make_engine
-from replay_helpers import random_requests, workload
 
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import OUTPUT_BASE, ReplayExecutor, constant_step
 from framework.errors import ConfigError
 from framework.registry.components import build_allocator
 from framework.replay.items import Foresight, feed, submit, trace_items
-from framework.replay.reference import replay
 from framework.sampling import Sampling
 from framework.workload.traces import WorkloadRequest, open_trace
 from framework.workload.traces.own_format import name_blocks
@@ -105,18 +103,6 @@ def test_belady_keeps_the_answer_that_the_next_turn_repeats() -> None:
         Foresight(engine.allocator, known, max_len=200).attach(engine)
         hits[knows] = drain(engine, requests[:4]).metrics.hit_blocks
     assert hits == {True: 3, False: 1}, "who does not know frees the answer for what comes back later"
-
-
-def test_spaced_requests_hit_in_the_engine_what_forced_belady_hits() -> None:
-    """Without overlap the engine is the request model, but for the blocks that a request's own tokens take."""
-    for seed in range(6):
-        ids = random_requests(seed, count=80, width=3, longest=4)
-        requests = requests_of(ids)
-        engine = engine_of(Belady(), 12, 4)
-        Foresight(engine.allocator, requests, max_len=200).attach(engine)
-        found = drain(engine, requests).metrics.hit_blocks
-        low, high = (replay(workload(ids), Belady(), size).hit_blocks for size in (10, 12))
-        assert low <= found <= high, (seed, low, found, high)
 
 
 def test_a_preempted_request_finds_its_blocks_near() -> None:

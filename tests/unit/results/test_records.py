@@ -22,7 +22,6 @@ def make_run(folder: Path, result: dict[str, Any] | None = None, **config: Any) 
 
 REPLAY = {
     "mode": "replay",
-    "executor": "cache_only",
     "eviction": {"name": "lru"},
     "allocator": {"name": "prefix_cow"},
     "hash": {"name": "sha256"},
@@ -38,14 +37,12 @@ def test_only_settings_that_the_mode_reads_are_listed(tmp_path: Path) -> None:
     make_run(tmp_path / "a", **REPLAY)
     make_run(tmp_path / "b", **{**REPLAY, "executor": "roofline"})
     make_run(tmp_path / "c", **{**REPLAY, "mode": "serve", "executor": None})
-    cache_only, roofline, serve = (set(run.settings) for run in results.read(tmp_path))
+    replay, roofline, serve = (set(run.settings) for run in results.read(tmp_path))
     components = {"mode", "seed", "eviction", "allocator", "workload", "workload.path"}
     shared = components | {"cache.num_blocks", "cache.block_size"}
-    assert cache_only == shared | {"executor", "replay.optimum", "replay.capacity"}
-    assert roofline == shared | {
-        "executor", "hash", "engine.max_batch_tokens", "replay.step_s", "replay.device", "replay.capacity",
-        "replay.shape", "replay.optimum",
-    }  # fmt: skip
+    steps = {"hash", "engine.max_batch_tokens", "replay.step_s", "replay.capacity", "replay.optimum"}
+    assert replay == shared | steps
+    assert roofline == shared | steps | {"executor", "replay.device", "replay.shape"}
     assert serve == shared | {"hash", "model", "engine.max_batch_tokens", "cache.layout"}
 
 

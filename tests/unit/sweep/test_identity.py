@@ -114,13 +114,13 @@ def test_large_weights_count_by_size_and_time_and_a_large_trace_by_its_lines(
     assert found == {"weights.safetensors": [0, 0, 2, 3], "trace.jsonl": [0, 1, 1, 3]}
 
 
-def test_the_core_of_a_replay_and_others_readers_are_plugins_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_mode_is_given_and_others_readers_are_plugins_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = Plugin("trace", "mine", "mine:Reader", "mine-1", "1")
     installed = registry.entries
     monkeypatch.setattr(registry, "entries", lambda kind: [mine, *installed(kind)])
-    found = dict(components(config(replay={"core": "native"})))
+    found = dict(components(config(mode={"name": "replay", "eviction": "mru"})))
     assert found == {
-        "mode": "replay", "workload": "trace", "eviction": "lru", "replay_core": "native",
+        "mode": "replay", "mode.eviction": "mru", "workload": "trace", "eviction": "lru",
         "auto.mine-1:mine.trace": "mine-1:mine",
     }  # fmt: skip
     assert "auto.mine-1:mine.trace" not in dict(components(config(workload={"name": "trace", "format": "own"})))
@@ -136,7 +136,6 @@ def test_what_a_run_does_is_in_its_identity_and_how_it_is_watched_is_not() -> No
 
 REPLAY = {
     "mode": "replay",
-    "executor": "cache_only",
     "workload": {"name": "trace"},
     "allocator": {"name": "prefix_cow"},
     "eviction": {"name": "lru"},

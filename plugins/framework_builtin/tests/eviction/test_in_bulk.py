@@ -10,9 +10,9 @@ from replay_helpers import random_requests, workload
 
 from framework.errors import NoCandidate, PluginError
 from framework.interfaces.eviction import EvictionPolicy
-from framework.replay.reference import replay
 from framework.types import BlockId
 from framework_builtin.eviction.lru import Lru
+from framework_cache_only.reference import replay
 from framework_testing.eviction import Cache, random_steps
 
 POINTS = sorted(entry_points(group="framework.eviction"), key=lambda point: point.name)

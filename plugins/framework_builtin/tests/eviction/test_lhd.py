@@ -8,9 +8,9 @@ from typing import Any
 from eviction_histories import Pool, evicted, victims
 from replay_helpers import workload
 
-from framework.replay.reference import replay
 from framework_builtin.eviction.lhd import _AGES, _CLASS_OF, Lhd, _Model
 from framework_builtin.eviction.lru import Lru
+from framework_cache_only.reference import replay
 
 
 def lhd(samples: int = 32, **attributes: Any) -> Lhd:

@@ -12,8 +12,6 @@ from replay_helpers import workload
 
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import EvictionPolicy
-from framework.replay.paths import build_paths
-from framework.replay.reference import replay
 from framework.types import BlockHash, BlockId
 from framework.workload.traces import WorkloadRequest
 from framework_builtin.eviction.belady import Belady
@@ -39,6 +37,8 @@ from framework_builtin.eviction.tenant_fair import TenantFair
 from framework_builtin.eviction.ttl import Ttl
 from framework_builtin.eviction.two_q import TwoQ
 from framework_builtin.eviction.w_tinylfu import FrequencySketch, WTinyLfu
+from framework_cache_only.paths import build_paths
+from framework_cache_only.reference import replay
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from vllm.v1.kv_offload.cpu.policies import base as vllm_base
 
 from framework.errors import Unsupported
 from framework.registry.components import build_component
-from framework.replay.paths import RequestPaths
-from framework.replay.reference import replay
+from framework_cache_only.paths import RequestPaths
+from framework_cache_only.reference import replay
 from framework_engines import as_vllm
 from framework_tiers.counted import TierSpec
 from framework_tiers.tiering import Tiering

@@ -11,9 +11,9 @@ import pytest
 from experiments.fidelity import our_side, vllm_side
 from experiments.fidelity.streams import Talk, grown
 from experiments.live.server import connector_config
-from framework.replay.description import describe
 from framework.replay.items import trace_items
 from framework.workload.traces import open_trace
+from framework_cache_only.description import describe
 
 pytestmark = pytest.mark.timeout(600)
 

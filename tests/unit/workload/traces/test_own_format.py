@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import command
 from fake_engines import make_engine
 
 from framework.engine.executors.replay import ReplayExecutor, constant_step
@@ -47,22 +46,3 @@ def test_replay_forks_what_the_trace_asks_for() -> None:
     engine.check()
     assert engine.metrics.num_forks == 16, "two further samples each"
     assert engine.metrics.num_output_tokens == 3 * sum(r.output_tokens for r in requests)
-
-
-def test_the_command_writes_the_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "rag.jsonl.gz"
-    words = ["synth", "rag", "num_requests=9", "shuffle=false", "rate_per_s=2", "--out", str(out), "--seed", "3"]
-    assert command("trace")([*words, "--block-tokens", "32"]) == 0
-    assert "9 requests" in capsys.readouterr().out
-    expected = as_trace(stream("rag", {"num_requests": 9, "shuffle": False, "rate_per_s": 2.0}, seed=3), 32)
-    for read, request in zip(open_trace(out), expected, strict=True):
-        assert read.block_ids is not None
-        assert request.block_ids is not None
-        assert read.block_ids.tolist() == request.block_ids.tolist()
-    for wrong, message in (
-        (["synth", "rag", "--out", str(out), "shuffle"], "expected OPTION=VALUE"),
-        (["synth", "chat", "--out", str(tmp_path / "other")], "this workload has text"),
-        (["synth", "rag", "--out", str(tmp_path / "other"), "num=3"], "has no option 'num'"),
-    ):
-        assert command("trace")(wrong) == 2
-        assert message in capsys.readouterr().err

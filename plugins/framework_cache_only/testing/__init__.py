@@ -1,0 +1,1 @@
+"""The conformance kit of replay cores, in the module `replay_core`."""
