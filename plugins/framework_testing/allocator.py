@@ -512,17 +512,16 @@ def check_a_bad_hash_is_named_and_contained(make: Make) -> None:
 
 def check_a_failing_policy_leaves_sound_metadata(make: Make) -> None:
     """A policy whose k-th callback raises: a PluginError, no half-done call, sound block metadata."""
-    traits = traits_of(make, num_blocks=6)
-    if not traits.shares:
+    if not traits_of(make, num_blocks=6).shares:
         return
     for seed, hook in enumerate(("admit", "hit", "pin", "release", "evicted") * 8):
 
-        def run(history: list[Step], hook: str = hook, after: int = seed // 5) -> None:
-            driver = driver_of(make, 6, 2, policy=RaisesInHook(hook, after), traits=traits)
+        def run(history: list[Step], num_blocks: int, hook: str = hook, after: int = seed // 5) -> None:
+            driver = driver_of(make, num_blocks, 2, policy=RaisesInHook(hook, after))
             driver.tolerates = PluginError
             play(driver, history)
 
-        fail_shortest(run, random_history(Random(seed), num_steps=30, longest=8))
+        fail_shortest(run, random_history(Random(seed), num_steps=30, longest=8), 6)
 
 
 def _drain_and_refill(driver: Driver) -> None:
@@ -552,20 +551,19 @@ def _random(
         size = draw.choice((1, 1, 2, 2, 3, 16))
         num_blocks = draw.randint(1, 6 if size == 16 else 12)
         scheme, policy = draw.choice(schemes), draw.choice(policies)
-        traits = traits_of(make, collides=collides_often(scheme()), num_blocks=num_blocks, block_size=size)
-        subject = partial(driver_of, make, num_blocks, size, traits=traits)
 
         def run(
             history: list[Step],
-            subject: Callable[..., Driver] = subject,
+            num_blocks: int,
+            size: int = size,
             scheme: Callable[[], HashScheme] = scheme,
             policy: type[EvictionPolicy] = policy,
         ) -> None:
-            driver = subject(scheme=scheme(), policy=policy())
+            driver = driver_of(make, num_blocks, size, scheme(), policy())
             play(driver, history)
             _drain_and_refill(driver)
 
-        fail_shortest(run, random_history(draw, 30, 20 if size == 16 else 4 * size, weights))
+        fail_shortest(run, random_history(draw, 30, 20 if size == 16 else 4 * size, weights), num_blocks)
 
 
 def check_random_histories(make: Make) -> None:
@@ -587,18 +585,17 @@ def check_blocks_that_windows_passed_are_unreferenced_soundly(make: Make) -> Non
 
 def check_the_same_history_gives_the_same_events(make: Make) -> None:
     """Two runs of one history: equal tables, equal counts, equal event logs."""
-    traits = traits_of(make, num_blocks=5)
 
-    def run(history: list[Step]) -> None:
+    def run(history: list[Step], num_blocks: int) -> None:
         seen = []
         for _ in range(2):
-            driver = driver_of(make, 5, 2, traits=traits)
+            driver = driver_of(make, num_blocks, 2)
             play(driver, history)
             seen.append((driver.tables, driver.allocator.stats(), driver.events))
         driver.need(seen[0] == seen[1], "two runs of one history differ", f"\n{seen[0]}\n{seen[1]}")
 
     for seed in range(10):
-        fail_shortest(run, random_history(Random(seed), num_steps=30, longest=8))
+        fail_shortest(run, random_history(Random(seed), num_steps=30, longest=8), 5)
 
 
 allocator_checks, allocator_large_checks = checks_of(globals()), large_checks_of(globals())

@@ -261,6 +261,12 @@ def random_steps(seed: int, num_steps: int = 40) -> list[Step]:
     return [(name, draw.randrange(100), draw.randrange(100)) for name in names]
 
 
+def _over_random_steps(run: Callable[[list[Step], int], None], examples: int, num_steps: int = 60) -> None:
+    """`run(steps, num_blocks)` over random histories in pools of 1 to 9 blocks; a failure shows the shortest."""
+    for seed in range(examples):
+        fail_shortest(run, random_steps(seed, num_steps), 1 + seed % 9)
+
+
 def _played(cache: Cache, history: list[Step]) -> Cache:
     cache.play(history)
     cache.drain()
@@ -296,13 +302,7 @@ def check_a_score_that_reads_the_time_says_so(make: Make) -> None:
 
 def check_random_histories(make: Make) -> None:
     """Every rule, over 80 random legal histories; a failure shows the shortest."""
-    for seed in range(80):
-        num_blocks = 1 + seed % 9
-
-        def run(history: list[Step], num_blocks: int = num_blocks) -> None:
-            evictions_of(make(), history, num_blocks)
-
-        fail_shortest(run, random_steps(seed))
+    _over_random_steps(lambda history, num_blocks: _played(Cache(make(), num_blocks), history), 80, 40)
 
 
 def check_contents_decide_and_not_ids(make: Make) -> None:
@@ -312,53 +312,50 @@ def check_contents_decide_and_not_ids(make: Make) -> None:
     by lowest id are its contract: its ids keep their order.
     """
     labels = ("next",) if isinstance(make(), ScoredPolicy) else ("next", "any")
-    for seed in range(12):
 
-        def run(history: list[Step], num_slots: int = 2 + seed % 6) -> None:
-            first = _played(Cache(make(), num_slots, "same"), history)
-            for label in labels:
-                other = _played(Cache(make(), num_slots, label), history)
-                other.need(
-                    first.contents_evicted == other.contents_evicted,
-                    "with blocks under other ids, other contents are evicted",
-                    f"{first.contents_evicted}, then {other.contents_evicted}",
-                )
+    def run(history: list[Step], num_slots: int) -> None:
+        first = _played(Cache(make(), num_slots, "same"), history)
+        for label in labels:
+            other = _played(Cache(make(), num_slots, label), history)
+            other.need(
+                first.contents_evicted == other.contents_evicted,
+                "with blocks under other ids, other contents are evicted",
+                f"{first.contents_evicted}, then {other.contents_evicted}",
+            )
 
-        fail_shortest(run, random_steps(seed, 60))
+    _over_random_steps(run, 12)
 
 
 def check_a_recency_stack_is_one(make: Make) -> None:
     """A policy that declares `recency_stack` evicts what LRU evicts: hits and releases count, deepest block first."""
     if not make().recency_stack:
         return
-    for seed in range(24):
 
-        def run(history: list[Step], num_blocks: int = 2 + seed % 6) -> None:
-            cache, lru = (_played(Cache(policy, num_blocks), history) for policy in (make(), SlowLru()))
-            cache.need(
-                cache.contents_evicted == lru.contents_evicted,
-                "it declares recency_stack and does not evict the least recently used block",
-                f"{cache.contents_evicted}, LRU evicts {lru.contents_evicted}",
-            )
+    def run(history: list[Step], num_blocks: int) -> None:
+        cache, lru = (_played(Cache(policy, num_blocks), history) for policy in (make(), SlowLru()))
+        cache.need(
+            cache.contents_evicted == lru.contents_evicted,
+            "it declares recency_stack and does not evict the least recently used block",
+            f"{cache.contents_evicted}, LRU evicts {lru.contents_evicted}",
+        )
 
-        fail_shortest(run, random_steps(seed, 60))
+    _over_random_steps(run, 24)
 
 
 def check_two_instances_evict_alike(make: Make) -> None:
     """Same seed, same history, same evictions, though the instances run side by side."""
-    for seed in range(12):
 
-        def run(history: list[Step]) -> None:
-            first, second = Cache(make(), 6), Cache(make(), 6)
-            for step in history:
-                for cache in (first, second):
-                    cache.play([step])
+    def run(history: list[Step], num_blocks: int) -> None:
+        first, second = Cache(make(), num_blocks), Cache(make(), num_blocks)
+        for step in history:
             for cache in (first, second):
-                cache.drain()
-            first.need(first.evictions == second.evictions, "two instances evict differently",
-                       f"{first.evictions}, {second.evictions}")  # fmt: skip
+                cache.play([step])
+        for cache in (first, second):
+            cache.drain()
+        first.need(first.evictions == second.evictions, "two instances evict differently",
+                   f"{first.evictions}, {second.evictions}")  # fmt: skip
 
-        fail_shortest(run, random_steps(seed))
+    _over_random_steps(run, 12)
 
 
 def check_facts_are_plain_and_change_nothing(make: Make) -> None:
@@ -405,12 +402,7 @@ def check_many_victims_are_one_after_another(make: Make) -> None:
             f"from eviction {number} on {first}, by turns {second}",
         )
 
-    for seed in range(24):
-
-        def run(history: list[Step], num_blocks: int = 2 + seed % 8) -> None:
-            compare(lambda cache: _played(cache, history), num_blocks)
-
-        fail_shortest(run, random_steps(seed, 60))
+    _over_random_steps(lambda history, num_blocks: compare(lambda cache: _played(cache, history), num_blocks), 24)
     for seed in range(6):
         compare(partial(_stream, seed=seed, num_requests=150), 26 + seed)
 

@@ -1,23 +1,20 @@
 """What may happen to an allocator: random histories, and the shortest one that still fails.
 
-Seeded `random` and a greedy shrinker, not Hypothesis: the kits then need nothing installed, and weighted steps over
-few prompts reach hits, forks and evictions that unweighted lists seldom do.
+Seeded `random` and a greedy shrinker, not Hypothesis: DECISIONS.md says what was measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 from framework.types import Namespace
 from framework_testing.driver import Contained, Driver, Violation
 
 Step = tuple[Any, ...]
 """A `do_` method of the driver, and what it is given: requests by position, so that any step suits any state."""
-
-T = TypeVar("T")
 
 NAMESPACES = (Namespace(), Namespace(salt="x"), Namespace(adapter="x"), Namespace(model="x"))
 
@@ -77,32 +74,58 @@ def play(driver: Driver, history: list[Step]) -> None:
             getattr(driver, f"do_{name}")(*given)
 
 
-def fail_shortest(run: Callable[[list[T]], None], history: list[T]) -> None:
-    """Run a history; when it breaks a rule, raise what the shortest part of it that still breaks one raises.
+def fail_shortest(run: Callable[[list[Step], int], None], history: list[Step], num_blocks: int) -> None:
+    """Run a history in a pool of so many blocks; when it breaks a rule, raise what the least of it still raises.
 
-    Drops runs of steps, halving their length down to one, until no single step can go.
+    Takes the smallest pool in which it still does, drops runs of steps, halving their length down to one, and makes
+    what is given to the others smaller, until neither helps any more.
     """
-    failure = _failure(run, history)
+    failure = _failure(run, history, num_blocks)
     if failure is None:
         return
-    width = max(1, len(history) // 2)
-    while True:
-        start, shorter = 0, False
-        while start < len(history):
-            candidate = history[:start] + history[start + width :]
-            found = _failure(run, candidate)
-            if found is None:
-                start += width
-            else:
-                history, failure, shorter = candidate, found, True
-        if width == 1 and not shorter:
-            raise failure
-        width = max(1, width // 2)
+    for fewer in range(1, num_blocks):
+        found = _failure(run, history, fewer)
+        if found is not None:
+            num_blocks, failure = fewer, found
+            break
+
+    def fails(smaller: list[Step]) -> bool:
+        nonlocal history, failure
+        found = _failure(run, smaller, num_blocks)
+        if found is not None:
+            history, failure = smaller, found
+        return found is not None
+
+    before: list[Step] = []
+    while before != history:
+        before, width = history, 2 * len(history)
+        while width := width // 2:
+            start = 0
+            while start < len(history):
+                if not fails(history[:start] + history[start + width :]):
+                    start += width
+        for index in range(len(history)):
+            while any(fails([*history[:index], step, *history[index + 1 :]]) for step in _smaller(history[index])):
+                pass
+    raise failure
 
 
-def _failure(run: Callable[[list[T]], None], history: list[T]) -> Violation | None:
+def _smaller(step: Step) -> Iterator[Step]:
+    """The step with one thing that it is given smaller: an earlier position, a token less, the plain namespace."""
+    for place, value in enumerate(step):
+        smaller: list[Any] = []
+        if isinstance(value, list):
+            smaller = [value[:at] + value[at + 1 :] for at in range(len(value))]
+        elif isinstance(value, int) and value:
+            smaller = [0, value // 2]
+        elif isinstance(value, Namespace) and value != Namespace():
+            smaller = [Namespace()]
+        yield from ((*step[:place], other, *step[place + 1 :]) for other in smaller)
+
+
+def _failure(run: Callable[[list[Step], int], None], history: list[Step], num_blocks: int) -> Violation | None:
     try:
-        run(history)
+        run(history, num_blocks)
     except Violation as violation:
         return violation
     return None

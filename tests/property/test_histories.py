@@ -35,14 +35,14 @@ HOSTILE: dict[str, Callable[[], EvictionPolicy]] = {
 
 
 def serve(allocator: str, policy: str, draw: Random, steps: int) -> None:
-    """One history; a failure shows the shortest part of it that fails."""
+    """One history; a failure shows a shorter one that fails."""
     make, hostile = ALLOCATORS[allocator].load(), policy in HOSTILE
     make_policy = HOSTILE[policy] if hostile else POLICIES[policy].load()
     num_blocks, size = draw.randint(1, 10), draw.choice((1, 2, 3, 16))
     scheme = draw.choice([*(point.load() for point in SCHEMES.values()), *WEAK])
     weights = WINDOWED if hostile else {**PROMISING, "unref_leading": 2}
 
-    def run(history: list[Step]) -> None:
+    def run(history: list[Step], num_blocks: int) -> None:
         driver = driver_of(make, num_blocks, size, scheme(), make_policy())
         driver.tolerates = PluginError if hostile else None
         play(driver, history)
@@ -53,7 +53,7 @@ def serve(allocator: str, policy: str, draw: Random, steps: int) -> None:
         stats = driver.allocator.stats()
         driver.need(bool(driver.live) or not stats.used_blocks, "blocks are in use though nobody is", stats)
 
-    fail_shortest(run, random_history(draw, steps, 4 * size, weights))
+    fail_shortest(run, random_history(draw, steps, 4 * size, weights), num_blocks)
 
 
 @pytest.mark.parametrize("allocator", sorted(ALLOCATORS))
