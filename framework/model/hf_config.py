@@ -44,7 +44,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {"head_dim": 256, "tie_word_embeddings": True, "query_pre_attn_scalar": 256, "sliding_window": 4096,
                     "rope_theta": 1e6},
     "gpt_oss": {"head_dim": 64, "attention_bias": True, "rope_theta": 150_000.0, "sliding_window": 128},
-    "qwen3_5_text": {"head_dim": 256},
+    "qwen3_5_text": {"head_dim": 256, "full_attention_interval": 4, "linear_num_key_heads": 16,
+                     "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+                     "linear_conv_kernel_dim": 4},
 }  # fmt: skip
 """What transformers assumes where a family's config.json leaves a key out."""
 
@@ -113,8 +115,7 @@ def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
     family = config.get("model_type")
     if family not in FAMILIES:
         raise ModelError(f"model family {shown(family)} is not supported; supported: {', '.join(FAMILIES)}")
-    given = {key: value for key, value in config.items() if value is not None or key in _NULL_IS_NONE}
-    config = {**_DEFAULTS.get(family, {}), **given}
+    config = with_defaults(config)
     _refuse_unknown_features(config)
     hidden, heads = value_of(config, "hidden_size", int), value_of(config, "num_attention_heads", int)
     theta, scaling = _rope(config)
@@ -153,6 +154,17 @@ def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
         for field, key in (("soft_cap", "attn_logit_softcapping"), ("logit_cap", "final_logit_softcapping")):
             facts[field] = None if config.get(key) is None else value_of(config, key, float)
     return ModelConfig(**facts | _DECODERS.get(family, {}))
+
+
+def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The text model's part of a config.json, and what transformers assumes where its family leaves a key out.
+
+    Raises:
+        ModelError: `text_config` is no object.
+    """
+    config = value_of(config, "text_config", dict, {}) or config
+    given = {key: value for key, value in config.items() if value is not None or key in _NULL_IS_NONE}
+    return {**_DEFAULTS.get(str(config.get("model_type")), {}), **given}
 
 
 def token_ids(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
@@ -326,16 +338,29 @@ def _recurrent(config: Mapping[str, Any]) -> RecurrentConfig | None:
         return None
     layers = _layers_of_kind(config, "linear_attention")
     if layers is None:
-        every = value_of(config, "full_attention_interval", int, 4)
+        every = value_of(config, "full_attention_interval", int)
         layers = [(layer + 1) % every != 0 for layer in range(num_layers_of(config))]
     return RecurrentConfig(
         layers=tuple(layers),
-        num_key_heads=value_of(config, "linear_num_key_heads", int, 16),
-        num_value_heads=value_of(config, "linear_num_value_heads", int, 32),
-        key_dim=value_of(config, "linear_key_head_dim", int, 128),
-        value_dim=value_of(config, "linear_value_head_dim", int, 128),
-        kernel=value_of(config, "linear_conv_kernel_dim", int, 4),
+        num_key_heads=value_of(config, "linear_num_key_heads", int),
+        num_value_heads=value_of(config, "linear_num_value_heads", int),
+        key_dim=value_of(config, "linear_key_head_dim", int),
+        value_dim=value_of(config, "linear_value_head_dim", int),
+        kernel=value_of(config, "linear_conv_kernel_dim", int),
     )
+
+
+def sliding_layers(config: Mapping[str, Any]) -> list[bool] | None:
+    """Which layers have the sliding window, by a config `with_defaults`; None: of a family that is not served, or has
+    recurrent layers.
+
+    Raises:
+        ModelError: a value of another type.
+    """
+    if config.get("model_type") not in FAMILIES or config["model_type"] == "qwen3_5_text":
+        return None
+    window, slides = _sliding_window(config)
+    return [window is not None] * num_layers_of(config) if slides is None else list(slides)
 
 
 def _sliding_window(config: Mapping[str, Any]) -> tuple[int | None, tuple[bool, ...] | None]:

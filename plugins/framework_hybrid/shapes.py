@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from framework.errors import ConfigError, ModelError, shown
 from framework.files.jsonl import read_object
-from framework.groups.kinds import Kind, KVGroup, unified_block_tokens
-from framework.model.hf_config import num_layers_of, value_of
-
-_KINDS: dict[str, Kind] = {
-    "full_attention": "full", "attention": "full", "sliding_attention": "window", "chunked_attention": "chunk",
-    "linear_attention": "state", "mamba": "state",
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Layers:
-    """Layers of one kind: how many, bytes a token (attention) or a state, window or chunk length."""
-
-    count: int
-    num_bytes: int
-    length: int = 0
+from framework.groups.kinds import KVGroup, unified_block_tokens
+from framework.model.hf_config import value_of, with_defaults
+from framework_hybrid.layers import Layers, kinds_of, layers_of
 
 
 def groups_of(
@@ -36,34 +23,61 @@ def groups_of(
         config: as in config.json, the path of one, or a name in `SHAPES`.
         block_tokens: of attention, and the distance of places for a state. `one_page` takes the smallest multiple that
             holds a state.
-        layout: `by_kind` has one group a kind. `one_page` splits kinds into groups of equally many layers, as many as
-            the kind with the fewest has, whose blocks all have the bytes of one page; what does not fill it is padding.
+        layout: `by_kind` has a group of all layers that keep the same. `one_page` splits these into groups of equally
+            many layers, whose blocks all have the bytes of one page: where a token takes fewer, a block has more
+            tokens, or padding. As many layers as the kind with the fewest has, or, where that is more than two thirds
+            of the most, the kind with the most.
 
     Raises:
         ConfigError: an unknown name, or a configuration that does not name its layers in a way known here.
     """
+    kept = layers_known(config)
+    if layout == "by_kind":
+        return tuple(
+            _group(name, layers, layers.count, block_tokens) for name, layers in zip(_names(kept), kept, strict=True)
+        )
+    attention = max((layers.num_bytes for layers in kept if layers.kind != "state"), default=1)
+    if any(layers.kind == "state" for layers in kept):
+        state = max(layers.num_bytes for layers in kept if layers.kind == "state")
+        block_tokens = unified_block_tokens(state, attention, block_tokens)
+    fewest, most = (of(layers.count for layers in kept) for of in (min, max))
+    width = most if most < 1.5 * fewest else fewest  # as vLLM 0.33, v1/core/kv_cache_utils.py
+    page = width * block_tokens * attention
+    groups = []
+    for name, layers in zip(_names(kept), kept, strict=True):
+        times = 1
+        if layers.kind != "state" and attention % layers.num_bytes == 0:
+            times = attention // layers.num_bytes
+        group = replace(_group(name, layers, width, block_tokens * times), block_bytes=page)
+        parts = range(-(-layers.count // width))
+        groups += [replace(group, name=f"{name}{part}") if len(parts) > 1 else group for part in parts]
+    return tuple(groups)
+
+
+def layers_known(config: Mapping[str, Any] | str) -> tuple[Layers, ...]:
+    """`layers_of` a configuration, the path of one, or a name in `SHAPES`.
+
+    Raises:
+        ConfigError: as `groups_of`.
+    """
     try:
-        kinds = _layers(_config(config))
+        return layers_of(_config(config))
     except ModelError as error:
         raise ConfigError(f"{error}; a model's groups are made from the config.json of a decoder, or of a named "
                           "shape") from error  # fmt: skip
-    ordered = [(kind, kinds[kind]) for kind in ("full", "window", "chunk", "state") if kind in kinds]
-    if layout == "by_kind":
-        return tuple(
-            KVGroup(name=kind, kind=kind, block_tokens=block_tokens, length=layers.length,
-                    block_bytes=layers.count * layers.num_bytes * (1 if kind == "state" else block_tokens))
-            for kind, layers in ordered
-        )  # fmt: skip
-    attention = max((layers.num_bytes for kind, layers in ordered if kind != "state"), default=1)
-    if "state" in kinds:
-        block_tokens = unified_block_tokens(kinds["state"].num_bytes, attention, block_tokens)
-    width = min(layers.count for _, layers in ordered)
-    return tuple(
-        KVGroup(name=kind if layers.count <= width else f"{kind}{part}", kind=kind, length=layers.length,
-                block_tokens=block_tokens, block_bytes=width * block_tokens * attention)
-        for kind, layers in ordered
-        for part in range(-(-layers.count // width))
-    )  # fmt: skip
+
+
+def _names(kept: Sequence[Layers]) -> list[str]:
+    """Of each, its kind, numbered where several are of one."""
+    kinds = [layers.kind for layers in kept]
+    return [kind if kinds.count(kind) == 1 else f"{kind}_{kinds[:at].count(kind)}" for at, kind in enumerate(kinds)]
+
+
+def _group(name: str, layers: Layers, count: int, entries: int) -> KVGroup:
+    """A group of `count` such layers, with blocks of so many entries, or of one state."""
+    size = count * layers.num_bytes * (1 if layers.kind == "state" else entries)
+    return KVGroup(name=name, kind=layers.kind, block_tokens=entries * layers.entry_tokens, block_bytes=size,
+                   length=layers.length)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +117,11 @@ def flops_of(config: Mapping[str, Any] | str) -> Flops:
     Raises:
         ConfigError: an unknown name; no hidden_size; layers of other kinds, which Marconi's formula does not have.
     """
-    config = _config(config)
     try:
-        types, state_width = _types(config), 0
+        config = with_defaults(_config(config))
+        types, state_width = kinds_of(config), 0
         if "state" in types:
-            linear = _linear(config)
+            linear = value_of(config, "linear_attn_config", dict, {})
             state_width = value_of(linear or config, "head_dim" if linear else "linear_key_head_dim", int)
         width = value_of(config, "hidden_size", int) if set(types) <= {"full", "state"} else 0
     except ModelError as error:
@@ -120,7 +134,7 @@ def flops_of(config: Mapping[str, Any] | str) -> Flops:
 
 
 def _config(config: Mapping[str, Any] | str) -> Mapping[str, Any]:
-    """The text model's part of a configuration, of a named shape's or of a file's."""
+    """A configuration, a named shape's or a file's."""
     if isinstance(config, str) and config not in SHAPES:
         path = Path(config)
         try:
@@ -131,70 +145,7 @@ def _config(config: Mapping[str, Any] | str) -> Mapping[str, Any]:
     found = SHAPES[config] if isinstance(config, str) else config
     if not isinstance(found, Mapping):
         raise ConfigError(f"a model's configuration is a mapping, found {shown(found)}")
-    return dict(value_of(found, "text_config", dict, {}) or found)
-
-
-def _linear(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Kimi's part on its layers with a state; empty where there is none."""
-    return value_of(config, "linear_attn_config", dict, {})
-
-
-def _layers(config: Mapping[str, Any]) -> dict[Kind, _Layers]:
-    types = _types(config)
-    if "kv_lora_rank" in config:  # multi-head latent attention: one vector and its rotary part
-        token = (value_of(config, "kv_lora_rank", int) + value_of(config, "qk_rope_head_dim", int)) * 2
-    else:
-        heads, given = value_of(config, "num_attention_heads", int), config.get("head_dim") is not None
-        dim = value_of(config, "head_dim", int) if given else value_of(config, "hidden_size", int) // heads
-        token = 2 * value_of(config, "num_key_value_heads", int, heads) * dim * 2
-    found: dict[Kind, _Layers] = {}
-    for kind in dict.fromkeys(types):
-        if kind == "state":
-            found[kind] = _Layers(types.count(kind), _state(config))
-        else:
-            length = "" if kind == "full" else "sliding_window" if kind == "window" else "attention_chunk_size"
-            found[kind] = _Layers(types.count(kind), token, value_of(config, length, int) if length else 0)
     return found
-
-
-def _types(config: Mapping[str, Any]) -> list[Kind]:
-    """The kind of each layer, from whichever way the family has to say it."""
-    count = num_layers_of(config)
-    if names := config.get("layer_types"):
-        if not isinstance(names, list) or len(names) != count or not all(_is_kind(name) for name in names):
-            raise ConfigError(f"config.json: 'layer_types' must be a list of {count}, one a layer, of "
-                              f"{', '.join(sorted(_KINDS))}, found {shown(names)}")  # fmt: skip
-        return [_KINDS[name] for name in names]
-    if linear := _linear(config):
-        full = linear.get("full_attn_layers")  # numbered from 1
-        if not isinstance(full, list):
-            raise ConfigError(f"config.json: 'full_attn_layers' must be a list of layers, found {shown(full)}")
-        return ["full" if number in full else "state" for number in range(1, count + 1)]
-    for key, other in (("full_attention_interval", "state"), ("sliding_window_pattern", "window")):
-        if every := value_of(config, key, int, 0):
-            kind = _KINDS["linear_attention" if other == "state" else "sliding_attention"]
-            return ["full" if number % every == 0 else kind for number in range(1, count + 1)]
-    return ["window" if value_of(config, "sliding_window", int, 0) else "full"] * count
-
-
-def _is_kind(name: Any) -> bool:
-    return isinstance(name, str) and name in _KINDS
-
-
-def _state(config: Mapping[str, Any]) -> int:
-    """Bytes of one layer's recurrent state: a matrix a head, and what the short convolution looks back to."""
-    if linear := _linear(config):
-        heads, key, kernel = (
-            value_of(linear, name, int) for name in ("num_heads", "head_dim", "short_conv_kernel_size")
-        )
-        value, channels = key, 3 * heads * key
-    else:
-        heads, key, value, key_heads, kernel = (
-            value_of(config, f"linear_{name}", int)
-            for name in ("num_value_heads", "key_head_dim", "value_head_dim", "num_key_heads", "conv_kernel_dim")
-        )
-        channels = 2 * key_heads * key + heads * value
-    return heads * key * value * 4 + (kernel - 1) * channels * 2
 
 
 def _qwen(num_layers: int, width: int, num_kv_heads: int, num_value_heads: int) -> dict[str, Any]:
@@ -205,6 +156,10 @@ def _qwen(num_layers: int, width: int, num_kv_heads: int, num_value_heads: int) 
         "linear_num_value_heads": num_value_heads, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
         "linear_conv_kernel_dim": 4,
     }  # fmt: skip
+
+
+def _deepseek_v3() -> dict[str, Any]:
+    return {"num_hidden_layers": 61, "num_attention_heads": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -220,6 +175,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
         "attention_chunk_size": 8192, "layer_types": (["chunked_attention"] * 3 + ["full_attention"]) * 12,
     },
+    "deepseek-v3": _deepseek_v3(),
+    "deepseek-v3.2": _deepseek_v3() | {"index_head_dim": 128},
     "qwen3-next-80b": _qwen(48, 2048, 2, 32),
     "qwen3.5-4b": _qwen(32, 2560, 4, 32),
     "qwen3.8-27b": _qwen(64, 5120, 4, 48),
