@@ -233,7 +233,8 @@ class GroupedAllocator(Allocator):
             table = self.window.tables().get(request)
             if table is not None:
                 passed = table.blocks[table.num_null : table.published].tolist()
-                self._kept.update(passed[-1:] if self.groups[1].kind == "state" else ())
+                if self.groups[1].kind == "state":
+                    self._kept.update(map(BlockId, passed[-1:]))
                 self.window.free(request)
                 self._thin(passed)
             self._places.pop(request, None)

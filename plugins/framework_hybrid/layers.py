@@ -219,7 +219,7 @@ def _compressed(config: Mapping[str, Any], name: str) -> list[Layers]:
     if name == "sliding_attention":
         return [window]
     tokens = next(ratio for ratio, other in _DEEPSEEK_V4.items() if other == name)
-    planes = (latent,)
+    planes: tuple[Plane, ...] = (latent,)
     if name == "compressed_sparse_attention":
         planes = latent, Plane("index", 2 * value_of(config, "index_head_dim", int))
     rate = value_of(value_of(config, "compress_rates", dict, {}), name, int, tokens)
