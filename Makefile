@@ -1,4 +1,4 @@
-# `make run` and `make test` set up what is missing in .venv, on a machine with Python 3.10 to 3.13 and nothing activated.
+# `make run` and `make test` set up what is missing in .venv, on a machine with Python 3.11 to 3.13 and nothing activated.
 # The other targets take their tools from the same environment; VENV=FOLDER names another one.
 .PHONY: run test test-all lint format docs bench bench-save bench-compare gpu engines engines-own live live-clock live-speed ci clean
 

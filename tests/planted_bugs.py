@@ -26,8 +26,9 @@ from pathlib import Path
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # before torch, which must not have threads when it is forked
 
-import pytest  # noqa: E402
 import tomllib  # noqa: E402
+
+import pytest  # noqa: E402
 import torch  # noqa: E402, F401  for the forks
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -19,13 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import zipfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import tomllib
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

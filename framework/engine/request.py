@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Protocol
 
 from framework.errors import FrameworkError, InvalidArgument, shown
@@ -17,7 +17,7 @@ _LARGEST_PRIORITY = 2**31 - 1
 _LATEST_S = 1e12
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """How a request stands. Each request ends exactly once, in one of the last four."""
 
     WAITING = "waiting"

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ def collect(
             if name in os.environ
         },
         "working_directory": str(Path.cwd()),
-        "started_at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        "started_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
 
 

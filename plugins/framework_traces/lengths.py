@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -171,7 +171,7 @@ def seconds(record: Mapping[str, Any], field: str) -> float:
             raise ValueError
         whole, decimals, zone = match.groups()
         offset = "+00:00" if zone in (None, "Z") else f"{zone[:3]}:{zone[-2:]}"
-        base = datetime.fromisoformat(whole.replace("T", " ") + offset).astimezone(timezone.utc)
+        base = datetime.fromisoformat(whole.replace("T", " ") + offset).astimezone(UTC)
         result = base.timestamp() + (int(decimals) / 10 ** len(decimals) if decimals else 0.0)
     except (ValueError, OverflowError):
         problem = f"expected a date and time such as {_TIME_EXAMPLE}, found {str(value)[:40]!r}"

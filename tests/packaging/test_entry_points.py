@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
-import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,6 @@ import pytest
 
 from framework import registry
 from framework.config.config import conf_folder
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    tomllib = pytest.importorskip("tomli")
 
 
 @pytest.fixture(scope="module")
