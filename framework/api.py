@@ -11,6 +11,7 @@ from framework.config.config import Config
 from framework.errors import OutOfMemory
 from framework.interfaces.mode import Mode, OnBegin
 from framework.registry.components import build_component
+from framework.registry.culprit import raise_named
 
 _TORCHS = re.compile("can't allocate memory|out of memory")
 """Of a CPU and of CUDA, which torch says as a RuntimeError."""
@@ -28,17 +29,19 @@ def run(config: Mapping[str, Any] | Config, *, on_begin: OnBegin = lambda path: 
 
     Raises:
         FrameworkError: a configuration that cannot be run, with what to change.
-        PluginError: a call into a plugin took longer than `run.stall_timeout_s`.
+        PluginError: a plugin answered what it may not, or a call into one took longer than `run.stall_timeout_s`.
+        Exception: what else a plugin raised, with a note that names distribution, class and method.
         TimedOut: the run took longer than `run.timeout_s`.
         OutOfMemory: this machine's memory is too small for what was asked.
     """
-    parsed = config if isinstance(config, Config) else parse(config)
     try:
+        parsed = config if isinstance(config, Config) else parse(config)
         mode: Mode = build_component("mode", parsed.mode.plain(), {})
         return mode.run(parsed, on_begin)
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, OutOfMemory) or not (isinstance(error, MemoryError) or _TORCHS.search(str(error))):
-            raise
+    except BaseException as error:
+        of_memory = isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _TORCHS.search(str(error)))
+        if isinstance(error, OutOfMemory) or not of_memory:
+            raise_named(error)
         raise OutOfMemory(
             f"this machine's memory is too small for the run ({str(error) or 'MemoryError'}); lower cache.num_blocks, "
             "engine.max_batch_requests, engine.max_model_len or the model's size"

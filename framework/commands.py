@@ -10,6 +10,7 @@ from framework import registry
 from framework.errors import ConfigError
 from framework.interfaces.command import Command
 from framework.registry.components import build
+from framework.registry.culprit import raise_named
 from framework.registry.signatures import did_you_mean, listing
 
 RUN = "run"
@@ -31,8 +32,11 @@ def run_command(name: str, words: Sequence[str]) -> int:
         description=inspect.getdoc(made),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_arguments(parser)
-    return made.run(made.parse(parser, words))
+    try:
+        made.add_arguments(parser)
+        return made.run(made.parse(parser, words))
+    except BaseException as error:
+        raise_named(error)
 
 
 def usage() -> str:

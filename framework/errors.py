@@ -18,7 +18,7 @@ class FrameworkError(Exception):
 
 
 class Interruption(BaseException):
-    """The work is ended from outside, by a signal or the watchdog: no plugin's failure, so nothing contains it."""
+    """The work is ended from outside, by a signal or the watchdog: no plugin's failure."""
 
 
 class InvalidTokens(FrameworkError, ValueError):
@@ -70,13 +70,7 @@ class InvariantViolation(FrameworkError):
 
 
 class PluginError(FrameworkError):
-    """A plugin broke its contract: the text names the plugin, the method and the rule.
-
-    Attributes:
-        names_plugin: whether it does; False of one that a plugin raised and no boundary has seen.
-    """
-
-    names_plugin: bool = False
+    """A plugin answered what its contract forbids: the text names the plugin, the method and the rule."""
 
 
 class StoreFailed(FrameworkError):
@@ -187,6 +181,18 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
+
+
+class PluginNote(str):
+    """The sentence that names distribution, class and method of a plugin, as an exception's note or its text."""
+
+    __slots__ = ()
+
+
+def plugin_note(error: BaseException) -> str:
+    """The PluginNote of an exception; "" where it has none."""
+    texts = (*getattr(error, "__notes__", ()), *error.args)
+    return next((text for text in texts if isinstance(text, PluginNote)), "")
 
 
 def shown(value: Any) -> str:

@@ -35,6 +35,7 @@ from framework.parallel.serving import load_served, serving_executor
 from framework.registry.components import Component as Component
 from framework.registry.components import build_allocator as build_allocator
 from framework.registry.components import build_component as build_component
+from framework.registry.culprit import raise_named
 from framework.registry.signatures import convert, signature
 from framework.sampling import Sampling
 from framework.types import Namespace, TokenArray
@@ -73,6 +74,7 @@ class LLM:
         ConfigError, UnknownPlugin, BackendUnavailable, ModelError: before any weights or pool are allocated where
             possible; each says what to change.
         RankError: another rank failed.
+        Exception: what a plugin raised, with a note that names it.
     """
 
     def __init__(
@@ -133,9 +135,9 @@ class LLM:
             # A window's own table has no warm-up.
             warms_up = self.device.startswith("cuda") and (not self.groups or self._states is not None)
             self.warm_up_s = warm_up(executor, self.engine.state.rows, self.sizes, options) if warms_up else None
-        except BaseException:
+        except BaseException as error:
             self.close()
-            raise
+            raise_named(error)
 
     def _settle_spec(self) -> None:
         """What attention computes, of one rank's heads, and the namespace of blocks that hold its K and V."""
@@ -339,8 +341,8 @@ class LLM:
     ) -> list[Request]:
         """Serve all prompts and return them in order, each with its completions and their texts.
 
-        A request that could not be served is among them, with its status and reason; the others are unaffected. An
-        interrupt such as Ctrl-C cancels the requests; after a step that was cut off the next call does a `reset` first.
+        A request that could not be served is among them, with its status and reason; the others are unaffected. What a
+        plugin raises, and an interrupt such as Ctrl-C, ends them all; the next call then does a `reset` first.
 
         Args:
             prompts: one prompt or many, as `encode` takes them.
@@ -351,6 +353,7 @@ class LLM:
         Raises:
             InvalidArgument, InvalidTokens, ModelError: an invalid prompt or value. Nothing is queued.
             EngineInterrupted: the engine must be reset and cannot be, see `reset`.
+            Exception: what a plugin raised, with a note that names distribution, class and method.
         """
         if not isinstance(prompts, (str, Sequence, np.ndarray)):
             raise InvalidArgument(f"prompts must be one prompt or a list of prompts, found {shown(prompts)}")
@@ -429,7 +432,7 @@ class LLM:
         """
         with self.engine.between_steps():
             state = self.engine.state
-            served = state.summary() | self.executor.summary()
+            served = state.summary(complete=not self.engine.interrupted) | self.executor.summary()
             return served | state.holdings() | self.group_facts() | {"kv_bytes": self.kv_bytes}
 
     def group_facts(self) -> dict[str, Any]:

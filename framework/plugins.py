@@ -12,12 +12,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from framework import registry
+from framework.cli.exit import sentence
 from framework.errors import FrameworkError
 from framework.guard.backend import GuardedBackend
 from framework.guard.boundary import construct
 from framework.interfaces.backend import AttentionSpec
 from framework.interfaces.command import Command
 from framework.registry.contract import DISTRIBUTION
+from framework.registry.culprit import named
 
 SPEC = AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=128, dtype="float32", block_size=16)
 """The attention that a backend is asked about: Llama-3-8B's heads in float32, blocks of 16 tokens."""
@@ -81,8 +83,8 @@ def _entry(plugin: registry.Plugin, device: str | None) -> Entry:
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         reasons = tuple(GuardedBackend(construct(plugin.kind, plugin.name, cls, {})).check(SPEC, where))
-    except FrameworkError as error:  # of a check that raises: a reason too
-        reasons = (str(error),)
+    except Exception as error:  # of a check that raises: a reason too
+        reasons = (sentence(named(error)),)
     return Entry(**facts, device=where, reasons=reasons)
 
 

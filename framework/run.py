@@ -89,6 +89,7 @@ def job(config: DictConfig) -> Outcome:
     from hydra.core.hydra_config import HydraConfig
 
     from framework.api import run
+    from framework.registry.culprit import named
     from framework.results.reading import what_went_wrong
     from framework.sweep.job import JobDone, Outcome, fail
 
@@ -112,11 +113,12 @@ def job(config: DictConfig) -> Outcome:
         if reason := what_went_wrong(result):
             status, state = FAILED, "failed"
             complain(f"{_job_name(hydra)}{reason}; see {directory}")
-    except (Exception, SystemExit) as error:  # a plugin that exits where no boundary is ends its job, not the sweep
+    except (Exception, SystemExit) as error:  # what exits outside of the run itself ends its job, not the sweep
         if full_error() and sweep is None:
             raise
-        reason = sentence(error)
-        status, state, disk = status_of(error), "failed", is_disk_failure(error)
+        failure = named(error)
+        reason = sentence(failure)
+        status, state, disk = status_of(failure), "failed", is_disk_failure(error)
         if isinstance(error, BackendUnavailable):
             state = "unavailable"
         elif isinstance(error, RunDirectoryInUse) and sweep is not None:

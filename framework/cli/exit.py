@@ -18,12 +18,14 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn, ParamSpec
 
-from framework.errors import ConfigError, FrameworkError, Interrupted
+from framework.errors import ConfigError, FrameworkError, Interrupted, Unsupported, WorkloadError, plugin_note
 from framework.files.atomic import is_disk_failure
 
 DONE, FAILED, INVALID = 0, 1, 2
 _LOOK_S = 0.2
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+_ABOUT_INPUT = (ConfigError, WorkloadError, Unsupported)
+"""By which a plugin says that it was asked for what cannot be had; what else leaves one is its failure."""
 P = ParamSpec("P")
 
 
@@ -90,7 +92,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
 
 def status_of(error: BaseException) -> int:
     """The exit status of a command that this error ends."""
-    if is_disk_failure(error):
+    if is_disk_failure(error) or (plugin_note(error) and not isinstance(error, _ABOUT_INPUT)):
         return FAILED
     if isinstance(error, FrameworkError):
         return error.exit_status
@@ -98,8 +100,14 @@ def status_of(error: BaseException) -> int:
 
 
 def sentence(error: BaseException) -> str:
-    """An error as one line: what was asked, what was found, what to do; of an error that nobody expected, its type."""
-    text = " ".join(str(error).split())
+    """An error as one line: what was asked, what was found, what to do; of an error that nobody expected, its type.
+
+    Of one that left a plugin the line names that: see `framework.registry.culprit`.
+    """
+    note = plugin_note(error)
+    text = " ".join((note or str(error)).split())
+    if note and not isinstance(error, FrameworkError):
+        return f"{text}; set HYDRA_FULL_ERROR=1 for the traceback"
     if isinstance(error, FrameworkError) and isinstance(error, OSError):
         text = " ".join(str(error.strerror or text).split())  # no "[Errno 20]"
     if isinstance(error, FrameworkError):

@@ -33,10 +33,8 @@ from framework.engine.scheduler import Scheduler
 from framework.engine.state import EngineState, EventLog, Log
 from framework.errors import (
     EngineInterrupted,
-    FrameworkError,
     InvalidArgument,
     InvariantViolation,
-    PluginError,
     Unsupported,
     shown,
 )
@@ -45,6 +43,7 @@ from framework.guard.observer import Observers
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.below import EngineBelow
 from framework.interfaces.observer import Note, Observed, Observer
+from framework.registry.culprit import raise_named
 from framework.registry.signatures import convert, signature
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, as_tokens
@@ -195,6 +194,7 @@ class Engine:
 
         Raises:
             EngineInterrupted: it is, or a change is under way.
+            Exception: what a plugin raised, with a note that names it.
         """
         self._require_whole()
         with self._still:
@@ -203,6 +203,8 @@ class Engine:
                 self._torn = self._changing = True
                 work(*arguments)
                 self._torn = False
+            except BaseException as error:
+                raise_named(error)
             finally:
                 self._changing = False
 
@@ -303,12 +305,7 @@ class Engine:
         seq = Sequence(RequestId(0), request, stream=0, tokens=request.prompt)
         seq.forks_due = request.width - 1
         request.sequences.append(seq)
-        try:
-            reason = self._why_never(request)
-        except FrameworkError as error:
-            self.life.fail(seq, error)
-            return
-        if reason:
+        if reason := self._why_never(request):
             seq.done = True
             self.life.end(request, Status.REJECTED, reason)
             return
@@ -318,11 +315,7 @@ class Engine:
         heapq.heappush(state.arrivals, (request.arrival_s, request.number, request))
 
     def _why_never(self, request: Request) -> str:
-        """Why `request` can never be served, with the numbers; empty if it can.
-
-        Raises:
-            PluginError: the allocator could not say.
-        """
+        """Why `request` can never be served, with the numbers; empty if it can."""
         total, rows, prompt = request.max_total_tokens, self.state.rows.max_rows, request.prompt
         if len(prompt) == 0:
             return "the prompt is empty; give it at least one token"
@@ -381,16 +374,11 @@ class Engine:
 
         Raises:
             EngineInterrupted: an earlier step was interrupted, or another thread is in one.
+            Exception: what a plugin raised, with a note that names it. The engine has to be reset then.
         """
         self._change(self._step)
-        if self.state.observers is not None:
-            self._change(self._tell_observers)
-
-    def _tell_observers(self) -> None:
-        """A step is over. Raises what an observer raised in it."""
-        if not self.state.promises.made:  # else what it promised is to be computed yet
-            self._observers.noted(Note("computed", self.state.step_number))
-        self._observers.require()
+        if self.state.observers is not None and not self.state.promises.made:  # else it is to be computed yet
+            self._change(self._observers.noted, Note("computed", self.state.step_number))
 
     def _step(self) -> None:
         state, executor = self.state, self.executor
@@ -399,16 +387,13 @@ class Engine:
         state.step_number += 1
         executor.begin_step(state.step_number)
         state.now = executor.now() if self._virtual_clock else float(state.step_number)
-        try:
-            state.guarded.advance(state.now)
-        except FrameworkError as error:
-            self._fail_one(error)
+        state.guarded.advance(state.now)
         if self.preempt_every and state.step_number % self.preempt_every == 0:
             self._inject_preemption()
         before = len(state.requests), state.metrics.num_preemptions
         step = self.scheduler.schedule()
         if step is None:
-            # Where a request failed or was preempted just now, the next step finds room; nobody is stuck yet.
+            # Where a request ended or was preempted just now, the next step finds room; nobody is stuck yet.
             if before == (len(state.requests), state.metrics.num_preemptions):
                 self._idle(state)
             return
@@ -418,21 +403,12 @@ class Engine:
             state.observers.noted(Note("step", step.number, facts=facts))
         scheduled = executor.now()
         state.tiers.flush()
-        try:
-            executor.forward(step, state.rows)
-        except (PluginError, Unsupported, InvalidArgument) as error:
-            for row in step.rows.tolist():  # all of them: their K and V may be half written
-                if (seq := state.rows.sequences[row]) is not None:
-                    self.life.fail(seq, error)
-            return
+        executor.forward(step, state.rows)
         if self.state is not state:
             raise EngineInterrupted("the engine was reset while this step ran: what it computed is thrown away")
         computed = executor.now()
         self._commit(step)
-        try:
-            state.metrics.occupancy(step)
-        except FrameworkError as error:
-            self._fail_one(error)
+        state.metrics.occupancy(step)
         self._outputs.sample(step)
         state.metrics.stepped(step, start, scheduled, computed, executor.now())
 
@@ -472,23 +448,12 @@ class Engine:
             return
         seq = stuck if stuck is not None else last
         assert seq is not None
-        try:
-            stats = state.guarded.stats()
-        except FrameworkError as error:
-            self.life.fail(seq, error)
-            return
+        stats = state.guarded.stats()
         why = (
             f"needs room for {len(seq.tokens)} tokens, has {stats.free_blocks} free + {stats.cached_blocks} "
             f"evictable of {stats.num_blocks} blocks and nothing else runs; raise cache.num_blocks"
         )
         self.life.stop(seq.request, Status.FAILED, why)
-
-    def _fail_one(self, error: FrameworkError) -> None:
-        """End the most important request for an error that is no single request's: the others may do without."""
-        active = self.state.rows.active()
-        seq = self.state.rows.sequence(int(active[0])) if len(active) else self.state.waiting.peek()
-        if seq is not None:
-            self.life.fail(seq, error)
 
     def _inject_preemption(self) -> None:
         """Preempt the newest row, unless its request is the only one running: that would never end."""
@@ -508,13 +473,7 @@ class Engine:
         if made:  # who promised is first, so that whoever computed the same content shares it
             counts = sorted(counts, key=lambda entry: rows.sequences[entry[0]] not in made)
         for row, count in counts:
-            seq = rows.sequences[row]
-            if seq is None:
-                continue
-            try:
-                self.life.commit(seq, count)
-            except FrameworkError as error:
-                self.life.fail(seq, error)
+            self.life.commit(rows.sequence(row), count)
         if made:
             promises.keep()
         if self.limits.window is not None:

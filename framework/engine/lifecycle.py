@@ -9,7 +9,7 @@ from framework.engine.executors.base import Step
 from framework.engine.request import Completion, MakeStopWatch, Request, Sequence, Status
 from framework.engine.rows import IntArray
 from framework.engine.state import EngineState
-from framework.errors import FrameworkError, OutOfBlocks
+from framework.errors import OutOfBlocks
 from framework.types import TableChange
 
 
@@ -49,17 +49,10 @@ class Lifecycle:
 
         Args:
             room: tokens that the table has blocks for at least; None: all, of a sequence without KV.
-
-        Raises:
-            PluginError: the table is none. It was freed.
         """
-        try:
-            least = computed or len(seq.tokens) if room is None else room
-            table = self.state.guarded.table(seq.id, num_tokens=least)
-            row = self.state.rows.add(seq, computed, len(table) * self._size)
-        except Exception:
-            self.free_table(seq)
-            raise
+        least = computed or len(seq.tokens) if room is None else room
+        table = self.state.guarded.table(seq.id, num_tokens=least)
+        row = self.state.rows.add(seq, computed, len(table) * self._size)
         self.state.rows.passed[row] = passed
         self.state.executor.set_table(row, 0, table)
         self.state.executor.fresh(table[-(-computed // self._size) :])
@@ -83,18 +76,15 @@ class Lifecycle:
         """What `seq` promised is not computed: preempt whoever relies on it."""
         relying = self.state.promises.withdraw(seq)
         for other in list(self.state.rows.sequences):
-            if other is not None and other is not seq and other.row >= 0 and (relying is None or other.id in relying):
+            if other is not None and other is not seq and other.row >= 0 and other.id in relying:
                 self.preempt(other)
         for other in self.state.tiers.holding():
-            if other is not seq and (relying is None or other.id in relying):
+            if other is not seq and other.id in relying:
                 self.state.tiers.drop(other, returning=True)
 
     def free_table(self, seq: Sequence, next_use: list[float] | None = None) -> None:
-        """Free the table of `seq`. A plugin that fails here fails the request in the end, not whoever asked for it."""
-        try:
-            self.state.guarded.free(seq.id, next_use or ())
-        except FrameworkError as error:
-            seq.request.plugin_error = seq.request.plugin_error or error
+        """Free the table of `seq`."""
+        self.state.guarded.free(seq.id, next_use or ())
 
     def preempt(self, seq: Sequence) -> None:
         """Free the blocks of `seq`, and of its whole beam group; they wait to be recomputed."""
@@ -106,8 +96,6 @@ class Lifecycle:
                 member.request.num_preemptions += 1
                 self.state.note("preempt", member)
                 self.state.waiting.push(member)
-        if seq.request.plugin_error is not None:
-            self.fail(seq, seq.request.plugin_error)
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> bool:
         """Give `child` a table that shares the parent's first `num_tokens`, and a row.
@@ -120,19 +108,12 @@ class Lifecycle:
             return False
         try:
             change = self.state.guarded.fork(parent.id, child.info, num_tokens)
-            try:
-                self.state.tiers.flush()
-                self._copy(change)
-            except FrameworkError:
-                self.free_table(child)
-                raise
-            self.place(child, num_tokens, int(self.state.rows.passed[parent.row]) if parent.row >= 0 else 0)
         except OutOfBlocks:
             self.state.waiting.push(child)
             return False
-        except FrameworkError as error:
-            self.fail(parent, error)
-            return False
+        self.state.tiers.flush()
+        self._copy(change)
+        self.place(child, num_tokens, int(self.state.rows.passed[parent.row]) if parent.row >= 0 else 0)
         self.state.metrics.num_forks += 1
         child.committed = parent.committed
         if parent.row >= 0:
@@ -187,17 +168,12 @@ class Lifecycle:
         passed = np.minimum((computed + 1 - window) // size, computed // size - 1)
         due = (passed > rows.passed[step.rows]).nonzero()[0]
         for row, count in zip(step.rows[due].tolist(), passed[due].tolist(), strict=True):
-            seq = rows.sequences[row]
-            if seq is None:
-                continue
+            seq = rows.sequence(row)
             rows.passed[row] = count
-            try:
-                if guarded.unref_leading(seq.id, count * size):
-                    self.state.executor.set_table(row, 0, guarded.table(seq.id))
-                if guarded.num_groups > 1:
-                    self._set_further(seq)
-            except FrameworkError as error:
-                self.fail(seq, error)
+            if guarded.unref_leading(seq.id, count * size):
+                self.state.executor.set_table(row, 0, guarded.table(seq.id))
+            if guarded.num_groups > 1:
+                self._set_further(seq)
 
     def take_change(self, seq: Sequence, change: TableChange, table: npt.NDArray[np.int32]) -> None:
         """The table of `seq` is now `table`, changed as `change` says: bring its row and the executor up to date."""
@@ -217,10 +193,9 @@ class Lifecycle:
 
     # How requests end
 
-    def fail(self, seq: Sequence, error: Exception) -> None:
-        """End the request of `seq`, and no other, because of `error`; also of one that nobody raised on purpose."""
-        ours = "" if isinstance(error, FrameworkError) else "FrameworkError: internal error: "
-        self.stop(seq.request, Status.FAILED, f"{ours}{type(error).__name__}: {error}")
+    def fail(self, seq: Sequence, error: OutOfBlocks) -> None:
+        """End the request of `seq`, which the pool is too small for."""
+        self.stop(seq.request, Status.FAILED, f"{type(error).__name__}: {error}")
 
     def fail_unsound(self, request: Request) -> None:
         """End `request`, whose logits are not finite. What it attended to leaves the cache and the tiers: some of it is
@@ -228,11 +203,8 @@ class Lifecycle:
         for seq in request.sequences:
             if seq.row < 0:
                 continue
-            try:
-                self.state.tiers.discard(seq)
-                self.state.guarded.reset(seq.id)
-            except FrameworkError as error:
-                request.plugin_error = request.plugin_error or error
+            self.state.tiers.discard(seq)
+            self.state.guarded.reset(seq.id)
         self.stop(request, Status.FAILED, f"logits not finite at step {self.state.step_number}")
 
     def stop(self, request: Request, status: Status, reason: str) -> None:
@@ -252,9 +224,6 @@ class Lifecycle:
 
     def end(self, request: Request, status: Status, reason: str = "") -> None:
         """Close a request whose sequences hold nothing any more."""
-        error = request.plugin_error
-        if error is not None and status is not Status.FAILED:
-            status, reason = Status.FAILED, f"{type(error).__name__}: {error}"
         request.status, request.reason = status, reason
         request.finished_s = self.state.executor.now()
         self.state.requests.pop(request.number, None)
@@ -269,11 +238,7 @@ class Lifecycle:
     def finish_row(self, seq: Sequence) -> None:
         """One sequence is complete; its request ends with the last of them."""
         if seq.row >= 0:
-            try:
-                self.commit(seq, int(self.state.rows.computed[seq.row]))
-            except FrameworkError as error:
-                self.fail(seq, error)
-                return
+            self.commit(seq, int(self.state.rows.computed[seq.row]))
             self.release(seq)
         seq.done = True
         request = seq.request

@@ -11,7 +11,6 @@ import numpy as np
 from framework.engine.executors.base import Step, work_of
 from framework.engine.request import Request, Status
 from framework.engine.rows import Rows
-from framework.errors import PluginError
 from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import AllocatorStats
 
@@ -53,7 +52,9 @@ class Metrics:
         self.request_hit_rates: list[float] = []
         self.prompt_tokens = self.hit_tokens = self.prompt_blocks = self.hit_blocks = 0
         self.num_recomputed_tokens = self.num_spared_tokens = 0
-        self._admitted_tokens = self._found_tokens = self._num_evictions = 0
+        self._admitted_tokens = self._found_tokens = 0
+        empty = guarded.num_blocks
+        self._stats = AllocatorStats(num_blocks=empty, free_blocks=empty, cached_blocks=0, used_blocks=0)
 
     def submitted(self, request: Request) -> None:
         """A request was submitted."""
@@ -113,7 +114,7 @@ class Metrics:
         external = stats.external_blocks * size
         free = stats.free_blocks * size - external
         self.slots = [live, internal, unwritten - internal, external, stats.cached_blocks * size, free]
-        self._num_evictions = stats.evictions
+        self._stats = stats
         self.peak_used_blocks = max(self.peak_used_blocks, stats.used_blocks)
         self.peak_rows = max(self.peak_rows, len(active))
         decodes_only = step.num_decodes == len(step.rows)
@@ -146,18 +147,19 @@ class Metrics:
             "prompt_tokens": self._admitted_tokens,
             "hit_tokens": self._found_tokens,
             "hit_rate": _ratio(self._found_tokens, self._admitted_tokens),
-            "evictions": self._num_evictions,
+            "evictions": self._stats.evictions,
             **{f"{kind}_slots": count for kind, count in zip(KINDS, self.slots, strict=True)},
             **shares,
         }
 
-    def summary(self) -> dict[str, Any]:
-        """The run's result, flat. What has no denominator, or the allocator failed to count, is None."""
-        stats: AllocatorStats | None = None
-        try:
-            stats = self._guarded.final_stats()
-        except PluginError as error:
-            self.first_failure = self.first_failure or str(error)
+    def summary(self, *, complete: bool = True) -> dict[str, Any]:
+        """The run's result, flat. What has no denominator is None.
+
+        Args:
+            complete: False where the engine broke off: the allocator, which may be half changed, is not asked, and its
+                counts are those of the last whole step.
+        """
+        stats = self._guarded.final_stats() if complete else self._stats
         wall = self.last_end_s - (self.first_arrival_s or 0.0)
         result: dict[str, Any] = {
             "num_requests": self.num_submitted,
@@ -181,8 +183,8 @@ class Metrics:
             "peak_running": self.peak_rows,
             "num_forks": self.num_forks,
             "num_copied_blocks": self.num_copied_blocks,
-            "num_evictions": stats and stats.evictions,
-            "num_collisions": stats and stats.collisions,
+            "num_evictions": stats.evictions,
+            "num_collisions": stats.collisions,
             "num_preemptions": self.num_preemptions,
             "num_steps": self.num_steps,
             "forward_s": self.forward_s,

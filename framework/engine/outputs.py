@@ -20,7 +20,6 @@ from framework.engine.request import (
 )
 from framework.engine.rows import IntArray
 from framework.engine.state import EngineState
-from framework.errors import FrameworkError
 
 
 class Outputs:
@@ -48,12 +47,7 @@ class Outputs:
             tokens, bad = self.state.executor.sample(indices, streams, step, rows)
             self._append(where[indices], indices, streams, tokens, bad)
         for group, places in beams.items():
-            try:
-                self.beams.step(group, places)
-            except FrameworkError:
-                raise
-            except Exception as error:
-                self.life.fail(group.live[0], error)
+            self.beams.step(group, places)
 
     def _expand(self, where: IntArray) -> tuple[IntArray, IntArray, dict[BeamGroup, dict[Sequence, int]]]:
         """Index into the sampled rows, and stream, of each token to draw; apart, the index of each beam, by group."""
@@ -120,8 +114,6 @@ class Outputs:
             rows.length[parent.row] += 1
             self.life.take_token(parent, token, int(rows.length[parent.row]))
         self.state.metrics.num_output_tokens += 1
-        if request.status.ended:  # the fork failed; what the child drew is kept
-            return
         if logprobs is not None:
             seq.logprobs.append(logprobs)
             seq.cumulative_logprob += logprobs.chosen
@@ -208,11 +200,7 @@ class BeamSearch:
 
     def _finish_beams(self, request: Request, group: BeamGroup) -> None:
         for seq in group.live:
-            try:
-                self.life.commit(seq, int(self.state.rows.computed[seq.row]))
-            except FrameworkError as error:
-                self.life.fail(seq, error)
-                return
+            self.life.commit(seq, int(self.state.rows.computed[seq.row]))
             self.life.release(seq)
             seq.done = True
         request.completions = [completion for _, completion in group.ended]
@@ -239,8 +227,6 @@ class BeamSearch:
                 live.append(parent)
                 continue
             live.append(self._fork_beam(parent, way))
-            if request.status.ended:
-                return
         for i, way in first.items():
             row = parents[i].row
             rows.tokens[row, rows.length[row]] = way.token

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 
 from framework.errors import InvalidArgument, OutOfMemory
-from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, LayerKV
 from framework.model.memory import free_bytes
 from framework.types import BlockCopy
@@ -89,7 +88,7 @@ class KVPool:
             assert scale is not None
             scale[blocks] = math.nan
 
-    def copy(self, backend: AttentionBackend | GuardedBackend, copies: Sequence[BlockCopy]) -> None:
+    def copy(self, backend: AttentionBackend, copies: Sequence[BlockCopy]) -> None:
         """Do these block copies, in order, in every layer of their group."""
         for group in range(len(self._sizes) if copies else 0):
             pairs = [(copy.source, copy.destination) for copy in copies if copy.group == group]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from framework.engine.request import Sequence
 from framework.engine.rows import Rows
-from framework.errors import FrameworkError
 from framework.guard.allocator import GuardedAllocator
 from framework.types import RequestId
 
@@ -36,11 +35,7 @@ class Promises:
             self.planned.append(seq)
 
     def make(self, seq: Sequence, end: int) -> None:
-        """`seq`, on a row with room for it, computes its tokens up to `end` in this step, generated ones included.
-
-        Raises:
-            FrameworkError: it cannot be promised.
-        """
+        """`seq`, on a row with room for it, computes its tokens up to `end` in this step, generated ones included."""
         size = self._guarded.block_size
         if end // size == int(self._rows.computed[seq.row]) // size:  # no block is filled
             return
@@ -51,13 +46,6 @@ class Promises:
         """The step's tokens were computed and committed."""
         self.made.clear()
 
-    def withdraw(self, seq: Sequence) -> set[RequestId] | None:
-        """What `seq` promised is not computed: those that rely on it. None: nobody knows, each of them may."""
-        if self.made.pop(seq, None) is None:
-            return set()
-        for _ in range(2):
-            try:
-                return {*self._guarded.withdraw(seq.id)}
-            except FrameworkError as error:
-                seq.request.plugin_error = seq.request.plugin_error or error
-        return None
+    def withdraw(self, seq: Sequence) -> set[RequestId]:
+        """What `seq` promised is not computed: those that rely on it."""
+        return set() if self.made.pop(seq, None) is None else {*self._guarded.withdraw(seq.id)}

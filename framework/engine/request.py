@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from framework.errors import FrameworkError, InvalidArgument, shown
+from framework.errors import InvalidArgument, shown
 from framework.interfaces.allocator import Hit
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, RequestInfo, TokenArray
@@ -85,7 +85,6 @@ class Request:
         load_s: time it waited for blocks from there.
         completions: in sample order, or best beam first; what there was so far of a request that did not finish.
         reason: why it was rejected, failed or cancelled.
-        plugin_error: raised as blocks were given back; fails the request when it ends.
     """
 
     number: int
@@ -118,7 +117,6 @@ class Request:
     completions: list[Completion] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     group: BeamGroup | None = None
-    plugin_error: FrameworkError | None = None
 
     def __repr__(self) -> str:
         """One line: what it is and how far it has come."""

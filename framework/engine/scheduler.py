@@ -11,7 +11,7 @@ from framework.engine.lifecycle import Lifecycle
 from framework.engine.request import Sequence
 from framework.engine.rows import IntArray
 from framework.engine.state import EngineState
-from framework.errors import FrameworkError, OutOfBlocks
+from framework.errors import OutOfBlocks
 
 Scheduling = Literal["admit_first", "running_first"]
 
@@ -85,39 +85,35 @@ class Scheduler:
             no_row = state.rows.num_free - state.reserved_rows < 1 + seq.forks_due
             if no_row and tiers.full:
                 return
-            try:
-                hit = seq.hit = state.guarded.lookup(seq.tokens, seq.request.namespace, seq.hit)
-                plan = None if tiers.full else tiers.plan(seq, hit)
-                if plan is not None and tiers.park(seq, plan):
-                    waiting.pop()
-                    continue
-                if plan is None and no_row:
-                    return
-                hit = hit if plan is None else plan.hit
-                if not state.guarded.fits(seq.info, seq.tokens, hit):
-                    tiers.prefetch(seq, hit)
-                    return
-                if state.observers is not None:
-                    state.note("ask", seq, hit=hit)
-                count = len(seq.tokens) - hit.num_tokens
-                room = None
-                if num_new is not None:
-                    # A beam among others waits with its last token: the next step computes those together.
-                    count = min(count - seq.is_among_beams, budget, self.chunk_size)
-                    if self._ends_steps and count:
-                        end = hit.num_tokens + count
-                        count = state.guarded.step_end(seq.info, hit.num_tokens, end, hit) - hit.num_tokens
-                        if not count:
-                            return
-                    room = hit.num_tokens + max(1, count)
-                state.guarded.allocate(seq.info, seq.tokens, hit, room)
-                if tiers.begin(seq, hit, plan):
-                    waiting.pop()
-                    continue
-                self.life.place(seq, hit.num_tokens, room=room)
-            except Exception as error:  # it costs one request, not the run
-                self.life.fail(seq, error)
+            hit = seq.hit = state.guarded.lookup(seq.tokens, seq.request.namespace, seq.hit)
+            plan = None if tiers.full else tiers.plan(seq, hit)
+            if plan is not None and tiers.park(seq, plan):
+                waiting.pop()
                 continue
+            if plan is None and no_row:
+                return
+            hit = hit if plan is None else plan.hit
+            if not state.guarded.fits(seq.info, seq.tokens, hit):
+                tiers.prefetch(seq, hit)
+                return
+            if state.observers is not None:
+                state.note("ask", seq, hit=hit)
+            count = len(seq.tokens) - hit.num_tokens
+            room = None
+            if num_new is not None:
+                # A beam among others waits with its last token: the next step computes those together.
+                count = min(count - seq.is_among_beams, budget, self.chunk_size)
+                if self._ends_steps and count:
+                    end = hit.num_tokens + count
+                    count = state.guarded.step_end(seq.info, hit.num_tokens, end, hit) - hit.num_tokens
+                    if not count:
+                        return
+                room = hit.num_tokens + max(1, count)
+            state.guarded.allocate(seq.info, seq.tokens, hit, room)
+            if tiers.begin(seq, hit, plan):
+                waiting.pop()
+                continue
+            self.life.place(seq, hit.num_tokens, room=room)
             waiting.pop()
             self.life.admitted(seq, hit.num_tokens)
             if num_new is None:
@@ -149,13 +145,7 @@ class Scheduler:
         planned, promises.planned = promises.planned, []
         for seq in planned:
             if seq.row >= 0:
-                self._promise(seq, min(int(rows.length[seq.row]), int(rows.computed[seq.row]) + self.chunk_size))
-
-    def _promise(self, seq: Sequence, end: int) -> None:
-        try:
-            self.promises.make(seq, end)
-        except FrameworkError as error:
-            self.life.fail(seq, error)
+                promises.make(seq, min(int(rows.length[seq.row]), int(rows.computed[seq.row]) + self.chunk_size))
 
     def _require_promised(self, num_new: IntArray) -> None:
         """Withdraw what rows promised and, as planned, do not compute; who is preempted for it gets no new tokens."""
@@ -170,11 +160,7 @@ class Scheduler:
         state, ready = self.state, self.state.tiers.ready
         while ready and state.rows.num_free - state.reserved_rows >= 1 + ready[0][0].forks_due:
             seq, num_cached = ready.pop(0)
-            try:
-                self.life.place(seq, num_cached)
-            except FrameworkError as error:
-                self.life.fail(seq, error)
-                continue
+            self.life.place(seq, num_cached)
             self.life.admitted(seq, num_cached)
 
     def _continue_and_admit(self) -> IntArray:
@@ -225,7 +211,7 @@ class Scheduler:
             self._extend(seq, end)
         fills = end // size > start // size
         if fills and self.promises.chunk_size and seq.row == row and not seq.is_among_beams:
-            self._promise(seq, end)
+            self.promises.make(seq, end)
 
     def _step(self, num_new: IntArray, decodes_only: bool) -> Step | None:
         """The step that computes so many new tokens of each row; None if there are none.
@@ -282,14 +268,8 @@ class Scheduler:
 
     def _whole_states(self, row: int, count: int) -> int:
         """Of the next `count` tokens of this row, those that this step computes, as the allocator has it."""
-        seq, start = self.state.rows.sequences[row], int(self.state.rows.computed[row])
-        if seq is None:  # another row failed, and it with that
-            return 0
-        try:
-            return self.state.guarded.step_end(seq.info, start, start + count) - start
-        except FrameworkError as error:
-            self.life.fail(seq, error)
-            return 0
+        seq, start = self.state.rows.sequence(row), int(self.state.rows.computed[row])
+        return self.state.guarded.step_end(seq.info, start, start + count) - start
 
     def _held_rows(self) -> list[int]:
         """Rows of beam groups that must not compute their last token yet: the others of the group are not there."""
@@ -327,8 +307,6 @@ class Scheduler:
                 if not self._preempt_for(seq):
                     self.life.fail(seq, error)
                 continue
-            except FrameworkError as error:
-                self.life.fail(seq, error)
             return
 
     def _preempt_for(self, seq: Sequence) -> bool:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from framework.engine.kv_scales import SCALED
 from framework.engine.pool import KVPool
-from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, Batch
 from framework.model.decoder import Decoder
 from framework.model.dense import DenseCache
@@ -42,9 +41,6 @@ def served_pass(
 
     Returns:
         (len(tokens) - num_prompt, V) logits on rank 0, in the model's dtype; and the gaps.
-
-    Raises:
-        PluginError: the backend failed.
     """
     ids = torch.tensor(tokens, dtype=torch.int64, device=decoder.device)
     served = _Pass(decoder, backends, spec, pool, len(ids))
@@ -64,8 +60,7 @@ class _Pass:
         self, decoder: Decoder, backends: Sequence[AttentionBackend], spec: AttentionSpec, pool: KVPool, num_tokens: int
     ) -> None:
         self._decoder = decoder
-        guarded = {id(backend): GuardedBackend(backend) for backend in backends}
-        self._backends, self._planners = [guarded[id(backend)] for backend in backends], list(guarded.values())
+        self._backends, self._planners = backends, list({id(backend): backend for backend in backends}.values())
         num_blocks = -(-num_tokens // spec.block_size)
         self._pool = KVPool(spec, len(pool.layers), num_blocks, pool.device)
         for layer, served in zip(self._pool.layers, pool.layers, strict=True):

@@ -66,7 +66,7 @@ class EngineState:
     A reset replaces it as a whole: work that was begun before and comes late changes a state that nobody reads.
 
     Attributes:
-        guarded: the allocator, behind the error boundary.
+        guarded: the allocator, whose answers are checked.
         observers: hear what the engine does; None where nobody listens.
         foresee: when each leading block of a sequence is requested next, as a replay knows it; None without.
         on_end: called with each request as it ends, completions and status in place.
@@ -106,9 +106,9 @@ class EngineState:
         self.last_id += 1
         return RequestId(self.last_id)
 
-    def summary(self) -> dict[str, Any]:
-        """What was counted so far, as a run's result has it."""
-        return self.metrics.summary() | self.tiers.summary()
+    def summary(self, *, complete: bool = True) -> dict[str, Any]:
+        """What was counted so far, as a run's result has it. `complete`: see `Metrics.summary`."""
+        return self.metrics.summary(complete=complete) | self.tiers.summary()
 
     def step_row(self) -> dict[str, Any]:
         """One line for a run's metrics file."""

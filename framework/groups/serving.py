@@ -153,11 +153,7 @@ class GroupedAllocator(Allocator):
                 f"{self.window.num_blocks} blocks; preempt a request"
             )
         self.full.allocate(request, tokens, whole, num_tokens)
-        try:
-            self.window.allocate(request, tokens, window_hit, _room(hit))
-        except BaseException:
-            self.full.free(request.id)
-            raise
+        self.window.allocate(request, tokens, window_hit, _room(hit))
         found, reach = (hit.found, hit.reach) if isinstance(hit, WindowedHit) else (None, 0)
         if reach:
             self._loading[request.id] = reach
@@ -199,12 +195,7 @@ class GroupedAllocator(Allocator):
             part.plan_fork(parent, child, num_tokens)
         if self.groups[1].kind == "state" and num_tokens < (done := self.window.tables()[parent].committed):
             raise InvalidArgument(f"fork of {num_tokens} tokens from request {parent}, whose state is after {done}")
-        change = self.full.fork(parent, child, num_tokens)
-        try:
-            window_change = self.window.fork(parent, child, num_tokens)
-        except BaseException:
-            self.full.free(child.id)
-            raise
+        change, window_change = (part.fork(parent, child, num_tokens) for part in self.parts)
         self._places[child.id] = self._places.get(parent, frozenset())
         self._note_peak()
         return _both(change, window_change)
@@ -227,27 +218,22 @@ class GroupedAllocator(Allocator):
         return self.groups[1].kind != "state" or (index + 1) * self.block_size in self._places.get(request, ())
 
     def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
-        try:
-            self.full.free(request)
-        finally:
-            table = self.window.tables().get(request)
-            if table is not None:
-                passed = table.blocks[table.num_null : table.published].tolist()
-                if self.groups[1].kind == "state":
-                    self._kept.update(map(BlockId, passed[-1:]))
-                self.window.free(request)
-                self._thin(passed)
-            self._places.pop(request, None)
-            self._loading.pop(request, None)
+        self.full.free(request)
+        table = self.window.tables()[request]
+        passed = [*map(BlockId, table.blocks[table.num_null : table.published])]
+        if self.groups[1].kind == "state":
+            self._kept.update(passed[-1:])
+        self.window.free(request)
+        self._thin(passed)
+        self._places.pop(request, None)
+        self._loading.pop(request, None)
 
     def table(self, request: RequestId, group: int = 0) -> npt.NDArray[np.int32]:
         return (self.window if group else self.full).table(request)
 
     def reset(self, request: RequestId | None = None) -> None:
-        try:
-            self.full.reset(request)
-        finally:
-            self.window.reset()  # of one request too: what the window has passed may be cached, and no table names it
+        self.full.reset(request)
+        self.window.reset()  # of one request too: what the window has passed may be cached, and no table names it
 
     def stats(self) -> AllocatorStats:
         whole = self.full.stats()

@@ -1,6 +1,5 @@
-"""The boundary around every plugin: what a plugin raises or returns is caught, named and contained here.
+"""Checks of what plugins answer, before memory is indexed with it or a result rests on it; and how plugins are named.
 
-One guard a kind of plugin, with a method for each of its interface's. What a plugin raises becomes a PluginError that
-names distribution, class and hook; what it returns is checked before anyone relies on it. Errors that belong to the
-contract (OutOfBlocks, say) pass, and so does what ends the work from outside: KeyboardInterrupt and Interruption.
+One guard a kind of plugin whose answers need a check. What a plugin raises is not contained: it ends the run, and
+`framework.registry.culprit` names the plugin where the run ends.
 """

@@ -1,33 +1,28 @@
-"""Error boundary around hash schemes."""
+"""Checks of the names that hash schemes give."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from framework.guard.boundary import Boundary
+from framework.guard.boundary import Guard
 from framework.interfaces.hash import HashScheme
 from framework.types import BlockHash, Namespace, TokenArray
 
 
-class GuardedHash:
-    """A hash scheme whose every failure is a PluginError naming distribution, class, method and rule.
+class GuardedHash(Guard):
+    """A hash scheme whose names are as many as there are blocks, each non-empty bytes; else a PluginError names it.
 
     It is handed read-only tokens. `HashScheme.block` is reached through `blocks` alone.
     """
 
     def __init__(self, scheme: HashScheme, block_size: int) -> None:
-        self._scheme = scheme
+        super().__init__("hash scheme", scheme)
         self._block_size = block_size
-        self._boundary = Boundary("hash scheme", type(scheme))
-        self.name, self.fault = type(scheme).__name__, self._boundary.fault
 
     def root(self, namespace: Namespace) -> BlockHash:
         """The hash that the namespace's first blocks hang below."""
-        try:
-            root = self._scheme.root(namespace, self._block_size)
-        except BaseException as error:
-            self._boundary.contain("root", error, f" for {namespace}")
+        root: BlockHash = self.plugin.root(namespace, self._block_size)
         self._check("root", [root])
         return root
 
@@ -44,10 +39,7 @@ class GuardedHash:
         if tokens.flags.writeable:
             view = tokens[:]
             view.setflags(write=False)  # a tenth of what assigning to its flags costs
-        try:
-            found: Any = self._scheme.blocks(parent, view, self._block_size)
-        except BaseException as error:
-            self._boundary.contain("blocks", error, f" for {len(tokens)} tokens")
+        found: Any = self.plugin.blocks(parent, view, self._block_size)
         if not isinstance(found, (list, tuple)) or len(found) != count:
             text = f"{len(found)} names" if isinstance(found, (list, tuple)) else type(found).__name__
             raise self.fault("blocks", f"must name {count} full blocks in a list, returned {text}")
@@ -59,4 +51,4 @@ class GuardedHash:
             return
         if [*map(type, found)].count(bytes) != len(found) or not all(found):
             bad = next(one for one in found if type(one) is not bytes or not one)
-            self._boundary.wrong(method, "a block's name must be non-empty bytes", bad)
+            self.wrong(method, "a block's name must be non-empty bytes", bad)

@@ -177,7 +177,6 @@ class Allocator(ABC):
 
         Raises:
             UnknownRequest, InvalidArgument: other tokens than those known. Nothing changed.
-            PluginError: the policy failed. Nothing is promised.
         """
 
     def withdraw(self, request: RequestId) -> Sequence[RequestId]:
@@ -188,7 +187,6 @@ class Allocator(ABC):
 
         Raises:
             UnknownRequest: nothing changed.
-            PluginError: the policy failed. The promise is withdrawn all the same; a second call returns the requests.
         """
         return ()
 
@@ -207,7 +205,6 @@ class Allocator(ABC):
 
         Raises:
             UnknownRequest, InvalidArgument: below 0. Nothing changed.
-            PluginError: the eviction policy failed. The entries are 0 all the same; a second call returns how many.
         """
         return 0
 
@@ -221,7 +218,6 @@ class Allocator(ABC):
 
         Raises:
             UnknownRequest: never allocated, or freed before.
-            PluginError: the eviction policy failed. The request is gone and its blocks are free all the same.
         """
 
     @abstractmethod
@@ -245,7 +241,6 @@ class Allocator(ABC):
 
         Raises:
             UnknownRequest: nothing changed.
-            PluginError: the policy failed. It is forgotten nonetheless: serving stale KV would be worse.
         """
 
     @abstractmethod

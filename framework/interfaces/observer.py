@@ -52,7 +52,9 @@ class Observed:
 
 
 class Call(NamedTuple):
-    """A call of the allocator that has ended, well or not. Arrays are the caller's, who writes on in them.
+    """A call of the allocator that has ended. One that raised is not given: it changed nothing, or ends the run.
+
+    Arrays are the caller's, who writes on in them.
 
     Attributes:
         name: the method of `Allocator`: allocate, extend, commit, promise, withdraw, fork, unref_leading, free, reset
@@ -62,7 +64,6 @@ class Call(NamedTuple):
         tokens: that were given: `allocate`, `commit` and `promise`.
         num_tokens: that were given as a number: `extend`, `fork` and `unref_leading`.
         hit: of `allocate`: what the request shares.
-        failed: it raised.
         table: the block ids of the request, of a `fork` of the child, as the call left them; of `free`, as they were
             before. Empty where there is none. To be asked while the observer is called.
     """
@@ -73,7 +74,6 @@ class Call(NamedTuple):
     tokens: TokenArray | None = None
     num_tokens: int = 0
     hit: Hit | None = None
-    failed: bool = False
     table: Callable[[], npt.NDArray[np.int32]] = lambda: np.empty(0, dtype=np.int32)
 
 

@@ -25,11 +25,12 @@ import torch.distributed
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from framework.errors import ConfigError, RankError
+from framework.errors import ConfigError, RankError, plugin_note
 from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder
 from framework.model.dense import dense_logits
 from framework.model.shard import Shard
+from framework.registry.culprit import named
 
 dist: Any = torch.distributed  # its types leave out what is made in C++
 
@@ -181,10 +182,14 @@ def work(shard: Shard, device: str, num_threads: int, pipe: Connection) -> None:
                 pipe.send(Done(value))
     except BaseException as error:
         with suppress(OSError):
-            pipe.send(Failed(f"failed: {type(error).__name__}: {one_line(error)}", isinstance(error, RankError)))
+            pipe.send(Failed(f"failed: {_said(error)}", isinstance(error, RankError)))
         os._exit(1)  # connections close at once, and the other ranks need not wait for a timeout
     _run_finalizers()  # semaphores of libraries, which would be reported as leaked
     os._exit(0)  # past the end of a process group's threads, which may outlast it
+
+
+def _said(error: BaseException) -> str:
+    return plugin_note(named(error)) or f"{type(error).__name__}: {one_line(error)}"
 
 
 def _end_with_rank_0() -> None:
@@ -363,8 +368,8 @@ class Ranks:
             yield
         except BaseException as error:
             if self._error is None:
-                why = f"{type(error).__name__}: {one_line(error)}"
-                self._error = RankError(f"the {self.size} ranks of this model were ended by {why}; load it again")
+                why = f"the {self.size} ranks of this model were ended by {_said(error)}; load it again"
+                self._error = RankError(why)
             self._end(kill=True)
             raise
 

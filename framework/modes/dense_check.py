@@ -68,7 +68,7 @@ def compare(llm: LLM, requests: Sequence[Request], limit: int) -> tuple[Sequence
         no verdict, and nulls, where nothing can be judged.
 
     Raises:
-        PluginError, RankError: the backend or a rank failed in a measuring pass; the run is then a failure.
+        RankError: a rank failed in a measuring pass; the run is then a failure.
     """
     ranks, loss = llm.model.ranks, llm.backend.capabilities.lossy
     own_dtype = llm.kv_dtype == llm.spec.dtype
@@ -119,7 +119,6 @@ def measure_loss(llm: LLM, requests: Sequence[Request], limit: int) -> list[Loss
     request.
 
     Raises:
-        PluginError: the backend failed.
         RankError: another rank failed.
     """
     decoder, ranks = llm.model.decoder, llm.model.ranks

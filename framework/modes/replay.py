@@ -15,7 +15,7 @@ from framework.engine.executors.replay import ReplayExecutor, StepCosts, constan
 from framework.engine.request import Request
 from framework.engine.streaming import RecordedEnd
 from framework.errors import ConfigError
-from framework.guard.facts import reported
+from framework.guard.facts import Reporting, reported
 from framework.guard.policy import GuardedPolicy
 from framework.guard.workload import GuardedWorkload
 from framework.interfaces.allocator import Allocator
@@ -96,7 +96,7 @@ def full_replay(session: Session, cache: OtherCache | None = None) -> dict[str, 
         )
 
     def outcome(complete: bool) -> dict[str, Any]:
-        summary = engine.state.summary()
+        summary = engine.state.summary(complete=complete)
         summary["goodput_requests_per_s"] = engine.metrics.goodput(options.slo_ttft_s, options.slo_tpot_s)
         summary = in_steps(summary) if unit == "steps" else summary
         summary.pop("engine_overhead", None)  # measured by the wall
@@ -104,10 +104,13 @@ def full_replay(session: Session, cache: OtherCache | None = None) -> dict[str, 
             summary = cache.results(engine.allocator, summary)
         if "offline_next_use_hit_rate" in measured:
             summary["gap_to_offline_next_use"] = _gap(summary["hit_rate"], measured["offline_next_use_hit_rate"])
+        facts: dict[str, Any] = {}
+        if complete:  # else one of these may be what failed
+            of: dict[str, Reporting] = {"allocator": engine.state.guarded, "eviction": GuardedPolicy(source.policy)}
+            facts = {**GuardedWorkload(source.workload).result(), **reported(of)}
         return {
             "num_skipped_lines": 0,
-            **GuardedWorkload(source.workload).result(),
-            **reported({"allocator": engine.state.guarded, "eviction": GuardedPolicy(source.policy)}),
+            **facts,
             **summary,
             **measured,
             "clock": source.clock,

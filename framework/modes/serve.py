@@ -108,7 +108,7 @@ def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest]) -> dic
         if session.settings.record:
             record(llm, requests, session.run.path / RECORDING)
         bought = what_fewer_bits_buy(session.config, llm, requests) if complete else {}
-        return {**summarise(llm, session.config), **judged, **bought}
+        return {**summarise(llm, session.config, complete=complete), **judged, **bought}
 
     return session.record(work, outcome)
 
@@ -202,8 +202,8 @@ def what_fewer_bits_buy(config: Config, llm: LLM, requests: Sequence[Request]) -
         )
 
 
-def summarise(llm: LLM, config: Config) -> dict[str, Any]:
-    """What the run measured, and on what."""
+def summarise(llm: LLM, config: Config, *, complete: bool) -> dict[str, Any]:
+    """What the run measured, and on what; of one that broke off (not `complete`) without what plugins report."""
     result: dict[str, Any] = {"clock": "wall", **names_of(config, (*KINDS, "model", "workload"))}
     result.update(
         device=llm.device,
@@ -214,8 +214,10 @@ def summarise(llm: LLM, config: Config) -> dict[str, Any]:
     )
     size = llm.tensor_parallel_size
     result.update(tensor_parallel_size=size, kv_bytes=llm.kv_bytes, kv_bytes_per_rank=llm.kv_bytes // size)
-    result.update(llm.engine.state.summary() | llm.below.names())
+    result.update(llm.engine.state.summary(complete=complete) | llm.below.names())
     result.update(llm.executor.summary(), warm_up_s=llm.warm_up_s, **llm.group_facts())
+    if not complete:  # one of them may be what failed
+        return result
     plugins: dict[str, Reporting] = {
         "allocator": llm.engine.state.guarded,
         "eviction": GuardedPolicy(llm.policy),

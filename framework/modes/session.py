@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from framework import tracking
-from framework.cli.exit import complain, describe, interrupts
+from framework.cli.exit import complain, describe, interrupts, sentence
 from framework.config.config import Config
 from framework.engine.engine import Engine, Trial
 from framework.engine.sizes import shortened
@@ -19,6 +19,7 @@ from framework.interfaces.mode import OnBegin as OnBegin
 from framework.interfaces.observer import RunView
 from framework.modes.watchdog import Watchdog
 from framework.registry.components import build_component
+from framework.registry.culprit import named
 from framework.results.layout import EVENTS, JOB
 from framework.results.reading import read_json, status_at_the_end, what_went_wrong
 from framework.sweep import identity
@@ -106,8 +107,8 @@ class Session:
         shared = {"seed": self.config.seed}
         for entry in self.config.observers:
             observer = GuardedObserver(build_component("observer", entry, shared))
-            self._stack.enter_context(closing(observer))
-            observer.start(view)
+            self._stack.enter_context(closing(observer.plugin))
+            observer.plugin.start(view)
             self.observers.append(observer)
 
     def observed(self, request: int) -> dict[str, Any]:
@@ -187,10 +188,13 @@ class Session:
             work()
             measured = measure(True)
         except BaseException as error:
+            error = named(error)
+            if not isinstance(error, KeyboardInterrupt):
+                self.observers = []  # one of them may be what failed
             found = self._salvage(measure)
             failure = self._failure(error)
             self._finish({**found, **failure, "reasons": [*failure["reasons"], *found.get("reasons", ())]})
-            raise
+            raise error
         return self._finish({"status": status_at_the_end({**self.facts, **measured}), **measured})
 
     def _finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,7 +222,7 @@ class Session:
         if error is None or self._recorded or (self.run.holds_result and not self.run.begun):
             return
         with suppress(FrameworkError, OSError):  # the error that ended the run is the one to report
-            self._finish(self._failure(error))
+            self._finish(self._failure(named(error)))
 
     def _abandon(self, reason: str) -> None:
         """The process is about to exit in the middle of a call that cannot be ended: leave the reason."""
@@ -239,15 +243,6 @@ class Session:
             other_inputs={f"{key}={path}": identity.digest_of(path) for key, path in read.items()},
             checkout=checkout,
         )
-
-
-def sentence(error: BaseException) -> str:
-    """`TypeName: its text` on one line."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:
-        text = "(its text cannot be had)"
-    return f"{type(error).__name__}: {text}"
 
 
 def names_of(config: Config, groups: tuple[str, ...]) -> dict[str, str]:

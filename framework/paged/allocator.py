@@ -14,7 +14,6 @@ from framework.errors import (
     InvalidArgument,
     InvariantViolation,
     OutOfBlocks,
-    PluginError,
     StaleHit,
     UnknownRequest,
 )
@@ -139,8 +138,7 @@ class PagedAllocator(Allocator):
         `self.pool.is_free(block)`; change nothing. `0 < count <= len(self.pool.free)`.
 
         Returns:
-            `count` distinct free block ids, as Python ints, in table order. Anything else is a PluginError, and the
-            call that needed the blocks changes nothing.
+            `count` distinct free block ids, as Python ints, in table order. Anything else is a PluginError.
         """
         return [BlockId(block) for block in self.pool.free[: -count - 1 : -1]]
 
@@ -325,11 +323,7 @@ class PagedAllocator(Allocator):
         copies = tuple(
             BlockCopy(BlockId(blocks[index]), BlockId(block)) for index, block in zip(shared, replacements, strict=True)
         )
-        try:
-            self.cache.replace(blocks, shared, replacements)
-        except PluginError:
-            self.cache.unref(fresh[len(shared) :])
-            raise
+        self.cache.replace(blocks, shared, replacements)
         blocks.fromlist(fresh[len(shared) :])
         table.shared = False
         self._copied_blocks += len(copies)
@@ -486,43 +480,33 @@ class PagedAllocator(Allocator):
         cached = [block for block in blocks if not pool.ref[block]]
         self._version += 1
         pool.access += 1
-        try:
-            self.cache.unpublish(blocks)
-        finally:
-            pool.set_free(cached)
+        self.cache.unpublish(blocks)
+        pool.set_free(cached)
 
     def forget(self, blocks: Sequence[int]) -> None:
-        """Let those of `blocks` that are cached, and no request uses, be free: lookups find them no longer.
-
-        Raises:
-            PluginError: the policy failed. They are free nonetheless.
-        """
+        """Let those of `blocks` that are cached, and no request uses, be free: lookups find them no longer."""
         pool = self.pool
         cached = [block for block in blocks if block and not pool.ref[block] and pool.block_hash[block] is not None]
         if not cached:
             return
         self._version += 1
-        try:
-            self.cache.unpublish(cached[::-1])
-        finally:
-            pool.set_free(cached)
+        self.cache.unpublish(cached[::-1])
+        pool.set_free(cached)
 
     def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
         table = self._table(request)
         for block, when in zip(table.blocks[: table.published], next_use, strict=False):
             if block:
                 self.pool.set_next_use((block,), when)
-        try:
-            if self.promises:
-                self.promises.end(table)
-        finally:
-            del self._tables[request]
-            self.pool.access += 1
-            self._version += 1
-            blocks = table.blocks[table.num_null :] if table.num_null else table.blocks
-            if self._requests is not None:
-                self._requests.ended(blocks, table.facts, len(table.token_bytes) // 4)
-            self.cache.unref(blocks[::-1], len(table.blocks) - max(table.published, table.num_null))
+        if self.promises:
+            self.promises.end(table)
+        del self._tables[request]
+        self.pool.access += 1
+        self._version += 1
+        blocks = table.blocks[table.num_null :] if table.num_null else table.blocks
+        if self._requests is not None:
+            self._requests.ended(blocks, table.facts, len(table.token_bytes) // 4)
+        self.cache.unref(blocks[::-1], len(table.blocks) - max(table.published, table.num_null))
 
     def table(self, request: RequestId, group: int = 0) -> npt.NDArray[np.int32]:
         return np.frombuffer(bytearray(self._table(request).blocks), dtype=_INT32)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from framework.errors import InvalidArgument, PluginError
-from framework.guard.boundary import Boundary
+from framework.errors import InvalidArgument
+from framework.guard.boundary import Guard
 from framework.guard.policy import PolicyHost
 from framework.interfaces.allocator import CacheEvent
 from framework.paged.index import PrefixIndex
@@ -23,8 +22,7 @@ ChooseFree = Callable[[int], Sequence[BlockId]]
 class BlockCache:
     """Moves blocks between free, cached and in use, and keeps pool, index and eviction policy in step.
 
-    Every method does the calls into plugins first, and undoes those before it if one of them fails, so that a
-    PluginError leaves pool and index as they were.
+    NOTE. A plugin that raises, or names what is no candidate, leaves all of it half changed: it ends the run.
 
     NOTE. A block in use mostly has all blocks above it in use: whoever names it names them. Not so where forks share a
     block before it is published and one of them meets an equal block above that was published meanwhile: it uses that
@@ -58,7 +56,6 @@ class BlockCache:
         self.detached: set[int] = set()
         self.listener: Callable[[CacheEvent], Any] | None = None
         self._choose_free = choose_free
-        self._chooser = Boundary("allocator", type(getattr(choose_free, "__self__", self)), (PluginError,))
 
     def available(self, hits: Sequence[int] = ()) -> int:
         """Blocks that `take` can hand out beside these hits. O(hits)."""
@@ -74,22 +71,15 @@ class BlockCache:
         Free blocks go first, then the policy's victims. The caller has checked `available(hits) >= count`.
 
         Raises:
-            PluginError: the policy or `choose_free` broke a rule; nothing changed.
+            PluginError: the policy named no candidate, or `choose_free` no free block.
         """
         pool, host = self.pool, self.host
         spare = min(count, len(pool.free))
         fresh = self._choose(spare) if spare else []
         if hits:
-            pinned, accesses, priorities = self._share(hits, priority)
-        try:
-            if hits:
-                host.pin(pinned)
-                host.hit(hits[::-1])
-            victims = host.victims(count - spare) if count > spare else []
-        except PluginError:
-            if hits:
-                self._unshare(hits, pinned, accesses, priorities)
-            raise
+            host.pin(self._share(hits, priority))
+            host.hit(hits[::-1])
+        victims = host.victims(count - spare) if count > spare else []
         if not spare:
             pass
         elif self._choose_free is None:
@@ -106,11 +96,7 @@ class BlockCache:
         return fresh
 
     def take_one(self) -> int:
-        """`take(1)`, for the call that a decoding request makes: no lists.
-
-        Raises:
-            PluginError: as `take`; nothing changed.
-        """
+        """`take(1)`, for the call that a decoding request makes: no lists."""
         if self._choose_free is not None:
             return self.take(1)[0]
         pool = self.pool
@@ -127,21 +113,19 @@ class BlockCache:
         free = self.pool.free
         if self._choose_free is None or not count:
             return free[: -count - 1 : -1].tolist()
-        try:
-            chosen: list[Any] = list(self._choose_free(count))
-        except BaseException as error:
-            self._chooser.contain("choose_free", error, f" when asked for {count} of {len(free)} free blocks")
+        answer: Any = self._choose_free(count)
+        chosen: list[Any] = [*answer] if isinstance(answer, Iterable) else []
         sound = all(type(block) is int and 0 < block <= self.pool.num_blocks for block in chosen)
         if len(chosen) != count or not sound or len({*chosen}) != count or not all(map(self.pool.is_free, chosen)):
-            self._chooser.wrong("choose_free", f"must return {count} distinct free blocks", chosen)
+            guard = Guard("allocator", getattr(self._choose_free, "__self__", self))
+            guard.wrong("choose_free", f"must return {count} distinct free blocks", answer)
         return chosen
 
-    def _share(self, hits: Sequence[int], priority: int) -> tuple[list[int], Iterable[int], list[tuple[int, int]]]:
-        """Count a reference and the hit's facts; returns the blocks to pin, and what is needed to undo it."""
+    def _share(self, hits: Sequence[int], priority: int) -> list[int]:
+        """Count a reference and the hit's facts; returns the blocks to pin."""
         pool = self.pool
-        priorities: list[tuple[int, int]] = []
         pinned: list[int] = []
-        accesses, idle = _count_users(pool, hits)
+        idle = _count_users(pool, hits)
         if idle:
             candidate = pool.candidate
             pinned = [block for block in reversed(idle) if candidate[block]]
@@ -150,22 +134,8 @@ class BlockCache:
             importance = pool.priority
             for block in hits:
                 if importance[block] < priority:
-                    priorities.append((block, importance[block]))
                     importance[block] = priority
-        return pinned, accesses, priorities
-
-    def _unshare(
-        self, hits: Sequence[int], pinned: list[int], accesses: Iterable[int], priorities: list[tuple[int, int]]
-    ) -> None:
-        pool = self.pool
-        for block, access in zip(hits, accesses, strict=True):
-            pool.ref[block] -= 1
-            pool.used -= not pool.ref[block]
-            pool.hits[block] -= 1
-            pool.last_access[block] = access
-        for block, priority in priorities:
-            pool.priority[block] = priority
-        self.host.unpin(pinned)
+        return pinned
 
     def _evict(self, blocks: Sequence[int]) -> None:
         """These are evicted; the policy knows already."""
@@ -209,7 +179,7 @@ class BlockCache:
             How many contents are published, and the first table index that was swapped (len(table) if none).
 
         Raises:
-            PluginError, InvalidArgument: nothing changed.
+            InvalidArgument: nothing changed.
         """
         pool, blocks = self.pool, table[first : first + len(hashes)]
         if not unpublished and any(map(pool.block_hash.__getitem__, blocks)):
@@ -225,12 +195,8 @@ class BlockCache:
             else []
         )
         pinned = [holders[offset] for offset in reversed(swaps) if pool.candidate[holders[offset]]]
-        try:
-            self.host.pin(pinned)
-            self.host.admit(new[::-1])
-        except PluginError:
-            self._undo_publication(new, pinned)
-            raise
+        self.host.pin(pinned)
+        self.host.admit(new[::-1])
         if self.listener is not None:  # else nobody needs the names
             self.tell("admit", new, [hashes[offset] for offset in places])
         for offset in swaps:
@@ -256,36 +222,21 @@ class BlockCache:
         if holder != block:
             if not holder:
                 return 0, len(table)
-            self._use_holder(table, index, holder, priority)
+            if pool.candidate[holder]:
+                self.host.pin((holder,))
+            self._swap(table, index, holder, priority)
             return 1, index
         pool.block_hash[block] = block_hash
         pool.describe(block, index, priority, tenant)
-        try:
-            self.host.admit((block,))
-        except PluginError:
-            self._undo_publication((block,), ())
-            raise
+        self.host.admit((block,))
         if self.listener is not None:
             self.tell("admit", (block,), (block_hash,))
         return 1, len(table)
-
-    def _use_holder(self, table: array[int], index: int, holder: int, priority: int) -> None:
-        if self.pool.candidate[holder]:
-            try:
-                self.host.pin((holder,))
-            except PluginError:
-                self._undo_publication((), (holder,))
-                raise
-        self._swap(table, index, holder, priority)
 
     def _check_hashes(self, blocks: Sequence[int], hashes: Sequence[BlockHash]) -> None:
         for block, block_hash in zip(blocks, hashes, strict=True):
             if self.pool.block_hash[block] not in (None, block_hash):
                 raise InvalidArgument(f"commit into block {block}, which is published with other content; extend first")
-
-    def _undo_publication(self, new: Sequence[int], pinned: Sequence[int]) -> None:
-        self.index.remove(new[::-1])
-        self.host.unpin(pinned)
 
     def _swap(self, table: array[int], index: int, block: int, priority: int) -> None:
         """Let the table use `block`, which holds the same content, in place of its own."""
@@ -306,10 +257,6 @@ class BlockCache:
         """Give back one reference to each of these, deepest first. Who has none left is cached or free.
 
         All after the first `unpublished` are known to be published; None: nothing is known.
-
-        Raises:
-            PluginError: the policy failed. The references are gone all the same, and so is the content of the blocks
-                that the policy would not take: they are free.
         """
         idle, hash_of = self.pool.unref(blocks), self.pool.block_hash
         unsure = idle[:unpublished] if len(idle) == len(blocks) else idle
@@ -317,12 +264,7 @@ class BlockCache:
         if freed:
             self.pool.set_free(freed)
             idle = [block for block in idle if hash_of[block] is not None]
-        try:
-            kept = self.host.kept(idle, self.give_up, self._stays if self.leaf_only else None)
-        except PluginError:
-            self._free_refused([block for block in idle if hash_of[block] is not None])
-            raise
-        self._make_candidates(kept)
+        self._make_candidates(self.host.kept(idle, self.give_up, self._stays if self.leaf_only else None))
 
     def _stays(self, block: int) -> bool:
         return not self.is_leaf(block)
@@ -334,28 +276,16 @@ class BlockCache:
         self.pool.set_free([block])
 
     def replace(self, table: array[int], places: Sequence[int], fresh: Sequence[int]) -> None:
-        """Put `fresh` blocks, just taken, at these places of a table; the blocks there lose one reference.
-
-        Raises:
-            PluginError: the policy would not take a block that is unreferenced now. The table is as before, and the
-                fresh blocks are free.
-        """
+        """Put `fresh` blocks, just taken, at these places of a table; the blocks there lose one reference."""
         pool, ref = self.pool, self.pool.ref
         sources = [table[place] for place in places]
         leaving = [block for block in reversed(sources) if ref[block] == 1]
-        detached = self.detached.intersection(leaving)
-        rejoined = self._rejoin(leaving) if detached else []
+        rejoined = self._rejoin(leaving) if self.detached else []
         offered = [block for block in leaving if not self.leaf_only or self.is_leaf(block)]
         for block in leaving:
             pool.last_access[block] = pool.access
-        try:
-            self.host.pin(rejoined)
-            self.host.release(offered)
-        except PluginError:
-            self.host.unpin(rejoined)
-            self.detached |= detached
-            self.unref(fresh)
-            raise
+        self.host.pin(rejoined)
+        self.host.release(offered)
         for place, source, block in zip(places, sources, fresh, strict=True):
             ref[source] -= 1
             table[place] = block
@@ -365,12 +295,8 @@ class BlockCache:
         rejoined = self._rejoin(blocks) if self.detached else []
         if self.leaf_only:
             blocks = [block for block in blocks if self.is_leaf(block)]
-        try:
-            self.host.pin(rejoined)
-            self.host.release(blocks)
-        except PluginError:
-            self._free_refused(blocks)
-            raise
+        self.host.pin(rejoined)
+        self.host.release(blocks)
 
     def leave(self, block: int) -> int:
         above = self.index.parent(block)
@@ -407,65 +333,37 @@ class BlockCache:
                 above[parent] = None
         return list(above)
 
-    def _free_refused(self, blocks: list[int]) -> None:
-        """Make candidates free that no policy keeps."""
-        pool = self.pool
-        above = dict.fromkeys(map(self.index.parent, blocks)) if self.leaf_only else {}
-        self._evict(blocks)
-        pool.set_free(blocks)
-        offered = [block for block in above if block and pool.block_hash[block] is not None and not pool.ref[block]]
-        offered = [block for block in offered if not pool.candidate[block] and self.is_leaf(block)]
-        if offered:
-            with suppress(PluginError):
-                self._make_candidates(offered)
-
     def reset(self) -> None:
-        """Unpublish everything: cached blocks become free, those in use lose their hash and stay.
-
-        Raises:
-            PluginError: the policy failed. All is unpublished nonetheless.
-        """
+        """Unpublish everything: cached blocks become free, those in use lose their hash and stay."""
         pool = self.pool
         published = [block for block in range(1, pool.num_blocks + 1) if pool.block_hash[block] is not None]
         published.sort(key=pool.depth.__getitem__, reverse=True)
         cached = [block for block in published if not pool.ref[block]]
-        try:
-            self.unpublish(published)
-        finally:
-            pool.set_free(cached)
+        self.unpublish(published)
+        pool.set_free(cached)
 
     def unpublish(self, blocks: Sequence[int]) -> None:
-        """Let lookups find these, deepest first, no longer, for another reason than that room was needed.
-
-        Raises:
-            PluginError: the policy failed. They are unpublished nonetheless.
-        """
-        failure: PluginError | None = None
+        """Let lookups find these, deepest first, no longer, for another reason than that room was needed."""
         for block in blocks:
-            try:
-                self.host.drop(block)
-            except PluginError as error:
-                failure = failure or error
+            self.host.drop(block)
         self._unpublish(blocks)
-        if failure is not None:
-            raise failure
 
 
-def _count_users(pool: BlockPool, hits: Sequence[int]) -> tuple[Iterable[int], list[int]]:
-    """Count a reference and a hit for each of these; returns their last accesses before, and who had no reference."""
+def _count_users(pool: BlockPool, hits: Sequence[int]) -> list[int]:
+    """Count a reference and a hit for each of these; returns who had no reference."""
     if len(hits) < MANY:
-        users, accesses = gather(pool.ref, hits), gather(pool.last_access, hits)
+        users = gather(pool.ref, hits)
         for block, others in zip(hits, users, strict=True):
             pool.ref[block] = others + 1
             pool.hits[block] += 1
             pool.last_access[block] = pool.access
-        return accesses, [block for block, others in zip(hits, users, strict=True) if not others]
+        return [block for block, others in zip(hits, users, strict=True) if not others]
     rows, views = indices(hits), pool.views
-    counts, before = views.ref[rows], views.last_access[rows]
+    counts = views.ref[rows]
     views.ref[rows] = counts + 1
     views.hits[rows] = views.hits[rows] + 1
     views.last_access[rows] = pool.access
     if np.count_nonzero(counts) == len(counts):
-        return before, []
+        return []
     idle: list[int] = rows[counts == 0].tolist()
-    return before, idle
+    return idle

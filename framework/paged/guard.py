@@ -1,4 +1,4 @@
-"""What an allocator that does without the rest of the toolkit puts around its policy and its hash scheme."""
+"""Checks of a policy's and a hash scheme's answers, for an allocator that does without the rest of the toolkit."""
 
 from framework.guard.hash import GuardedHash as GuardedHash
 from framework.guard.policy import GuardedPolicy as GuardedPolicy

@@ -33,7 +33,7 @@ class BlockHashes(tuple[BlockHash, ...]):
 
 
 class BlockHasher:
-    """A hash scheme, guarded, with the roots of the namespaces seen.
+    """A hash scheme, whose names are checked, with the roots of the namespaces seen.
 
     A root is a hash and an anchor: an integer below 0 that stands for the namespace in a PrefixIndex.
     """
@@ -375,7 +375,8 @@ class PrefixIndex:
         listed = ~inner
         listed[inner] = first[outer] != nodes[inner]
         for place in np.flatnonzero(listed).tolist():
-            del self._others[int(above[place]), self._pool.block_hash[blocks[place]]]
+            block_hash: Any = self._pool.block_hash[blocks[place]]
+            del self._others[int(above[place]), block_hash]
         first[above[~listed]] = block_of[nodes] = 0
         _view(self._node)[where] = 0
         self._unused.frombytes(nodes.astype(np.int32).tobytes())

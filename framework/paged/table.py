@@ -125,11 +125,7 @@ class Promises:
         return bool(self.owner or self.broken)
 
     def promise(self, table: Table, num_tokens: int) -> bool:
-        """Publish the blocks that the table's first `num_tokens` fill; whether there were any to publish.
-
-        Raises:
-            PluginError: nothing changed.
-        """
+        """Publish the blocks that the table's first `num_tokens` fill; whether there were any to publish."""
         pool, first = self._cache.pool, table.published
         full = num_tokens // pool.block_size
         if table.closed or table.shared or full <= first:
@@ -212,11 +208,7 @@ class Promises:
             self._withdraw(request)
 
     def withdraw_all(self, table: Table) -> None:
-        """Unpublish what the table's request promised and what relied on it.
-
-        Raises:
-            PluginError: the policy failed; it is done nonetheless.
-        """
+        """Unpublish what the table's request promised and what relied on it."""
         blocks = self._withdraw(table.request.id)
         if not blocks:
             return
@@ -228,11 +220,7 @@ class Promises:
         self._cache.unpublish(blocks[::-1])
 
     def end(self, table: Table) -> None:
-        """The table is about to be freed: it relies on nobody any more, and nobody on it.
-
-        Raises:
-            PluginError: as `withdraw_all`.
-        """
+        """The table is about to be freed: it relies on nobody any more, and nobody on it."""
         request = table.request.id
         self.broken.pop(request, None)
         for readers in self._readers.values():

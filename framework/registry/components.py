@@ -76,7 +76,7 @@ def build(
     Raises:
         ConfigError: see `check_options`.
         UnknownPlugin, DuplicatePlugin, PluginImportError: see `load`.
-        PluginError: the constructor raised, or names a shared value that is not given here.
+        PluginError: the constructor names a shared value that is not given here.
     """
     shared = shared or {}
     cls = load(kind, name)

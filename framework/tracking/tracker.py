@@ -1,4 +1,4 @@
-"""Error boundary around a run's tracker: one that fails is dropped with a warning, and the run goes on."""
+"""The tracker of a run: one that fails is dropped with a warning, and the run goes on."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def requests_of(workload: Workload, name: str) -> Iterator[WorkloadRequest]:
 
     Raises:
         WorkloadError: a source that cannot be read, or no request at all.
-        PluginError: the workload raised something else, or yielded something else than requests.
+        PluginError: the workload yielded something else than requests.
     """
     count = 0
     for request in GuardedWorkload(workload).requests():

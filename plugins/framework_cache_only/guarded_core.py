@@ -1,4 +1,4 @@
-"""Error boundary around replay cores."""
+"""Checks of what replay cores count."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from framework.errors import InvalidArgument, PluginError
-from framework.guard.boundary import Boundary, is_count
+from framework.guard.boundary import Guard, is_count
 from framework.interfaces.eviction import EvictionPolicy
 from framework_cache_only.replay_core import ReferencePaths, ReplayCore, ReplayCounts
 
 
-class GuardedReplayCore(ReplayCore):
-    """A core whose every failure is InvalidArgument or a PluginError: one count a request, none above its blocks."""
+class GuardedReplayCore(Guard, ReplayCore):
+    """A core that counts each request once and none above its blocks; else a PluginError names it."""
 
     def __init__(self, core: ReplayCore) -> None:
-        self.plugin = core
-        self._boundary = Boundary("replay core", type(core), (InvalidArgument, PluginError))
+        super().__init__("replay core", core)
 
     def count(
         self,
@@ -28,22 +26,18 @@ class GuardedReplayCore(ReplayCore):
         leaf_first: bool = False,
         bypass: bool = False,
     ) -> ReplayCounts | None:
-        boundary = self._boundary
-        try:
-            found: Any = self.plugin.count(paths, policy, num_blocks, leaf_first=leaf_first, bypass=bypass)
-        except BaseException as error:
-            boundary.contain("count", error)
+        found: Any = self.plugin.count(paths, policy, num_blocks, leaf_first=leaf_first, bypass=bypass)
         if found is None:
             return None
         if not isinstance(found, ReplayCounts) or not (is_count(found.admitted) and is_count(found.evictions)):
-            boundary.wrong("count", "must return ReplayCounts of ints, or None", found)
+            self.wrong("count", "must return ReplayCounts of ints, or None", found)
         lengths, hits = np.diff(paths.starts), found.request_hits
         if not isinstance(hits, np.ndarray) or hits.dtype.kind not in "iu" or hits.shape != lengths.shape:
             counted = getattr(hits, "shape", type(hits).__name__)
-            raise boundary.fault("count", f"must count {len(lengths)} requests in an array of ints, counted {counted}")
+            raise self.fault("count", f"must count {len(lengths)} requests in an array of ints, counted {counted}")
         wrong = ((hits < 0) | (hits > lengths)).nonzero()[0]
         if len(wrong):
             request = int(wrong[0])
             what = f"counted {hits[request]} hits of request {request}, which references {lengths[request]} blocks"
-            raise boundary.fault("count", what)
+            raise self.fault("count", what)
         return found

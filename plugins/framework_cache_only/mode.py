@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from framework.cli.progress import reference_progress
 from framework.config.config import Config
-from framework.errors import ConfigError, FrameworkError
-from framework.guard.boundary import Boundary
+from framework.errors import ConfigError
 from framework.guard.facts import reported
 from framework.guard.observer import GuardedObserver
 from framework.guard.policy import GuardedPolicy
@@ -103,7 +102,7 @@ def _counted_in(session: Session, options: CacheOnly) -> dict[str, Any]:
             )
         total = num_blocks + (0 if below is None else below.num_blocks)
         for observer in session.observers:
-            observer.ask("counted", Counted(paths=paths, hits=counts.request_hits, num_blocks=total))
+            observer.plugin.counted(Counted(paths=paths, hits=counts.request_hits, num_blocks=total))
         if session.settings.requests:
             log_requests(session, paths, counts.request_hits, below)
         if options.optimum:
@@ -213,35 +212,32 @@ def _losses_of(observers: Sequence[GuardedObserver]) -> Losses | None:
     """
     parts = []
     for observer in observers:
-        losses: Any = observer.ask("losses")
+        losses: Any = observer.plugin.losses()
         if isinstance(losses, Losses):
-            parts.append((Boundary("losses", type(losses), (FrameworkError,)), losses))
+            parts.append(losses)
         elif losses is not None:
-            Boundary("observer", type(observer.plugin)).wrong("losses", "must return Losses or None", losses)
+            observer.wrong("losses", "must return Losses or None", losses)
     return _AllLosses(parts) if parts else None
 
 
 class _AllLosses(Losses):
-    """Tells several; what one of them raises names it."""
+    """Tells several."""
 
-    def __init__(self, parts: Sequence[tuple[Boundary, Losses]]) -> None:
+    def __init__(self, parts: Sequence[Losses]) -> None:
         self._parts = parts
 
     def evicted(self, request: int, nodes: Sequence[int]) -> None:
-        self._tell("evicted", request, nodes)
+        for part in self._parts:
+            part.evicted(request, nodes)
 
     def declined(self, request: int, nodes: Sequence[int]) -> None:
-        self._tell("declined", request, nodes)
+        for part in self._parts:
+            part.declined(request, nodes)
 
     def kept(self, request: int, nodes: Sequence[int]) -> None:
-        self._tell("kept", request, nodes)
+        for part in self._parts:
+            part.kept(request, nodes)
 
     def out_of_reach(self, request: int, nodes: Sequence[int]) -> None:
-        self._tell("out_of_reach", request, nodes)
-
-    def _tell(self, hook: str, request: int, nodes: Sequence[int]) -> None:
-        for boundary, part in self._parts:
-            try:
-                getattr(part, hook)(request, nodes)
-            except BaseException as error:
-                boundary.contain(hook, error)
+        for part in self._parts:
+            part.out_of_reach(request, nodes)

@@ -361,7 +361,7 @@ def count(
     """Whether the core counted, and the counts; what it has no version of is said in a sentence on stderr.
 
     Raises:
-        PluginError: the core failed, or counted for another number of requests, or more hits than blocks.
+        PluginError: the core counted for another number of requests, or more hits than blocks.
     """
     if core is not None:
         found = core.count(paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass)

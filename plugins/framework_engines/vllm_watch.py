@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from framework.errors import ConfigError
+from framework.errors import ConfigError, plugin_note
 from framework.files.jsonl import dump_line, json_text
 from framework.guard.boundary import OUTSIDE
+from framework.registry.culprit import named
 from framework.results.layout import REQUESTS, RESULT
 from framework.types import RequestFacts, RequestId, RequestInfo
 from framework_engines.pool_facts import PoolFacts
@@ -54,7 +55,7 @@ class PolicyQueue:
     ) -> None:  # fmt: skip
         self.order, self.blocks, self._on_declined, self.hash_of = order, blocks, on_declined, hash_of
         self.facts: PoolFacts | None = facts
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self._candidate = facts.candidate
         self.counted = False
         self.seconds, self.num_victims = 0.0, 0
@@ -116,12 +117,13 @@ class PolicyQueue:
             return act(self.facts)
         except OUTSIDE:
             raise
-        except Exception as error:
+        except BaseException as raised:  # SystemExit too: the requests are somebody's
+            error = named(raised)
             self.facts, self.failure = None, error
             self._candidate[:] = bytes(len(self._candidate))
             logger.error(
                 "The eviction policy failed and is not asked again; blocks go in vLLM's own order from here on, as "
-                f"without a PolicyConnector. {type(error).__name__}: {error}", exc_info=error,
+                f"without a PolicyConnector. {plugin_note(error) or error}", exc_info=error,
             )  # fmt: skip
             return None
         finally:

@@ -57,7 +57,7 @@ class EventObserver(Observer):
                 self._hashes.clear()
                 self.stream.cleared()
                 return
-        elif name == "allocate" and not call.failed:
+        elif name == "allocate":
             assert info is not None
             assert tokens is not None
             assert call.hit is not None
@@ -65,12 +65,11 @@ class EventObserver(Observer):
             hit_blocks = [*call.hit.hashes[: call.hit.num_tokens // self._block_size]]
             if hit_blocks and self.stream.report_hits:
                 self._store(request, hit_blocks, None, 0)
-        elif tokens is not None and name != "allocate":
+        elif tokens is not None:
             self._hold(request, tokens)
         elif info is not None and name == "fork":
-            if not call.failed:
-                self._requests[info.id] = info
-                self._tokens[info.id] = self._tokens.get(request, bytearray())[: 4 * call.num_tokens]
+            self._requests[info.id] = info
+            self._tokens[info.id] = self._tokens.get(request, bytearray())[: 4 * call.num_tokens]
             request = info.id
         if events:
             self._settle(request, call.table, events)

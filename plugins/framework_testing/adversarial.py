@@ -1,4 +1,4 @@
-"""Plugins that break the rules on purpose: what an allocator must contain, and what a kit must catch.
+"""Plugins that break the rules on purpose: what an allocator must refuse, and what a kit must catch.
 
 Nothing here is for use. Each class breaks one rule and says which in its docstring.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from framework.errors import NoCandidate
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import DigestScheme
-from framework.types import BlockHash, BlockId, Namespace, TokenArray
+from framework.types import BlockHash, BlockId, TokenArray
 from framework_testing.oracles.eviction import SlowLru
 
 # Schemes: the first is sound, the next three are legal but weak, the rest break a rule
@@ -73,29 +73,6 @@ NamesAreNone = _naming("NamesAreNone", lambda names: [None] * len(names))
 OneNameShort = _naming("OneNameShort", lambda names: names[:-1])
 
 
-class RaisesWhenNaming(ReferenceHash):
-    """Breaks: naming a block does not fail. Raises from the k-th block on."""
-
-    collision_resistant = False
-
-    def __init__(self, after: int = 0) -> None:
-        self.left = after
-
-    def blocks(self, parent: BlockHash, tokens: TokenArray, block_size: int) -> list[BlockHash]:
-        names = super().blocks(parent, tokens, block_size)
-        self.left -= len(names)
-        if self.left < 0:
-            raise RuntimeError("this scheme fails on purpose")
-        return names
-
-
-class RaisesAtRoot(ReferenceHash):
-    """Breaks: naming a root does not fail."""
-
-    def root(self, namespace: Namespace, block_size: int) -> BlockHash:
-        raise RuntimeError("this scheme fails on purpose")
-
-
 class MutatesTokens(ReferenceHash):
     """Breaks: tokens stay the caller's."""
 
@@ -107,8 +84,7 @@ class MutatesTokens(ReferenceHash):
 
 def bad_names() -> Iterator[Any]:
     """Schemes whose names no allocator may accept."""
-    yield from (NamesAreText(), NamesAreNumbers(), NamesAreNone(), OneNameShort(), RaisesWhenNaming(),
-                RaisesWhenNaming(1), RaisesAtRoot(), MutatesTokens())  # fmt: skip
+    yield from (NamesAreText(), NamesAreNumbers(), NamesAreNone(), OneNameShort())
 
 
 # Policies
@@ -156,13 +132,12 @@ NamesFloat = _answering("NamesFloat", float)
 NamesBool = _answering("NamesBool", lambda right: True)  # which is not block 1
 NamesNone = _answering("NamesNone", lambda right: None)
 NamesNobody = _answering("NamesNobody", lambda right: _raises(NoCandidate("this policy refuses on purpose")))
-RaisesOnVictim = _answering("RaisesOnVictim", lambda right: _raises(RuntimeError("this policy fails on purpose")))
 
 
 def bad_victims() -> Iterator[EvictionPolicy]:
     """Policies whose choice an allocator must refuse, by name."""
     yield from (NamesPinned(), NamesNull(), NamesUnknown(), NamesNegative(), NamesFloat(), NamesNone(), NamesBool(),
-                NamesNobody(), RaisesOnVictim())  # fmt: skip
+                NamesNobody())  # fmt: skip
 
 
 class RaisesInHook(SlowLru):

@@ -127,10 +127,6 @@ def _named(namespace: Namespace) -> str:
     return ", ".join(text for text in named if not text.endswith("''")) or "plain"
 
 
-class Contained(Exception):
-    """A tolerated error ended a step; the driver has checked what it left behind."""
-
-
 class Violation(AssertionError):
     """A component broke a rule. The text holds the rule, what was seen, and the calls that led there."""
 
@@ -220,7 +216,6 @@ class Judge:
         self.pending: dict[int, int] = {}  # promised blocks, and who computes each
         self.totals: Counter[str] = Counter()
         self.next_id, self.now = 1, 0.0
-        self.tolerates: type[FrameworkError] | None = None
         allocator.listen(self._heard)
 
     def fail(self, rule: str, seen: object = "") -> Violation:
@@ -272,25 +267,9 @@ class Judge:
         except Violation:
             raise
         except Exception as error:
-            if self.tolerates is not None and isinstance(error, self.tolerates):
-                self.history[-1] += f" raised {error}"
-                self._recover()
-                raise Contained from error
             names = ", ".join(kind.__name__ for kind in allowed) or "no error"
             raise self.fail(f"{text} raised {error!r}, where {names} is allowed") from error
         return result
-
-    def _recover(self) -> None:
-        """After a tolerated error: every table is as before or, if it was being freed, gone; no new one appeared."""
-        for request in list(self.live):
-            try:
-                self._table(request)
-            except UnknownRequest:
-                self.need(self.history[-1].startswith(f"free(request {request})"), "an error took a table", request)
-                for block in self.tables[request]:  # what a policy would not take back is given up
-                    self.truth.unpublish(block)
-                del self.live[request], self.tables[request]
-        self.after()
 
     def _table(self, request: int) -> list[int]:
         return [int(block) for block in self.allocator.table(RequestId(request))]
@@ -370,8 +349,8 @@ class Judge:
             raise self.fail("used_blocks is not the number of blocks that tables name", f"{stats}, {self.tables}")
         self.need(stats.num_requests == len(self.live), "num_requests is not the number of live tables", stats)
         for name in ("hit_tokens", "prompt_tokens", "copied_blocks", "evictions"):
-            if name == "evictions" and (self.tolerates is not None or not self.events):
-                continue  # what a failing policy would not take back may count; and who sends no events shows none
+            if name == "evictions" and not self.events:
+                continue  # who sends no events shows none
             if getattr(stats, name) != self.totals[name]:
                 found = f"{getattr(stats, name)}, seen {self.totals[name]}; {stats}"
                 raise self.fail(f"{name} is not what was seen", found)

@@ -18,7 +18,7 @@ from random import Random
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
-from framework.errors import NoCandidate, PluginError
+from framework.errors import NoCandidate
 from framework.guard.policy import PolicyHost, names_in_bulk
 from framework.interfaces.eviction import Block, BlockView, EvictionPolicy, ScoredPolicy
 from framework.paged.cache import BlockCache
@@ -156,10 +156,10 @@ class Cache:
         """Do it; what the policy raises or answers wrongly breaks a rule."""
         try:
             return work()
-        except PluginError as error:
-            if isinstance(error.__cause__, Violation):
-                raise error.__cause__ from None
-            self.need(False, "the policy failed", f"{error}; candidates {sorted(self.candidates)}")
+        except Violation:
+            raise
+        except Exception as error:
+            self.need(False, "the policy failed", f"{error!r}; candidates {sorted(self.candidates)}")
             raise
 
     def nobody(self) -> None:
@@ -261,7 +261,7 @@ def random_steps(seed: int, num_steps: int = 40) -> list[Step]:
     return [(name, draw.randrange(100), draw.randrange(100)) for name in names]
 
 
-def _over_random_steps(run: Callable[[list[Step], int], None], examples: int, num_steps: int = 60) -> None:
+def _over_random_steps(run: Callable[[list[Step], int], object], examples: int, num_steps: int = 60) -> None:
     """`run(steps, num_blocks)` over random histories in pools of 1 to 9 blocks; a failure shows the shortest."""
     for seed in range(examples):
         fail_shortest(run, random_steps(seed, num_steps), 1 + seed % 9)

@@ -6,12 +6,11 @@ Seeded `random` and a greedy shrinker, not Hypothesis: DECISIONS.md says what wa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from random import Random
 from typing import Any
 
 from framework.types import Namespace
-from framework_testing.driver import Contained, Driver, Violation
+from framework_testing.driver import Driver, Violation
 
 Step = tuple[Any, ...]
 """A `do_` method of the driver, and what it is given: requests by position, so that any step suits any state."""
@@ -68,13 +67,12 @@ def random_history(draw: Random, num_steps: int, longest: int, weights: Mapping[
 
 
 def play(driver: Driver, history: list[Step]) -> None:
-    """Do the steps one by one; the driver checks after each, and goes on after an error that it tolerates."""
+    """Do the steps one by one; the driver checks after each."""
     for name, *given in history:
-        with suppress(Contained):
-            getattr(driver, f"do_{name}")(*given)
+        getattr(driver, f"do_{name}")(*given)
 
 
-def fail_shortest(run: Callable[[list[Step], int], None], history: list[Step], num_blocks: int) -> None:
+def fail_shortest(run: Callable[[list[Step], int], object], history: list[Step], num_blocks: int) -> None:
     """Run a history in a pool of so many blocks; when it breaks a rule, raise what the least of it still raises.
 
     Takes the smallest pool in which it still does, drops runs of steps, halving their length down to one, and makes
@@ -123,7 +121,7 @@ def _smaller(step: Step) -> Iterator[Step]:
         yield from ((*step[:place], other, *step[place + 1 :]) for other in smaller)
 
 
-def _failure(run: Callable[[list[Step], int], None], history: list[Step], num_blocks: int) -> Violation | None:
+def _failure(run: Callable[[list[Step], int], object], history: list[Step], num_blocks: int) -> Violation | None:
     try:
         run(history, num_blocks)
     except Violation as violation:

@@ -12,11 +12,12 @@ from typing import Any
 from framework.config.sections import EngineOptions, FaultOptions
 from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.replay import ReplayExecutor, constant_step
-from framework.errors import FrameworkError
+from framework.errors import plugin_note
 from framework.files.jsonl import dump_line
 from framework.guard.observer import GuardedObserver
 from framework.interfaces.observer import Observer, RunView
 from framework.registry.components import build_allocator
+from framework.registry.culprit import named
 from framework.sampling import Sampling
 from framework_testing.driver import Violation
 from framework_testing.rules import checks_of, need
@@ -69,7 +70,7 @@ def _listened(observer: Observer, *, reset: bool = False) -> tuple[Mapping[str, 
 
     guarded = GuardedObserver(observer)
     try:
-        guarded.start(RunView(config=CONFIG, write=write))
+        observer.start(RunView(config=CONFIG, write=write))
         engine, log = _engine(observer)
         _serve(engine)
         if reset:
@@ -78,10 +79,10 @@ def _listened(observer: Observer, *, reset: bool = False) -> tuple[Mapping[str, 
         for request in range(12):
             dump_line(guarded.row(request))
         results = guarded.results()
-        guarded.close()
-        guarded.close()
-    except FrameworkError as error:
-        raise Violation(str(error)) from error
+        observer.close()
+        observer.close()
+    except Exception as error:
+        raise Violation(plugin_note(named(error)) or str(error)) from error
     return results, log, files
 
 
@@ -101,13 +102,13 @@ def check_it_goes_on_after_a_reset(make: Make) -> None:
 
 def check_a_run_that_never_began_has_an_end(make: Make) -> None:
     """A run may fail before its engine is made: `results` and `close` raise nothing then."""
-    guarded = GuardedObserver(make())
+    observer = make()
     try:
-        guarded.start(RunView(config=CONFIG, write=lambda file, record: None))
-        guarded.results()
-        guarded.close()
-    except FrameworkError as error:
-        raise Violation(str(error)) from error
+        observer.start(RunView(config=CONFIG, write=lambda file, record: None))
+        GuardedObserver(observer).results()
+        observer.close()
+    except Exception as error:
+        raise Violation(plugin_note(named(error)) or str(error)) from error
 
 
 def check_its_results_and_files_are_declared(make: Make) -> None:

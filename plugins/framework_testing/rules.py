@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from framework.errors import PluginError
-from framework.guard.boundary import Boundary
+from framework.guard.boundary import Guard
 from framework.guard.facts import checked_facts
 from framework_testing.driver import Violation, shortened
 
@@ -51,9 +51,9 @@ def require_plain_facts(kind: str, plugin: Any) -> None:
     Raises:
         Violation.
     """
-    boundary = Boundary(kind, type(plugin))
+    guard = Guard(kind, plugin)
     try:
-        first, second = (checked_facts(boundary, plugin.facts()) for _ in range(2))
+        first, second = (checked_facts(guard, plugin.facts()) for _ in range(2))
     except PluginError as error:
         raise Violation(str(error)) from error
     except Exception as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from framework.errors import FrameworkError, InvariantViolation
+from framework.errors import InvariantViolation
 from framework.interfaces.allocator import Hit
 from framework.interfaces.below import EngineBelow
 from framework.types import BlockCopy as PoolCopy
@@ -124,18 +124,17 @@ class EngineTiers(EngineBelow):
     def plan(self, seq: Row, hit: Hit) -> Plan | None:
         placement, size = self.placement, self._size
         full, limit = hit.num_tokens // size, (len(seq.tokens) - 1) // size
-        if full >= limit or len(hit.hashes) < limit or placement.off:
+        if full >= limit or len(hit.hashes) < limit:
             return None
         path = list(hit.hashes[:limit])
         if not placement.holds(path[full]):
             return None
         places = list[int]()
-        with placement.sound():
-            if placement.rule.wants_load:
-                placement.contents.learn(path)
-            places = placement.lower.find(
-                path, [n < full or key in placement.pool for n, key in enumerate(path)], placement.now
-            )
+        if placement.rule.wants_load:
+            placement.contents.learn(path)
+        places = placement.lower.find(
+            path, [n < full or key in placement.pool for n, key in enumerate(path)], placement.now
+        )
         places = places[full:]
         while places and not places[-1]:
             places.pop()
@@ -151,19 +150,18 @@ class EngineTiers(EngineBelow):
             return
         self._waiting = seq.id
         path, wanted = list(hit.hashes), plan.parts[0]
-        with placement.sound():
-            placement.contents.learn(path)
-            offer = placement.lower.offer(path, [0] * wanted.first + wanted.places, wanted.first)
-            count = placement.rule.prefetch(offer, placement.now)
-            tier_of = {key: place for key, place in zip(wanted.keys, wanted.places, strict=True) if place}
-            pins = [(tier, [key for key in reversed(tier_of) if key in tier]) for tier in placement.lower.tiers]
-            for tier, keys in pins:  # none of them is evicted for another
-                tier.pin(keys, placement.now)
-            for key in wanted.keys[:count]:
-                if tier_of.get(key, 0) > 1 and key not in placement.lower.tiers[0]:
-                    placement.lower.lift(key, tier_of[key], placement.now)
-            for tier, keys in pins:
-                tier.unpin(keys, placement.now)
+        placement.contents.learn(path)
+        offer = placement.lower.offer(path, [0] * wanted.first + wanted.places, wanted.first)
+        count = placement.rule.prefetch(offer, placement.now)
+        tier_of = {key: place for key, place in zip(wanted.keys, wanted.places, strict=True) if place}
+        pins = [(tier, [key for key in reversed(tier_of) if key in tier]) for tier in placement.lower.tiers]
+        for tier, keys in pins:  # none of them is evicted for another
+            tier.pin(keys, placement.now)
+        for key in wanted.keys[:count]:
+            if tier_of.get(key, 0) > 1 and key not in placement.lower.tiers[0]:
+                placement.lower.lift(key, tier_of[key], placement.now)
+        for tier, keys in pins:
+            tier.unpin(keys, placement.now)
 
     def park(self, seq: Row, plan: Plan) -> bool:
         for part in plan.parts:
@@ -174,19 +172,10 @@ class EngineTiers(EngineBelow):
         return False
 
     def begin(self, seq: Row, hit: Hit, plan: Plan | None) -> bool:
-        try:
-            with self.placement.sound():
-                if not self.placement.off:
-                    self._use(seq, hit, plan)
-            self.flush()  # what was evicted for it
-            if plan is not None:
-                self._load(seq, plan)
-        except Exception:
-            if plan is not None:
-                for tier, keys in _by_tier(plan):
-                    tier.unpin([key for key in keys if tier.is_pinned(key)], self.placement.now)
-            self._life.free_table(seq)
-            raise
+        self._use(seq, hit, plan)
+        self.flush()  # what was evicted for it
+        if plan is not None:
+            self._load(seq, plan)
         return plan is not None
 
     def _use(self, seq: Row, hit: Hit, plan: Plan | None) -> None:
@@ -275,8 +264,7 @@ class EngineTiers(EngineBelow):
     def poll(self) -> None:
         for placement in self.placements:
             for number, keys in placement.transfers.discovered():
-                if not placement.off:
-                    placement.adopt(number, keys)
+                placement.adopt(number, keys)
             for copy in placement.transfers.finished():
                 if copy.target:
                     placement.stored(copy)
@@ -317,15 +305,10 @@ class EngineTiers(EngineBelow):
             for part, copies in zip(load.plan.parts, load.copies, strict=True)
             for n, copy in enumerate(copies)
         )
-        try:
-            if blocks > found:
-                self._state.guarded.commit(seq.id, seq.tokens[:tokens])
-                for part in load.plan.parts:
-                    part.placement.committed(seq, part.first * self._size, tokens)
-        except FrameworkError as error:
-            self._life.free_table(seq)
-            self._life.fail(seq, error)
-            return
+        if blocks > found:
+            self._state.guarded.commit(seq.id, seq.tokens[:tokens])
+            for part in load.plan.parts:
+                part.placement.committed(seq, part.first * self._size, tokens)
         if not seq.was_admitted:
             sources = load.plan.places[found:blocks]
             seq.request.num_loaded_tokens = len(sources) * self._size
@@ -366,8 +349,7 @@ class EngineTiers(EngineBelow):
             self.poll()
         try:
             for placement in self.placements:
-                if not placement.off:
-                    placement.check(idle=not (placement.transfers.num_pending or self.loading or self.dropped))
+                placement.check(idle=not (placement.transfers.num_pending or self.loading or self.dropped))
         except AssertionError as error:
             raise InvariantViolation(f"EngineTiers: T1: {error}") from error
 
@@ -389,7 +371,6 @@ class EngineTiers(EngineBelow):
                     measured[key] = measured.get(key, 0) + value
             measured |= {"tier_failure": placement.first_failure} if placement.first_failure else {}
             measured |= {"store_failure": placement.transfers.failure} if placement.transfers.failure else {}
-            measured |= {"tiers_off": placement.off} if placement.off else {}
         return measured
 
     def step_row(self) -> dict[str, Any]:

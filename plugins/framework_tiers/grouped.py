@@ -47,7 +47,7 @@ class GroupedTiers(EngineTiers):
     def plan(self, seq: Row, hit: Hit) -> Plan | None:
         first, further, size = self.placement, self._further, self._size
         limit = (len(seq.tokens) - 1) // size
-        if not isinstance(hit, WindowedHit) or hit.num_tokens >= limit * size or first.off or further.off:
+        if not isinstance(hit, WindowedHit) or hit.num_tokens >= limit * size:
             return None
         if seq.id in self._loads_no_more:
             return None
@@ -55,11 +55,10 @@ class GroupedTiers(EngineTiers):
         num_full, path = len(hit.full_blocks), list(hit.hashes[:limit])
         places = [0] * num_full
         if num_full < limit and first.holds(path[num_full]):
-            with first.sound():
-                if first.rule.wants_load:
-                    first.contents.learn(path)
-                in_pool = [n < num_full or key in first.pool for n, key in enumerate(path)]
-                places = first.lower.find(path, in_pool, first.now)
+            if first.rule.wants_load:
+                first.contents.learn(path)
+            in_pool = [n < num_full or key in first.pool for n, key in enumerate(path)]
+            places = first.lower.find(path, in_pool, first.now)
         window = self._groups.groups[1]
         resumed = find_hit([window], lambda _, n: further.holds(path[n]), len(places) * size).tokens
         if resumed <= hit.num_tokens:
@@ -88,6 +87,5 @@ class GroupedTiers(EngineTiers):
         if last and not self._groups.keeps(seq.id, last - 1):
             further = self._further
             key = further.names.get(int(further.table(seq.id)[last - 1]))
-            if key is not None and key in further.pool and not further.off:
-                with further.sound():
-                    further.written(key)
+            if key is not None and key in further.pool:
+                further.written(key)

@@ -62,9 +62,6 @@ METRICS = (
          "What a tier's store raised first; the run counts as failed.", fails="a tier's store failed"),
     text("tiers", "tier_failure", "first block lost",
          "Why the first block that a tier lost could not be stored or loaded; it was recomputed."),
-    text("tiers", "tiers_off", "tiers turned off",
-         "The tiering rule or a tier's policy broke its contract: what it did, and the run went on without tiers.",
-         fails="the tiers below the pool were turned off"),
     *(metric for number in range(MOST_TIERS + 1) for metric in _best(number)),
     optimum("tier_value_share_min", "share", "higher", "least share of the best value",
             "Value of all hits over the most that any rule's are worth (pinned optimum over tiers), when a hit in a "

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from framework.errors import PluginError
 from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.observer import Call, Move
@@ -56,9 +54,6 @@ class TierSetup:
 class Placement:
     """Which content lies where: it follows the allocator's events, asks the rule about stores and begins them.
 
-    NOTE. A rule or a policy that breaks its contract turns all tiers off, because they are half changed; the requests
-    go on without them.
-
     Args:
         first: that of the first group of KV, for a further one; None for the first.
 
@@ -68,7 +63,6 @@ class Placement:
         pool: contents whose KV the pool holds, and the block of each.
         arriving: contents on their way from a tier to a request that waits, each with its copy.
         reading: blocks of the pool with stores under way.
-        off: why the tiers were turned off; empty while they work.
     """
 
     def __init__(self, state: EngineState, setup: TierSetup, first: Placement | None = None) -> None:
@@ -89,7 +83,7 @@ class Placement:
         self.reading: dict[int, list[Copy]] = {}
         self._unsound: set[tuple[int, BlockHash]] = set()  # (tier, content) to lose once no copy pins it
         self.failed_loads, self.failed_stores = [0] * len(tiers), [0] * len(tiers)
-        self.first_failure = self.off = ""
+        self.first_failure = ""
         for number, keys in enumerate(setup.found, start=1):
             self.adopt(number, list(keys)[-tiers[number - 1].num_blocks :])
 
@@ -97,14 +91,6 @@ class Placement:
     def now(self) -> PolicyTime:
         """Of the step that began last."""
         return self._state.now
-
-    @contextmanager
-    def sound(self) -> Iterator[None]:
-        """A context in which tiers change: a plugin that breaks its contract in it turns them off; the run goes on."""
-        try:
-            yield
-        except PluginError as error:
-            self.off = self.off or str(error)
 
     def holds(self, key: BlockHash) -> bool:
         """Whether the pool or a tier has this content, or it is on its way."""
@@ -120,12 +106,11 @@ class Placement:
     def adopt(self, number: int, keys: Sequence[BlockHash]) -> None:
         """Hold what another process stored in a tier, as far as there is room."""
         tier = self.lower.tiers[number - 1]
-        with self.sound():
-            for key in keys:
-                if key not in tier and len(tier) < tier.num_blocks:
-                    self.contents.found(key)
-                    tier.adopt(key, self.now)
-                    self._say("stored", key, number)
+        for key in keys:
+            if key not in tier and len(tier) < tier.num_blocks:
+                self.contents.found(key)
+                tier.adopt(key, self.now)
+                self._say("stored", key, number)
 
     # What the allocator says
 
@@ -158,9 +143,8 @@ class Placement:
         evicted, self._evicted = self._evicted, []
         for block, key, worth in evicted:
             if self.pool.get(key) == block:  # else it was promised and never computed
-                with self.sound():
-                    if worth and not self.off:
-                        self.lower.evicted(key, self.now)
+                if worth:
+                    self.lower.evicted(key, self.now)
                 if self._state.observers is not None and (tier := self.lower.where(key)) > 0:
                     self._say("kept", key, tier)
                 del self.pool[key]
@@ -189,24 +173,23 @@ class Placement:
             keep: whether the block at an index of the table is worth storing; None: all are.
         """
         first, last = before // self.block_size, after // self.block_size
-        if last <= first or self.off:
+        if last <= first:
             return
         blocks = self.table(seq.id, start=max(0, first - 1))
         above = self.names.get(int(blocks[first - 1])) if first else None
-        with self.sound():
-            for depth, block in enumerate(blocks[first:last].tolist(), start=first):
-                key = self.names.get(block)
-                if key is None:  # not published: a collision, or a fork's that shares nothing
-                    break
-                self.pool[key] = block
-                if not self.group:
-                    self.contents.computed(key, depth, above)
-                if keep is None or keep(depth):
-                    self.written(key)
-                above = key
+        for depth, block in enumerate(blocks[first:last].tolist(), start=first):
+            key = self.names.get(block)
+            if key is None:  # not published: a collision, or a fork's that shares nothing
+                break
+            self.pool[key] = block
+            if not self.group:
+                self.contents.computed(key, depth, above)
+            if keep is None or keep(depth):
+                self.written(key)
+            above = key
 
     def written(self, key: BlockHash) -> None:
-        """The pool has got this content, which is worth storing. Within `sound`."""
+        """The pool has got this content, which is worth storing."""
         if self.rule.exclusive:
             for tier in self.lower.tiers:
                 if key in tier and not tier.is_pinned(key):
@@ -215,12 +198,9 @@ class Placement:
 
     def used(self, keys: Sequence[BlockHash]) -> None:
         """A request that is about to end used these contents."""
-        if self.off:
-            return
-        with self.sound():
-            for key in keys:
-                if key in self.pool:
-                    self.lower.ask(key, "used", self.now, pinned=False)
+        for key in keys:
+            if key in self.pool:
+                self.lower.ask(key, "used", self.now, pinned=False)
 
     def _costs(
         self, tiers: Sequence[int], num_tokens: Sequence[int], cached: int
@@ -239,20 +219,17 @@ class Placement:
         NOTE. What is being copied to or from a tier is pinned there until that has ended; its bytes are removed right
         behind the copy, for nobody may be there to see it end.
         """
-        if self.off:
-            return
-        with self.sound():
-            for key in [self.names[block] for block in blocks if block in self.names]:
-                self.pool.pop(key, None)
-                for tier in self.lower.tiers:
-                    if key not in tier:
-                        continue
-                    if tier.is_pinned(key):
-                        self._unsound.add((tier.number, key))
-                        self.transfers.remove(key, tier.number)
-                    else:
-                        tier.lose(key, self.now)
-                        self.remove(key, tier.number)
+        for key in [self.names[block] for block in blocks if block in self.names]:
+            self.pool.pop(key, None)
+            for tier in self.lower.tiers:
+                if key not in tier:
+                    continue
+                if tier.is_pinned(key):
+                    self._unsound.add((tier.number, key))
+                    self.transfers.remove(key, tier.number)
+                else:
+                    tier.lose(key, self.now)
+                    self.remove(key, tier.number)
 
     # As copies end
 
@@ -269,7 +246,7 @@ class Placement:
         else:
             self._say("stored", copy.key, copy.target)
         self.end_at(tier, copy)
-        if copy.source > copy.target and self.rule.exclusive and not copy.failed and not self.off:
+        if copy.source > copy.target and self.rule.exclusive and not copy.failed:
             lower = self.lower.tiers[copy.source - 1]  # it was lifted: one copy stays
             if copy.key in lower and not lower.is_pinned(copy.key):
                 self.lower.drop(lower, [copy.key], self.now)
@@ -280,14 +257,11 @@ class Placement:
         lost = bool(copy.failed) and self.setup.holds_kv[tier.number - 1]
         if lost:
             self.first_failure = self.first_failure or copy.failed
-        if self.off:
-            return
-        with self.sound():
-            tier.unpin((copy.key,), self.now)
-            if (lost or unsound) and not tier.is_pinned(copy.key):
-                self._unsound.discard((tier.number, copy.key))
-                tier.lose(copy.key, self.now)
-                self.remove(copy.key, tier.number)
+        tier.unpin((copy.key,), self.now)
+        if (lost or unsound) and not tier.is_pinned(copy.key):
+            self._unsound.discard((tier.number, copy.key))
+            tier.lose(copy.key, self.now)
+            self.remove(copy.key, tier.number)
 
     def check(self, *, idle: bool) -> None:
         """Raise AssertionError where the blocks do not add up, or, with nothing under way, something is pinned."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from framework.errors import ConfigError, FrameworkError
+from framework.errors import ConfigError, StoreFailed
 from framework.guard.allocator import GuardedAllocator
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.below import BlockTensors, ReplayedPool, ServedPools
@@ -74,7 +74,7 @@ def open_store(entry: TierEntry, format: BlockFormat, pool: PoolBytes) -> Guarde
     """The store of one tier, ready, in memory from which the pool's device copies fast if it keeps blocks in memory.
 
     Raises:
-        StoreFailed, PluginError: it could not be opened.
+        StoreFailed: it could not be opened.
     """
     store = GuardedStore(build_component("store", entry["store"], {}))
     store.use_memory(pool.allocate)
@@ -88,7 +88,7 @@ def open_stores(
     """The stores of the tiers, ready, and what each holds already.
 
     Raises:
-        StoreFailed, PluginError, ConfigError: one could not be opened or listed; the others are closed.
+        StoreFailed, ConfigError: one could not be opened or listed; the others are closed.
     """
     stores: list[GuardedStore] = []
     found: list[list[BlockHash]] = []
@@ -99,15 +99,17 @@ def open_stores(
             stores.append(store)
             try:
                 found.append(list(store.keys()))
-            except FrameworkError as error:
-                raise ConfigError(f"tier {number}: what {store.name} holds cannot be listed: {error}") from error
+            except StoreFailed as error:
+                raise ConfigError(
+                    f"tier {number}: what {type(store.plugin).__name__} holds cannot be listed: {error}"
+                ) from error
         opened.pop_all()
     return stores, found
 
 
 def _close(store: GuardedStore) -> None:
     """Close what a run that cannot begin has opened; the first error is the one to report."""
-    with suppress(FrameworkError):
+    with suppress(StoreFailed):
         store.close()
 
 

@@ -12,8 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from framework.errors import FrameworkError
-from framework.guard.boundary import OUTSIDE, shown
+from framework.errors import StoreFailed
 from framework.interfaces.below import THREAD
 from framework.types import BlockHash
 from framework_tiers.guarded_store import GuardedStore
@@ -73,6 +72,9 @@ class WorkerTransfers(Transfers):
     of the copies. Loads go first, so a slow write delays one by a block at most; after a few in a row the oldest store
     has its turn, or it would starve.
 
+    A store that raises StoreFailed is a block less. What else is raised in the thread ends it, and is raised again in
+    the thread that steps the engine.
+
     Args:
         stores: opened, of the tiers from 1 on. A store that keeps keys only gets nothing, and finds nothing.
         now: the run's clock.
@@ -90,6 +92,7 @@ class WorkerTransfers(Transfers):
         self._num_staged = self.num_pending = self._loads_in_a_row = 0
         self._read_s: list[float | None] = [None for _ in stores]
         self._closing = False
+        self._broken: BaseException | None = None  # what ended the thread
         self._listing = [store.lists for store in self._stores]
         self._seen: list[set[BlockHash]] = [set() for _ in stores]
         self._found: list[tuple[int, list[BlockHash]]] = []
@@ -137,6 +140,7 @@ class WorkerTransfers(Transfers):
         self._num_staged += 1
 
     def finished(self) -> Sequence[Copy]:
+        self._require_sound()
         if not self._ended:
             return ()
         with self._lock:
@@ -144,6 +148,12 @@ class WorkerTransfers(Transfers):
             self._ended.clear()
             self.num_pending -= len(ended)
         return ended
+
+    def _require_sound(self) -> None:
+        """Raise what ended the thread, once."""
+        error, self._broken = self._broken, None
+        if error is not None:
+            raise error
 
     def wait(self, until: float | None) -> None:
         with self._lock:
@@ -182,23 +192,28 @@ class WorkerTransfers(Transfers):
         for number, store in enumerate(self._stores, start=1):
             try:
                 store.close()
-            except FrameworkError as error:  # what it took ends with the process
+            except StoreFailed as error:  # what it took ends with the process
                 self._failed(number, error)
+        if drain:
+            self._require_sound()
 
-    # The thread's side. What a store raises in it is the store's, also what looks like an interrupt from outside.
+    # The thread's side
 
-    def _failed(self, tier: int, error: BaseException) -> str:
-        """Note what a store did wrong; returns it as a copy's failure."""
-        if isinstance(error, FrameworkError):
-            reason = str(error)
-        elif isinstance(error, OUTSIDE):
-            reason = f"store {self._stores[tier - 1].name} raised {shown(error)}"
-        else:
-            reason = f"internal error: {type(error).__name__}: {error}"  # of the copy itself
-        self.failure = self.failure or f"tier {tier}: {reason}"
-        return f"tier {tier}: {reason}"
+    def _failed(self, tier: int, error: StoreFailed) -> str:
+        """Note what a store could not do; returns it as a copy's failure."""
+        reason = f"tier {tier}: {type(self._stores[tier - 1].plugin).__name__}: {error}"
+        self.failure = self.failure or reason
+        return reason
 
     def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            with self._lock:
+                self._broken = error
+                self._lock.notify_all()
+
+    def _work(self) -> None:
         while True:
             with self._lock:
                 while not self._loads and not self._jobs:
@@ -218,7 +233,7 @@ class WorkerTransfers(Transfers):
                 continue
             try:
                 new = [key for key in store.keys() if key not in seen]  # noqa: SIM118
-            except BaseException as error:
+            except StoreFailed as error:
                 self._listing[number - 1] = False
                 self._failed(number, error)
                 continue
@@ -268,7 +283,7 @@ class WorkerTransfers(Transfers):
         store = self._stores[job.tier - 1]
         try:
             place = store.reserve(job.key)
-        except BaseException as error:
+        except StoreFailed as error:
             place = None
             self._failed(job.tier, error)
             self._undo(store, job)
@@ -282,7 +297,7 @@ class WorkerTransfers(Transfers):
         """Remove what a `reserve` may have taken and nobody fills."""
         try:
             store.remove(job.key)
-        except BaseException as error:
+        except StoreFailed as error:
             self._failed(job.tier, error)
 
     def _must_wait(self, load: _Job) -> bool:
@@ -294,7 +309,7 @@ class WorkerTransfers(Transfers):
             if job.copy is not None:
                 return self._store(job.copy, job) if job.copy.target else self._load(job.copy)
             self._stores[job.tier - 1].remove(job.key)
-        except BaseException as error:  # a block less, not the run
+        except StoreFailed as error:  # a block less, not the run
             return self._failed(job.tier, error)
         return ""
 
@@ -311,7 +326,7 @@ class WorkerTransfers(Transfers):
                 return f"tier {copy.source}: a block was not there, or damaged, as it was to be stored below"
             if target.holds_kv and not job.placed:
                 target.write(copy.key, data.data.toreadonly())
-        except BaseException:
+        except StoreFailed:
             if job.reserved:
                 self._undo(target, job)
             raise

@@ -66,9 +66,9 @@ ALLOCATORS = '''
 from framework.paged.allocator import PagedAllocator
 
 class RaisesFree(PagedAllocator):
-    """Keeps every block."""
+    """Fails as blocks come back."""
     share_prefix, share_forks = True, "all"
-    def free(self, request):
+    def free(self, request, next_use=()):
         raise RuntimeError("free is broken")
 
 '''
@@ -109,7 +109,7 @@ SPOILS_A_RUN = {
     "allocator": ("RaisesFree",),
     "backend": ("RaisesAttend", "GivesNan", "WrongNumbers"),
 }
-"""Kind -> classes whose fault a run survives or reports."""
+"""Kind -> classes whose fault ends a run or is reported by it."""
 
 
 def entry_points() -> str:

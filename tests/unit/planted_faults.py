@@ -24,7 +24,7 @@ def faulty(base: Any, hook: str, fault: Callable[..., Any], when: Callable[[int]
         real = getattr(super(cls, self), hook)
         return fault(real, *args, **options) if when(calls[0]) else real(*args, **options)
 
-    cls = type("Faulty", (base,), {hook: method})
+    cls = type("Faulty", (base,), {hook: method, "__module__": __name__})
     return cls, calls
 
 

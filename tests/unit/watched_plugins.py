@@ -12,7 +12,7 @@ import pytest
 from framework import registry
 
 MAY_CALL = ("framework.guard.", "framework.interfaces.", "framework_builtin.", "framework.paged.")
-"""The boundary; base classes and other plugins of ours; and the toolkit, where the caller is the allocator itself."""
+"""Guards; base classes and other plugins of ours; and the toolkit, where the caller is the allocator itself."""
 
 
 def watch(patch: pytest.MonkeyPatch, kind: str, name: str, interface: type, others: set[str], *guards: str) -> str:

@@ -17,7 +17,6 @@ from framework.engine.states import StatePool
 from framework.engine.tables import BlockTables
 from framework.engine.warm_up import warm_up
 from framework.errors import Unsupported
-from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend
 from framework.model import memory
 from framework.model.decoder import Decoder, DecoderLayer
@@ -40,7 +39,7 @@ def make_executor(
         kv_scales: file with the scales of an fp8 pool; None calibrates them.
 
     Raises:
-        PluginError, Unsupported: the backend's setup failed.
+        Unsupported: the backend's setup failed.
         OutOfMemory: the pool does not fit.
         ConfigError: CUDA graphs or compilation were asked for and cannot be.
     """
@@ -107,7 +106,7 @@ def _backends(decoder: Decoder, backend: AttentionBackend, sizes: Sizes, device:
     """The backend of each layer with attention, set up: `backend`, and a copy where layers differ in their window.
 
     Raises:
-        PluginError, Unsupported: the setup failed, or the backend cannot be copied.
+        Unsupported: the setup failed, or the backend cannot be copied.
     """
     windows = [decoder.config.window(layer) for layer in decoder.config.attention_layers]
     found = {sizes.spec.sliding_window: backend}
@@ -115,5 +114,5 @@ def _backends(decoder: Decoder, backend: AttentionBackend, sizes: Sizes, device:
         if window not in found:
             found[window] = _copy_of(backend, "this model has layers with and without a sliding window")
     for window, layer_backend in found.items():
-        GuardedBackend(layer_backend).setup(replace(sizes.spec, sliding_window=window), device)
+        layer_backend.setup(replace(sizes.spec, sliding_window=window), device)
     return [found[window] for window in windows]

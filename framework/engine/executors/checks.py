@@ -8,7 +8,7 @@ import torch
 
 from framework import registry
 from framework.config.sections import CacheOptions
-from framework.errors import BackendUnavailable, ConfigError, FrameworkError
+from framework.errors import BackendUnavailable, ConfigError
 from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend, AttentionSpec
 from framework.model.config import ModelConfig
@@ -82,7 +82,7 @@ def require_backend(backend: AttentionBackend, spec: AttentionSpec, device: str)
         try:
             if not GuardedBackend(registry.build("backend", name, {}, {})).check(spec, device):
                 others.append(name)
-        except FrameworkError:
+        except Exception:  # one that cannot be asked is none that would work
             continue
     raise BackendUnavailable(
         f"{type(backend).__name__} cannot run here: {'; '.join(reasons)}. Would work: {', '.join(others) or 'none'}"

@@ -21,7 +21,6 @@ from framework.engine.staging import Staging
 from framework.engine.states import StatePool
 from framework.engine.tables import BlockTables
 from framework.errors import ConfigError
-from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend, Batch, Rope
 from framework.model import sampler
 from framework.model.decoder import Attention, Decoder
@@ -64,11 +63,9 @@ class ModelExecutor(Executor):
         self._attention: Attention = self.attend
         self._batches: Sequence[Batch] = ()  # a group each
         self._kv_of = {layer: index for index, layer in enumerate(decoder.config.attention_layers)}
-        guarded = {id(layer_backend): GuardedBackend(layer_backend) for layer_backend in by_layer}
-        groups = {id(layer_backend): group for layer_backend, group in zip(by_layer, pool.group_of, strict=True)}
-        self._planners = [(one, groups[key]) for key, one in guarded.items()]
-        self._layer_backends = [guarded[id(layer_backend)] for layer_backend in by_layer]
-        features = self._layer_backends[0].capabilities.features
+        groups = {id(one): (one, group) for one, group in zip(by_layer, pool.group_of, strict=True)}
+        self._planners = list(groups.values())
+        features = by_layer[0].capabilities.features
         self._backend_rotates = "rope" in features and decoder.config.rotary_dim is None
         self._rope: tuple[Rope, Rope] | None = None  # of layers without and with a window
         self._inputs, self._drawing = Staging(self.device), Staging(self.device)
@@ -141,7 +138,7 @@ class ModelExecutor(Executor):
             tables.clear(row)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        self.pool.copy(self._layer_backends[0], copies)
+        self.pool.copy(self.by_layer[0], copies)
         if self.states is not None:
             self.states.copy([(copy.source, copy.destination) for copy in copies if copy.group == 1])
 
@@ -229,7 +226,7 @@ class ModelExecutor(Executor):
         if index is None:
             assert self.states is not None
             return self.states.recur(layer, q, k, v)
-        kv, backend = self.pool.layers[index], self._layer_backends[index]
+        kv, backend = self.pool.layers[index], self.by_layer[index]
         batch = self._batches[self.pool.group_of[index]]
         if self._rope is None:
             backend.write(kv, k, v, batch.slot_mapping)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from framework import registry
-from framework.errors import FrameworkError, InvalidArgument, PluginError, UnknownPlugin, WorkloadError
+from framework.errors import InvalidArgument, UnknownPlugin, WorkloadError, plugin_note
 from framework.files.lines import first_lines, read_lines
-from framework.guard.boundary import Boundary, construct, is_count, is_own, text_of
+from framework.guard.boundary import Guard, construct, is_count
 from framework.interfaces.trace import MAX_TOKENS, PER_SECOND, FieldError, Line, Record, TraceReader, WorkloadRequest
+from framework.registry.culprit import named
 
 OnError = Literal["raise", "skip"]
 
@@ -51,7 +52,7 @@ class Trace:
 
         Raises:
             WorkloadError: a line that cannot be read, naming file, line and field; or no request at all.
-            PluginError: the reader raised what it may not.
+            PluginError: the reader yielded what it may not.
         """
         self.num_requests = self.num_skipped = 0
         self.first_error = ""
@@ -97,8 +98,8 @@ class Trace:
             yield line_number, record
 
     def _records(self) -> Iterator[Record]:
-        """What the reader yields, checked; whatever it raises is named."""
-        boundary, reader, number = _boundary(self.reader), _made(self.reader), 1
+        """What the reader yields, checked."""
+        guard, reader, number = _guard(self.reader), _made(self.reader), 1
 
         def lines() -> Iterator[Line]:
             nonlocal number
@@ -111,19 +112,19 @@ class Trace:
         if self.in_seconds:
             reader.in_seconds = True  # type: ignore[attr-defined]
         try:
-            for answer in boundary.iterate("read", reader.read, lines(), self.path, passing=(FieldError,)):
+            for answer in reader.read(lines(), self.path):
                 if type(answer) is not tuple or len(answer) != 2 or not isinstance(answer[1], _READ):
-                    boundary.wrong("read", "must yield (line number, WorkloadRequest or FieldError)", answer)
+                    guard.wrong("read", "must yield (line number, WorkloadRequest or FieldError)", answer)
                 size = getattr(answer[1], "block_tokens", 0)
                 if size != self.line_tokens and getattr(answer[1], "block_ids", None) is not None:
                     rule = f"yielded blocks of {size} tokens where block_size said {self.line_tokens}"
-                    raise boundary.fault("read", rule)
+                    raise guard.fault("read", rule)
                 yield answer
         except FieldError as error:
-            raise WorkloadError(f"{self.path}:{number}: {text_of(error)}") from error
+            raise WorkloadError(f"{self.path}:{number}: {error}") from error
 
     def _failed(self, line_number: int, error: FieldError) -> None:
-        message = f"{self.path}:{line_number}: {text_of(error)}"
+        message = f"{self.path}:{line_number}: {error}"
         if self.on_error == "raise":
             raise WorkloadError(f"{message}; on_error=skip leaves such lines out and counts them") from error
         self.num_skipped += 1
@@ -153,8 +154,8 @@ def lines_of(path: Path) -> Iterator[Line]:
     return iter(()) if path.is_dir() else read_lines(path)
 
 
-def _boundary(reader: type[TraceReader]) -> Boundary:
-    return Boundary("trace reader", reader, (FrameworkError,) if is_own(reader) else (WorkloadError, PluginError))
+def _guard(reader: type[TraceReader]) -> Guard:
+    return Guard("trace reader", reader)
 
 
 def _made(reader: type[TraceReader]) -> TraceReader:
@@ -196,16 +197,15 @@ def _recognises(name: str, head: Sequence[Line], path: Path, failed: list[str]) 
     """Asks one reader. One that cannot be imported, raises or answers no bool goes to `failed`; others are asked."""
     try:
         return _says(_reader(name), "recognises", head, path)
-    except FrameworkError as error:
-        failed.append(text_of(error))
+    except Exception as error:
+        failed.append(plugin_note(named(error)) or str(error))
         return False
 
 
 def _says(reader: type[TraceReader], hook: str, *arguments: Any) -> bool:
-    boundary = _boundary(reader)
-    answer: Any = boundary.call(hook, getattr(_made(reader), hook), *arguments)
+    answer: Any = getattr(_made(reader), hook)(*arguments)
     if type(answer) is not bool:
-        boundary.wrong(hook, "must return a bool", answer)
+        _guard(reader).wrong(hook, "must return a bool", answer)
     return bool(answer)
 
 
@@ -270,22 +270,18 @@ def _time_unit(reader: type[TraceReader], name: str, path: Path, asked: str) -> 
         return ""
     if asked != "auto":
         return asked
-    boundary = _boundary(reader)
     lines = [] if path.is_dir() else first_lines(path, 100)
-    unit: Any = boundary.call("time_unit_of", _made(reader).time_unit_of, lines)
+    unit: Any = _made(reader).time_unit_of(lines)
     if unit not in PER_SECOND:
-        boundary.wrong("time_unit_of", f"must return one of {', '.join(PER_SECOND)}", unit)
+        _guard(reader).wrong("time_unit_of", f"must return one of {', '.join(PER_SECOND)}", unit)
     return str(unit)
 
 
 def _block_size(reader: type[TraceReader], path: Path, head: Sequence[Line], asked: int | None) -> int:
-    boundary = _boundary(reader)
     try:
         size: Any = _made(reader).block_size(head, asked)
     except FieldError as error:
-        raise WorkloadError(f"{path}:1: {text_of(error)}") from error
-    except BaseException as error:
-        boundary.contain("block_size", error)
+        raise WorkloadError(f"{path}:1: {error}") from error
     if not is_count(size) or size > MAX_TOKENS:
-        boundary.wrong("block_size", f"must return an int from 0 to {MAX_TOKENS:,}", size)
+        _guard(reader).wrong("block_size", f"must return an int from 0 to {MAX_TOKENS:,}", size)
     return int(size)

@@ -158,7 +158,7 @@ inline nb::list list_of(const Blocks &blocks) {
 
 inline nb::tuple tuple_of(const Blocks &blocks) { return nb::tuple(list_of(blocks)); }
 
-/// A framework.paged.guard.GuardedPolicy: every failure is a PluginError that names the policy.
+/// A framework.paged.guard.GuardedPolicy, which checks what the policy answers.
 class PythonPolicy final : public Policy {
 public:
     PythonPolicy(nb::object guard_, nb::object candidates_)

@@ -301,6 +301,7 @@ def test_a_policy_that_fails_leaves_the_order_of_vllm_one_error_and_nothing_that
     assert engine.pool.evicted == order
     assert len(caplog.records) == 1
     assert "out of ideas" in caplog.text
+    assert "Fails.victim: raised RuntimeError" in caplog.text
     assert "not asked again" in caplog.text
     assert "out of ideas" in str(engine.watch.queue.failure)
     assert not any(engine.facts.pool.candidate)

@@ -11,8 +11,9 @@ import pytest
 from groups_plain import group
 from hybrid_helpers import memories, paths_of
 
-from framework.errors import PluginError
+from framework.errors import PluginError, plugin_note
 from framework.groups.checkpoints import Asked, CheckpointRule, Retention
+from framework.registry.culprit import named
 from framework.types import BlockId
 from framework_builtin.eviction.lru import Lru
 from framework_hybrid.replay import replay_groups
@@ -65,8 +66,9 @@ FAULTS = (
 def test_whatever_a_rule_does_wrong_names_it(hook: str, fault: Any) -> None:
     paths = paths_of([[1] * 40])
     memory = memories((group("full"), group("state")), 10**4, paths)["one pool"]
-    with pytest.raises(PluginError, match=rf"checkpoint rule Odd\.{hook}: "):
+    with pytest.raises(BaseException) as found:
         replay_groups(paths, memory, answering(**{hook: fault}))
+    assert f"checkpoint rule Odd.{hook}: " in plugin_note(named(found.value)), found.value
 
 
 def test_only_resident_ends_are_given_up() -> None:
@@ -83,7 +85,7 @@ def test_a_policy_cannot_write_to_what_it_reads_of_groups() -> None:
 
     paths = paths_of([[1] * 40])
     memory = memories((group("full"), group("state")), 10**4, paths, policy=Writes)["one pool"]
-    with pytest.raises(PluginError, match=r"Writes\.release: raised TypeError"):
+    with pytest.raises(TypeError, match="does not support item assignment"):
         replay_groups(paths, memory, Dense())
 
 

@@ -189,16 +189,6 @@ def test_an_engine_without_kv_events_pays_nothing_for_them() -> None:
     assert allocator.cache.listener is None, "no cache event is made"
 
 
-def test_a_table_that_fails_keeps_no_block_from_being_freed() -> None:
-    allocator = make(num_blocks=8, block_size=2)
-    events = observed(allocator, EventStream([]))
-    info, tokens = RequestInfo(id=RequestId(1), max_total_tokens=5), as_tokens([1, 2, 3, 4, 5])
-    events.allocate(info, tokens, events.lookup(tokens, Namespace()))
-    allocator.table = lambda request: None  # type: ignore[assignment,method-assign,return-value]
-    events.free(RequestId(1))
-    assert allocator.stats().used_blocks == 0, allocator.stats()
-
-
 def test_two_tiers_of_one_medium_are_one_place_and_a_block_there_is_announced_once() -> None:
     cache, key = Cache(), BlockHash(b"k")
     observer = EventObserver(cache.stream)

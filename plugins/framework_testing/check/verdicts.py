@@ -46,7 +46,7 @@ class Verdict:
 
 
 class _TimedOut(Interruption):
-    """Ends a check that takes too long: no failure of the plugin, so neither a kit nor a guard contains it."""
+    """Ends a check that takes too long: no failure of the plugin, so no kit takes it for one."""
 
 
 def verdicts(

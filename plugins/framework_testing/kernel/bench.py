@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from framework.guard.backend import GuardedBackend
 from framework.interfaces._torch_ops import per_token_int8
 from framework.interfaces.backend import AttentionBackend, Batch, LayerKV, Loss
 from framework_testing.attention_cases import Case, Problem, batch_of, torch_dtype
@@ -43,7 +42,7 @@ class Bench:
     batch: Batch
     pools: list[LayerKV]
 
-    def attend(self, backend: AttentionBackend | GuardedBackend, turn: int) -> None:
+    def attend(self, backend: AttentionBackend, turn: int) -> None:
         """One layer's attention on the pool whose turn it is. The backend is planned."""
         backend.attend(self.q, self.pools[turn % len(self.pools)], self.batch, self.out)
 
@@ -94,7 +93,7 @@ def _pool(num_blocks: int, cell: Cell, device: str, generator: torch.Generator) 
     return LayerKV(k.to(dtype), v.to(dtype), spec.layout, *scales)
 
 
-def judge_timed(backend: GuardedBackend, bench: Bench) -> Verdict:
+def judge_timed(backend: AttentionBackend, bench: Bench) -> Verdict:
     """The worst verdict on a few rows of the very batch that is timed, each row's last queries at most."""
     bench.out.fill_(float("nan"))
     bench.attend(backend, 0)

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from framework.errors import ConfigError, PluginError, Unsupported
+from framework.errors import ConfigError, plugin_note
 from framework.guard.backend import GuardedBackend
 from framework.guard.boundary import OUTSIDE, shown
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, CompiledKernel
+from framework.registry.culprit import named
 from framework.replay.roofline import DEVICES
 from framework_testing.attention_cases import Case, build_problem, torch_dtype
 from framework_testing.attention_runs import Make, Verdict, judge, prepared, run_attention
@@ -187,8 +188,10 @@ class Grid:
             backend = self.make()
             try:
                 judged = self._judged(backend, cell)
-            except (PluginError, Unsupported) as error:
-                judged = self._without("failed", [str(error)])
+            except OUTSIDE:
+                raise
+            except BaseException as error:  # one cell's failure is a row
+                judged = self._without("failed", [plugin_note(named(error)) or str(error)])
             row = {**self._head(cell), **judged, **self.origin}
             self.rows.append(row)
             yield row
@@ -248,13 +251,12 @@ class Grid:
             return self._without("skipped", [f"needs {needed:,} bytes, the most here is {limit:,}"])
         ceilings = self._ceilings_of(cell.spec.dtype)
         bench = benches.build(cell, self.device, self._cache_bytes)
-        guarded = GuardedBackend(backend)
-        guarded.setup(cell.spec, self.device)
-        guarded.plan(bench.batch)
-        verdict = benches.judge_timed(guarded, bench)
+        backend.setup(cell.spec, self.device)
+        backend.plan(bench.batch)
+        verdict = benches.judge_timed(backend, bench)
         if not verdict.ok:
             return self._without("failed", [f"the timed batch: {verdict}"])
-        times = guarded.timed(lambda: self._times(backend, bench))
+        times = self._times(backend, bench)
         yardstick = {}
         if "dense" in times:
             dense_s = times["dense"].median_s
@@ -264,7 +266,7 @@ class Grid:
             "kind": "measured",
             "timed_error": verdict.error,
             "num_pools": len(bench.pools),
-            **{f"backend_{name}": value for name, value in guarded.facts().items()},
+            **{f"backend_{name}": value for name, value in GuardedBackend(backend).facts().items()},
             **_rates(times["backend"], work_of(cell), ceilings),
             **yardstick,
         }

@@ -284,4 +284,4 @@ def test_what_cannot_be_checked_is_refused_with_a_sentence(
 def test_a_constructor_that_raises_is_a_sentence(bad: str, capsys: Any) -> None:
     status, _, err = check(capsys, f"{bad}:Refuses")
     assert status == 1, "a plugin that fails has failed"
-    assert "its constructor raised RuntimeError('not today')" in err, err
+    assert "Refuses.__init__: raised RuntimeError('not today')" in err, err

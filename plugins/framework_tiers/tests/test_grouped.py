@@ -146,7 +146,6 @@ def test_tokens_are_those_without_tiers(
         for sampling, wanted in zip(SAMPLINGS, alone[model.config.family], strict=True):
             assert finished(llm.generate(mixed_prompts(), sampling)) == wanted
             llm.engine.check()
-        assert not any(at.off for at in tiers.placements)
         failed = sum(sum(at.failed_loads + at.failed_stores) for at in tiers.placements)
         found = (int(tiers.num_loads), llm.stats()["loaded_blocks"], failed)
         assert found == COUNTS[model.config.family, rule][number]

@@ -22,7 +22,6 @@ from framework.results.catalogue import find
 from framework.sampling import Sampling
 from framework_builtin.backend.torch import TorchBackend
 from framework_testing.checkpoints import make_checkpoint
-from framework_tiers.store import Store
 from framework_tiers.tiering import Tiering
 
 PROMPT = [5, 9, 13, 40, 22, 31, 8, 17, 60, 33, 2, 71]
@@ -71,13 +70,12 @@ def test_an_llm_that_nobody_holds_ends_its_thread() -> None:
     assert not own.is_alive()
 
 
-def test_only_the_guards_call_stores_rules_and_policies_of_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_guards_call_rules_and_policies_of_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
     others: set[str] = set()
     eviction = watch(monkeypatch, "eviction", "fifo", EvictionPolicy, others)
-    guards = ("framework_tiers.guarded_", "framework_tiers.stores.", "framework_tiers.rules.")
-    store = watch(monkeypatch, "store", "host", Store, others, *guards)
+    guards = ("framework_tiers.guarded_", "framework_tiers.rules.")
     rule = watch(monkeypatch, "tiering", "write_through", Tiering, others, *guards)
-    below = over([{"store": store, "num_blocks": 40, "eviction": eviction}], rule)
+    below = over([{"store": "host", "num_blocks": 40, "eviction": eviction}], rule)
     options = EngineOptions(max_batch_requests=4, max_batch_tokens=16)
     prompts = [[5, 6, 7, 8, 9, 10, 11, 12, number] for number in range(6)]
     with make_llm("tiny", num_blocks=24, block_size=2, device="cpu", engine=options, below=below) as llm:

@@ -14,8 +14,7 @@ from tier_helpers import tier_maker
 
 from framework import registry
 from framework.engine.engine import Engine
-from framework.engine.executors.base import Step
-from framework.errors import PluginError, StoreFailed
+from framework.errors import StoreFailed
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
 from framework_builtin.eviction.lru import Lru
@@ -50,7 +49,7 @@ class FakeBytes:
         def wait() -> Any:
             if self.draw.random() < self.share / 2:
                 data[:] = 0xA5
-                raise RuntimeError("injected into a copy")
+                raise StoreFailed("injected into a copy")
             return data
 
         return wait
@@ -101,11 +100,8 @@ class Unreliable(Store):
         return self.inner.view(key) if self.places and self.draw.random() > self.share else None
 
     def _perhaps_fail(self) -> None:
-        chance = self.draw.random()
-        if chance < self.share / 2:
+        if self.draw.random() < self.share:
             raise StoreFailed("injected")
-        if chance < self.share:
-            raise ValueError("injected")
 
 
 class Erratic(Tiering):
@@ -174,11 +170,7 @@ def tiered_engine(
 ) -> Engine:
     built = build_allocator(allocator, "lru", "sha256", num_blocks=BLOCKS, block_size=SIZE, max_model_len=48)
 
-    def fail_now_and_then(step: Step) -> None:
-        if share and draw.random() < 0.05:
-            raise PluginError("injected into a step")
-
-    executor = FakeExecutor(BLOCKS, SIZE, before_forward=fail_now_and_then)
+    executor = FakeExecutor(BLOCKS, SIZE)
     options.setdefault("max_batch_requests", draw.choice([1, 3, 6]))
     return make_engine(
         built,
@@ -257,12 +249,7 @@ def run(engine: Engine, tiers: EngineTiers, draw: random.Random, count: int) -> 
             right = slow_beams(model, prompt_of(request), request.sampling) if beams else expected(model, request)
             assert tokens_of(request) == right, request.number
     statuses = {request.status.value for request in requests}
-    injected = all(
-        request.reason.endswith("injected into a step") for request in requests if request.status.value == "failed"
-    )
-    assert statuses <= {"finished", "cancelled", "failed"}
-    assert injected, [request.reason for request in requests]
-    assert not tiers.placement.off
+    assert statuses <= {"finished", "cancelled"}, [request.reason for request in requests]
     return dropped
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from stepped_worker import Bytes, Stepped, load, stepped, store
 
-from framework.errors import StoreFailed
+from framework.errors import PluginError, StoreFailed
 from framework.types import BlockHash
 from framework_tiers.stores.host import Host
 from framework_tiers.worker import WorkerTransfers
@@ -65,7 +65,7 @@ class OwnPlaces(Broken):
 
 
 def test_a_class_that_overrides_write_has_its_write_called_and_not_the_inherited_place() -> None:
-    for kind, failed in ((Broken, "store Broken.write: the disk is full"), (OwnPlaces, "")):
+    for kind, failed in ((Broken, "tier 1: Broken: the disk is full"), (OwnPlaces, "")):
         moves, _ = stepped(Stepped, [kind(), Host()])
         copy = store("a", 1)
         moves.submit([copy])
@@ -76,13 +76,15 @@ def test_a_class_that_overrides_write_has_its_write_called_and_not_the_inherited
 
 def test_failures_are_named_by_tier_and_end_the_copy_alone() -> None:
     moves, _ = stepped(Stepped, [Broken(), Host()])
-    copies = [store("a", 1), load("a", 2), load("b", 3, tier=2)]
+    copies = [store("a", 1), load("b", 3, tier=2)]
     for copy in copies:
         moves.submit([copy])
         moves.step()
-    assert copies[0].failed.endswith("store Broken.write: the disk is full")
-    assert "must return a bool" in copies[1].failed
-    assert copies[2].failed == "tier 2: a block was not there, or damaged"
+    assert copies[0].failed == "tier 1: Broken: the disk is full"
+    assert copies[1].failed == "tier 2: a block was not there, or damaged"
+    moves.submit([load("a", 2)])
+    with pytest.raises(PluginError, match=r"store Broken\.read: must return a bool"):
+        moves.step()
 
 
 def test_the_thread_carries_everything_out_before_it_ends_and_drops_it_where_that_is_asked() -> None:
@@ -184,26 +186,20 @@ def test_a_place_whose_copy_failed_is_removed() -> None:
     moves, pool = stepped()
 
     def lost() -> Any:
-        raise RuntimeError("the device was lost")
+        raise StoreFailed("the device was lost")
 
     pool.read = lambda block, into=None: lost  # type: ignore[method-assign]
     copies = [store("a", 1), load("a", 7)]
     for copy in copies:
         moves.submit([copy])
         moves.step()
-    assert copies[0].failed == "tier 1: internal error: RuntimeError: the device was lost"
+    assert copies[0].failed == "tier 1: Host: the device was lost"
     assert copies[1].failed == "tier 1: a block was not there, or damaged"
 
 
-ERRORS = (StoreFailed("broken"), ArithmeticError("broken"), SystemExit(0), KeyboardInterrupt())
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("method", ["reserve", "view", "remove", "close"])
-def test_whatever_a_store_raises_is_said_and_ends_no_thread(method: str, error: BaseException) -> None:
-    if method == "close" and isinstance(error, KeyboardInterrupt):
-        return  # in the run's own thread, where it may be a user's
-    broken = type("Broken", (Recorded,), {"method": method, "error": error})()
+def test_a_store_that_fails_is_said_and_ends_no_thread(method: str) -> None:
+    broken = type("Broken", (Recorded,), {"method": method})()
     moves, _ = stepped(WorkerTransfers, [broken])
     try:
         moves.submit([store("a", 1)])
@@ -216,11 +212,28 @@ def test_whatever_a_store_raises_is_said_and_ends_no_thread(method: str, error: 
             moves.finished()
     finally:
         moves.close(drain=True)
-    assert moves.failure.startswith("tier 1: "), moves.failure
-    assert "Broken" in moves.failure, moves.failure
+    assert moves.failure == "tier 1: Broken: broken"
     assert broken.calls[-1] == "close"
     if method == "reserve":
         assert broken.calls[:2] == ["reserve", "remove"], "what it took stays taken"
+
+
+@pytest.mark.parametrize("error", [ArithmeticError("broken"), SystemExit(0)])
+@pytest.mark.parametrize("method", ["reserve", "view", "remove", "close"])
+def test_what_else_a_store_raises_is_raised_again_in_the_thread_that_steps(method: str, error: BaseException) -> None:
+    broken = type("Broken", (Recorded,), {"method": method, "error": error})()
+    moves, _ = stepped(WorkerTransfers, [broken])
+    with pytest.raises(type(error)):  # noqa: PT012
+        moves.submit([store("a", 1)])
+        while moves.num_pending:
+            moves.wait(None)
+            moves.finished()
+        moves.submit([load("a", 2)])
+        moves.remove(BlockHash(b"a"), 1)
+        moves.close(drain=True)
+    if method != "close":
+        moves.close(drain=False)
+    assert broken.calls[-1] == "close"
 
 
 def test_a_block_that_is_not_there_is_no_failure_of_its_store() -> None:

@@ -79,18 +79,14 @@ def test_a_preempted_request_comes_back_before_an_earlier_one_that_has_not_start
     assert_right([early, late])
 
 
-def test_an_allocator_whose_fits_lies_fails_the_request_and_not_the_engine() -> None:
+def test_an_allocator_whose_fits_lies_ends_the_step() -> None:
     engine = fake_engine(num_blocks=30, block_size=2)
-    engine.allocator.fits = lambda *args: True  # type: ignore[method-assign]
-    real = engine.allocator.allocate
 
     def full(request: Any, tokens: Any, *rest: Any) -> None:
-        if len(tokens) > 8:
-            raise OutOfBlocks("need 9 blocks, have none")
-        real(request, tokens, *rest)
+        raise OutOfBlocks("need 9 blocks, have none")
 
     engine.allocator.allocate = full  # type: ignore[method-assign]
-    requests = [engine.submit([1] * length, KINDS["plain"]) for length in (9, 2)]
-    drive(engine)
-    assert requests[0].status is Status.FAILED
-    assert_right(requests[1:])
+    engine.submit([1] * 9, KINDS["plain"])
+    with pytest.raises(OutOfBlocks, match="need 9 blocks"):
+        engine.step()
+    assert engine.interrupted

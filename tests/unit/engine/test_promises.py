@@ -9,9 +9,8 @@ import pytest
 from fake_engines import assert_right, drive, fake_engine
 
 from framework.engine.engine import Engine
-from framework.engine.executors.base import Step
 from framework.engine.request import Request, Status
-from framework.errors import PluginError
+from framework.errors import OutOfBlocks
 from framework.sampling import Sampling
 
 COMMON = [1 + at % 29 for at in range(23)]
@@ -58,25 +57,6 @@ def test_a_running_prompt_shares_the_chunk_it_computes_with_who_arrives() -> Non
     assert_right(first + later)
 
 
-@pytest.mark.parametrize("allocator", SHARING)
-def test_who_relied_on_a_step_that_the_backend_failed_is_computed_again(allocator: str) -> None:
-    failing = [True]
-
-    def fail_once(step: Step) -> None:
-        if failing.pop() if failing else False:
-            raise PluginError("the backend failed")
-
-    engine = fake_engine(allocator=allocator, num_blocks=64, block_size=4)
-    engine.executor._before = fail_once
-    requests = submit(engine)
-    engine.step()
-    engine.allocator.check()
-    assert requests[0].status is Status.FAILED
-    assert [request.num_preemptions for request in requests[1:]] == [1, 1, 1]
-    drive(engine)
-    assert_right(requests[1:])
-
-
 def before_room_is_made(engine: Engine, act: Callable[[], None]) -> None:
     """`act` once the first step is planned, before its rows get room."""
     made = engine.scheduler._make_room
@@ -95,7 +75,7 @@ def before_room_is_made(engine: Engine, act: Callable[[], None]) -> None:
 def test_a_request_that_fails_before_the_forward_pass_harms_nobody_else(allocator: str, failed: int) -> None:
     engine = fake_engine(allocator=allocator, num_blocks=64, block_size=4)
     requests = submit(engine)
-    before_room_is_made(engine, lambda: engine.life.fail(requests[failed].sequences[0], PluginError("no room")))
+    before_room_is_made(engine, lambda: engine.life.fail(requests[failed].sequences[0], OutOfBlocks("no room")))
     engine.step()
     engine.allocator.check()
     drive(engine)

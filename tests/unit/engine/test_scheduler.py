@@ -9,7 +9,7 @@ from fake_engines import assert_right, drive, fake_engine, noted_steps
 
 from framework.engine.engine import Engine
 from framework.engine.request import Request, Status
-from framework.errors import PluginError, Unsupported
+from framework.errors import Unsupported
 from framework.sampling import Sampling
 
 
@@ -82,25 +82,6 @@ def test_a_block_that_a_generated_token_fills_is_published_as_the_step_is_planne
     submit(engine, 6, max_tokens=4)
     drive(engine)
     assert published == [0, 2], "tokens 7 and 8 are generated: the second block is full in the third step"
-
-
-def test_a_forward_pass_that_fails_takes_back_what_was_published() -> None:
-    engine, _ = engine_of(max_batch_tokens=64)
-    (first,) = submit(engine, 9)
-    forward = engine.executor.forward
-
-    def fail(step: Any, rows: Any) -> None:
-        engine.executor.forward = forward  # type: ignore[method-assign]
-        raise PluginError("the backend failed")
-
-    engine.executor.forward = fail  # type: ignore[method-assign]
-    engine.step()
-    assert first.status is Status.FAILED
-    again = engine.submit([1] * 9, Sampling(max_tokens=2, ignore_eos=True))
-    drive(engine)
-    assert again.num_cached_tokens == 0
-    assert_right([again])
-    engine.check()
 
 
 def test_requests_that_end_together_are_freed_in_order_of_admission() -> None:

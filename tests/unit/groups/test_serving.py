@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from framework.errors import InvalidArgument, InvariantViolation, OutOfBlocks, PluginError, StaleHit
+from framework.errors import InvalidArgument, InvariantViolation, OutOfBlocks, StaleHit
 from framework.groups.kinds import KVGroup
 from framework.groups.serving import GroupedAllocator, WindowedHit, reach
 from framework.interfaces.allocator import Hit
 from framework.registry.components import build_allocator
 from framework.types import Namespace, RequestId, RequestInfo
-from framework_builtin.eviction.lru import Lru
 
 SIZE, NAMESPACE = 4, Namespace()
 FULL = KVGroup(name="full", kind="full", block_tokens=SIZE, block_bytes=64)
@@ -313,17 +312,6 @@ def test_a_fork_behind_the_state_is_refused() -> None:
     allocator.check()
 
 
-class Failing(Lru):
-    """Finds no victim once it is armed."""
-
-    armed = False
-
-    def victim(self, now: float) -> Any:
-        if Failing.armed:
-            raise RuntimeError("broken")
-        return super().victim(now)
-
-
 def compute(allocator: GroupedAllocator, number: int, tokens: list[int], step: int = 8) -> int:
     """Serves a prompt in steps; returns its hit."""
     array = np.array(tokens, dtype=np.int32)
@@ -347,22 +335,6 @@ def test_a_hit_ends_where_the_window_still_has_what_it_needs() -> None:
     found = allocator.results()
     assert found["full_hit_tokens"] == 60, found
     assert found["window_lost_tokens"] == 60 - allocator.stats().hit_tokens, found
-
-
-def test_a_policy_that_fails_in_the_window_leaves_no_table_in_the_other_group() -> None:
-    allocator = grouped(window=9, blocks=(40, 1), eviction=Failing)
-    compute(allocator, 1, [1, 2, 3, 4], step=4)
-    allocator.free(RequestId(1))
-    tokens = np.arange(100, 109, dtype=np.int32)
-    hit, Failing.armed = allocator.lookup(tokens, NAMESPACE), True
-    try:
-        with pytest.raises(PluginError):
-            allocator.allocate(info(2), tokens, hit)
-    finally:
-        Failing.armed = False
-    allocator.check()
-    assert allocator.stats().used_blocks == allocator.window.stats().used_blocks == 0
-    assert allocator.lookup(np.arange(1, 6, dtype=np.int32), NAMESPACE).num_tokens == 4, "what was cached is lost"
 
 
 def test_wrong_hits_and_calls_are_refused_and_change_nothing() -> None:

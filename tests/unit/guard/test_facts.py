@@ -10,11 +10,12 @@ import pytest
 from framework import api, registry
 from framework.errors import PluginError
 from framework.guard.allocator import GuardedAllocator
-from framework.guard.boundary import Boundary
+from framework.guard.boundary import Guard
 from framework.guard.facts import checked_facts, reported
 from framework.guard.policy import GuardedPolicy
 from framework.paged.pool import BlockPool
 from framework.results.catalogue import find
+from framework.results.reading import read_result
 
 SERVE = {
     "mode": "serve",
@@ -54,13 +55,15 @@ def test_the_facts_of_policy_and_allocator_are_in_the_result(mode: str, tmp_path
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_policy_that_fails_to_report_costs_no_measurement(
+def test_a_policy_that_fails_to_report_fails_the_run_and_costs_no_measurement(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry.load("eviction", "arc"), "facts", Arc.facts)
-    result = result_of(mode, tmp_path, "arc")
-    assert result["status"] == "faulty", result
-    assert "eviction policy Arc.facts: raised RuntimeError('no facts today')" in result["first_failure"], result
+    with pytest.raises(RuntimeError, match=r"eviction policy Arc\.facts: raised RuntimeError\('no facts today'\)"):
+        result_of(mode, tmp_path, "arc")
+    result = read_result(tmp_path)
+    assert result["status"] == "failed", result
+    assert "eviction policy Arc.facts: raised RuntimeError('no facts today')" in result["reasons"][0], result
     assert result["hit_rate"] is not None, result
 
 
@@ -69,14 +72,14 @@ def test_a_policy_that_fails_to_report_costs_no_measurement(
 )
 def test_what_is_no_fact_is_refused_by_name(found: Any) -> None:
     with pytest.raises(PluginError, match=r"eviction policy Arc\.facts: must return a dict of names"):
-        checked_facts(Boundary("eviction policy", Arc), found)
+        checked_facts(Guard("eviction policy", Arc), found)
 
 
 def test_a_policy_that_was_never_attached_has_nothing_to_report() -> None:
     policy = Arc()
     assert GuardedPolicy(policy).facts() == {}
     policy.attach(BlockPool(4, 2).view())
-    with pytest.raises(PluginError, match="no facts today"):
+    with pytest.raises(RuntimeError, match="no facts today"):
         GuardedPolicy(policy).facts()
 
 

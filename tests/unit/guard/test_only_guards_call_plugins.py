@@ -1,4 +1,4 @@
-"""Only the error boundary calls a plugin's methods: a run in which every plugin looks at who calls it."""
+"""Answers that index memory are checked: a run in which the plugins that give them look at who calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from fake_engines import Heard, make_llm
 from watched_plugins import watch
 
 from framework.interfaces.allocator import Allocator
-from framework.interfaces.backend import AttentionBackend
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.llm import EngineOptions
@@ -17,13 +16,14 @@ from framework.sampling import Sampling
 
 
 @pytest.mark.parametrize("scheduling", ["admit_first", "running_first"])
-def test_only_the_guard_calls_methods_of_plugins(scheduling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_guards_call_allocators_policies_and_hash_schemes(
+    scheduling: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     others: set[str] = set()
     parts: dict[str, Any] = {
         "allocator": watch(monkeypatch, "allocator", "prefix_cow", Allocator, others),
         "eviction": watch(monkeypatch, "eviction", "fifo", EvictionPolicy, others),
         "hash": watch(monkeypatch, "hash", "sha256", HashScheme, others),
-        "backend": watch(monkeypatch, "backend", "torch", AttentionBackend, others),
     }
     options = EngineOptions(scheduling=scheduling, max_batch_requests=4, max_batch_tokens=16)
     prompts = [[5, 6, 7, 8, 9, 10, 11, 12, number] for number in range(6)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from paged_helpers import NS, ConstantHash, admit, info, serve, tokens
 
-from framework.errors import PluginError, StaleHit
+from framework.errors import StaleHit
 from framework.interfaces.allocator import Allocator
 from framework.types import RequestId
 from framework_builtin.eviction.lru import Lru
@@ -40,32 +40,6 @@ def test_a_hit_from_before_a_reset_is_refused(kind: Any) -> None:
     allocator.reset()
     with pytest.raises(StaleHit):
         allocator.allocate(info(2), tokens(1, 2, 3), hit)
-    allocator.check()
-
-
-class FailsAtTheSecond(Lru):
-    """Raises as its second victim is evicted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def evicted(self, block: Any, now: float) -> None:
-        self.calls += 1
-        if self.calls == 2:
-            raise ValueError("no")
-        super().evicted(block, now)
-
-
-def test_an_eviction_called_off_leaves_no_parent_a_candidate_before_its_child(kind: Any) -> None:
-    allocator = build(kind, 3, 1, eviction=FailsAtTheSecond(), leaf_only=True)
-    serve(allocator, 1, tokens(1, 2, 3))
-    with pytest.raises(PluginError):
-        admit(allocator, 2, tokens(7, 8, 9))
-    allocator.check()
-    assert allocator.lookup(tokens(1, 2, 3, 4), NS).num_tokens == 3, "nothing was evicted"
-    admit(allocator, 3, tokens(9))
-    assert allocator.lookup(tokens(1, 2, 3, 4), NS).num_tokens == 2, "the leaf went first"
     allocator.check()
 
 
