@@ -107,12 +107,6 @@ class LLM:
             chosen = "triton" if self.device.startswith("cuda") else "torch"
         self.backend: AttentionBackend = build_component("backend", chosen, {"seed": self.seed})
         graphs.choose(options, self.backend, self.device)  # refused before a model is loaded
-        if options.share_within_step and not self.backend.capabilities.writes_before_attend:
-            raise ConfigError(
-                f"{type(self.backend).__name__} attends to a row before all rows of the step are written (its "
-                "capabilities say writes_before_attend=False), so rows of one step cannot share blocks; set "
-                "engine.share_within_step=false"
-            )
         self._closed = False
         self._owns_model = not isinstance(model, LoadedModel)
         self.model = load_served(model, self.backend, device=self.device, cache=cache, options=options)

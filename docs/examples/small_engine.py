@@ -4,8 +4,8 @@
 
 Every part is whatever is installed under its name, yours included. Where a model keeps a token's K and V this keeps
 the token's id, and reads the whole context back in each step: a block that is shared or copied wrongly ends the run.
-Its counts are those of `mode=replay engine.scheduling=running_first engine.share_within_step=false`, as a test holds.
-The framework's engine has besides: arrivals, sampling and beams, sharing within a step, tiers, guards, array work.
+Its counts are those of `mode=replay`, as a test holds. The framework's engine has besides: arrivals, sampling and
+beams, chunks of prompts, tiers, guards, array work.
 """
 
 from __future__ import annotations
@@ -78,12 +78,9 @@ class SmallEngine:
     def submit(self, request: WorkloadRequest) -> None:
         assert request.tokens is not None, "a workload of token ids is wanted"
         info = RequestInfo(
-            id=RequestId(len(self.waiting) + 1),
-            max_total_tokens=request.max_total_tokens,
-            prompt_tokens=request.input_tokens,
-            namespace=request.namespace,
-            tenant=request.tenant,
-        )
+            id=RequestId(len(self.waiting) + 1), namespace=request.namespace, tenant=request.tenant,
+            max_total_tokens=request.max_total_tokens, prompt_tokens=request.input_tokens,
+        )  # fmt: skip
         tokens = np.full(request.max_total_tokens, FIRST_OUTPUT + info.id, dtype=np.int32)
         tokens[: request.input_tokens] = request.tokens
         heapq.heappush(self.waiting, Sequence(info, tokens, request.input_tokens))
@@ -105,39 +102,43 @@ class SmallEngine:
     def admit(self, budget: int, num_new: dict[Sequence, int]) -> None:
         """Let those that wait run, while rows, budget and blocks last: each with the blocks of its first chunk."""
         while self.waiting and budget and self.free_rows:
-            sequence = self.waiting[0]
-            info, known = sequence.info, sequence.tokens[: sequence.length]
+            sequence, info = self.waiting[0], self.waiting[0].info
+            known = sequence.tokens[: sequence.length]
             hit = self.allocator.lookup(known, info.namespace)
             if not self.allocator.fits(info, known, hit):
                 if not self.running:
-                    raise OutOfBlocks(
-                        f"request {info.id} of {len(known)} tokens runs alone and needs more --num-blocks"
-                    )
+                    raise OutOfBlocks(f"request {info.id} runs alone and needs more --num-blocks")
                 return
             count = min(sequence.length - hit.num_tokens, budget)
             self.allocator.allocate(info, known, hit, hit.num_tokens + count)
+            try:
+                self.extend(sequence, hit.num_tokens + count)
+            except OutOfBlocks:  # for the copy of a block that is hit in part
+                self.allocator.free(info.id)
+                return
             self.running.append(heapq.heappop(self.waiting))
             sequence.row, sequence.computed = self.free_rows.pop(), hit.num_tokens
-            if sequence.hit_tokens is None:
-                sequence.hit_tokens = hit.num_tokens
-            if self.make_room(sequence, count):
-                num_new[sequence] = count
-                budget -= count
+            sequence.hit_tokens = hit.num_tokens if sequence.hit_tokens is None else sequence.hit_tokens
+            num_new[sequence] = count
+            budget -= count
+
+    def extend(self, sequence: Sequence, end: int) -> None:
+        """Blocks for its tokens up to `end`; what they fill in this step, later sequences of the step share."""
+        self.pool.copy(self.allocator.extend(sequence.info.id, end).copies)  # of what is written to and others read
+        self.allocator.publish(sequence.info.id, sequence.tokens[:end])
 
     def make_room(self, sequence: Sequence, count: int) -> bool:
         """Blocks for its next `count` tokens, who came last is preempted for them; False if that was itself."""
         while sequence.row >= 0:
             try:
-                change = self.allocator.extend(sequence.info.id, sequence.computed + count)
+                self.extend(sequence, sequence.computed + count)
+                break
             except OutOfBlocks:
                 if self.running == [sequence]:
                     raise  # nobody else could make room
                 self.num_preemptions += 1
                 heapq.heappush(self.waiting, self.leave(self.running[-1]))
-            else:
-                self.pool.copy(change.copies)  # of blocks that are to be written and that others read
-                return True
-        return False
+        return sequence.row >= 0
 
     def leave(self, sequence: Sequence) -> Sequence:
         """It runs no longer: its blocks can be found until their room is needed."""
@@ -148,14 +149,13 @@ class SmallEngine:
         return sequence
 
     def compute(self, num_new: dict[Sequence, int]) -> None:
-        """What a model does; then full blocks are published, and whoever has its last token leaves."""
+        """What a model does; then who has its last token leaves."""
         batch = sorted(num_new, key=lambda sequence: (num_new[sequence] > 1, sequence.row))  # decode rows first
         for sequence in batch:
             start, sequence.computed = sequence.computed, sequence.computed + num_new[sequence]
-            table, context = self.allocator.table(sequence.info.id), sequence.tokens[: sequence.computed]
-            self.pool.write(table, context, start)
-            self.pool.attend(table, context)
-        for sequence in batch:
+            self.pool.write(self.allocator.table(sequence.info.id), sequence.tokens[: sequence.computed], start)
+        for sequence in batch:  # all of them are written now
+            self.pool.attend(self.allocator.table(sequence.info.id), sequence.tokens[: sequence.computed])
             self.allocator.commit(sequence.info.id, sequence.tokens[: sequence.computed])
         for sequence in batch:
             sequence.length += sequence.computed == sequence.length  # the next token, by the rule in `submit`

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from experiments.fidelity.compare import DEFAULTS, OF_VLLM, differences, in_replay, in_vllm
+from experiments.fidelity.compare import differences, in_replay, in_vllm
 from experiments.fidelity.streams import Talk, grown, of_trace, sampled
 from experiments.shared import AGENTIC, CONVERSATION, digest, finish, kept, parse, table, trace_path
 
@@ -25,15 +25,14 @@ LIMITS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-EITHER = ({**OF_VLLM, "duplicates": "merge"}, {**OF_VLLM, "scheduling": "admit_first"})
-ONE_BY_ONE = ("synthetic", "synthetic, preempting")
-"""Streams on which each of the two choices is also made alone."""
+DUPLICATES = ("keep", "merge")
+"""What becomes of a content that is computed again: as in vLLM, and as by default here."""
 
 Rows = list[dict[str, Any]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """All streams, policies and both sets of choices: rows, tables, provenance."""
+    """All streams, policies and both choices: rows, tables, provenance."""
     options = parse(__doc__, "fidelity", arguments)
     if importlib.util.find_spec("vllm") is None:
         sys.exit("vLLM is not installed here: make engines, then .engines/bin/python -m experiments.fidelity")
@@ -73,7 +72,7 @@ def _streams(quick: bool) -> dict[str, list[Talk]]:
 
 
 def _rows(name: str, talks: Sequence[Talk], policy: str | None) -> Rows:
-    """The stream in vLLM, and here with vLLM's choices, with ours, and with one of each.
+    """The stream in vLLM, and here with each of DUPLICATES.
 
     Without a policy: vLLM without us, and with `lru` through the connector.
     """
@@ -86,9 +85,10 @@ def _rows(name: str, talks: Sequence[Talk], policy: str | None) -> Rows:
         return [{"stream": name, "requests": len(talks), **found}]
     theirs = in_vllm(talks, policy, **limits)
     rows = []
-    for choices in (OF_VLLM, *(EITHER if name in ONE_BY_ONE else ()), DEFAULTS):
-        ours = in_replay(talks, policy, hash_scheme(), **choices, **limits)
-        rows.append({"stream": name, "requests": len(talks), "policy": policy, **choices, **differences(theirs, ours)})
+    for duplicates in DUPLICATES:
+        ours = in_replay(talks, policy, hash_scheme(), duplicates=duplicates, **limits)
+        made = {"stream": name, "requests": len(talks), "policy": policy, "duplicates": duplicates}
+        rows.append({**made, **differences(theirs, ours)})
     return rows
 
 
@@ -96,7 +96,7 @@ _DIFFER = ("steps_that_differ", "requests_that_hit_differently", "preemptions_th
 
 
 def _equal(rows: Rows) -> str:
-    chosen = [row for row in rows if {key: row[key] for key in OF_VLLM} == OF_VLLM]
+    chosen = [row for row in rows if row["duplicates"] == "keep"]
     header = ("stream", "requests", "policy", "steps", "hit tokens", "preemptions", "evictions", "differences")
     return table(header, [(*_counts(row), sum(row[key] for key in _DIFFER)) for row in chosen])
 
@@ -121,14 +121,12 @@ def _stocks(rows: Rows) -> str:
 
 
 def _choices(rows: Rows) -> str:
-    """Hit tokens here by choice; "-" where it was not made."""
-    cells: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
+    """Hit tokens here by choice."""
+    cells: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
-        made = row["duplicates"], row["scheduling"]
-        cells.setdefault((row["stream"], row["policy"]), {})[made] = f"{row['hit_tokens_here']:,}"
-    columns = [("keep", "running_first"), ("merge", "running_first"), ("keep", "admit_first"), ("merge", "admit_first")]
-    header = ("stream", "policy", "vLLM's choices", "but merge", "but admit_first", "both, our defaults")
-    return table(header, [(*key, *(found.get(column, "-") for column in columns)) for key, found in cells.items()])
+        cells.setdefault((row["stream"], row["policy"]), {})[row["duplicates"]] = f"{row['hit_tokens_here']:,}"
+    header = ("stream", "policy", "duplicates=keep, as vLLM", "duplicates=merge, our default")
+    return table(header, [(*key, *(found[one] for one in DUPLICATES)) for key, found in cells.items()])
 
 
 def _costs(rows: Rows) -> str:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from experiments.fidelity import our_side
 from experiments.fidelity.streams import Outcome, Talk
 from experiments.live.server import policy_config
 from framework.interfaces.hash import HashScheme
-
-DEFAULTS: Mapping[str, str] = {"scheduling": "admit_first", "duplicates": "merge"}
-"""Of this framework; the settings of vLLM are the others."""
-OF_VLLM: Mapping[str, str] = {"scheduling": "running_first", "duplicates": "keep"}
 
 
 def in_vllm(talks: Sequence[Talk], eviction: Any, **limits: Any) -> Outcome:
@@ -39,7 +35,7 @@ def in_replay(
     talks: Sequence[Talk], eviction: Any, hash: HashScheme, *, watermark: float = 0.0, duplicates: str = "keep",
     **limits: Any,
 ) -> Outcome:  # fmt: skip
-    """Through the engine of mode=replay, with vLLM's choices where they differ."""
+    """Through the engine of mode=replay, keeping duplicates as vLLM does unless told otherwise."""
     allocator = {"name": "prefix", "watermark": watermark, "duplicates": duplicates}
     return our_side.run(talks, our_side.Settings(allocator=allocator, eviction=eviction, hash=hash, **limits))
 

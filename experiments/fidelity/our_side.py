@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from experiments.fidelity.streams import Outcome, Talk, sampling_of
 from framework.config.sections import EngineOptions
@@ -59,7 +59,6 @@ class Settings:
     allocator: Any = "prefix"
     hash: Any = "sha256"
     max_model_len: int = 2**18
-    scheduling: Literal["admit_first", "running_first"] = "running_first"
     groups: Sequence[KVGroup] = ()
     """In one pool, in place of the allocator."""
     rule: CheckpointRule = field(default_factory=Dense)
@@ -97,7 +96,6 @@ def engine_of(
         options=EngineOptions(
             max_batch_tokens=settings.max_batch_tokens,
             max_batch_requests=settings.max_batch_requests,
-            scheduling=settings.scheduling,
         ),
         virtual_clock=True,
         trial=Trial(observers=tuple(observers)),

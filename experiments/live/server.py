@@ -31,8 +31,8 @@ LIMITS = (
     f"engine.max_model_len={LONGEST}", "run.progress=false",
 )  # fmt: skip
 """Of our engine, those that `arguments_of` gives vLLM."""
-LIKE_VLLM = ("engine.scheduling=running_first", "allocator={name: prefix, duplicates: keep, watermark: 0.0}")
-"""Choices that are not our defaults."""
+LIKE_VLLM = ("allocator={name: prefix, duplicates: keep, watermark: 0.0}",)
+"""The choice that is not our default."""
 MODEL = "small"
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",

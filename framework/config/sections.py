@@ -60,14 +60,6 @@ class EngineOptions(Section):
     max_model_len: int | None = setting(
         None, "longest sequence, tokens; null: the model's, at most the pool", at_least=1, at_most=2**31 - 1
     )
-    share_within_step: bool = setting(
-        True, "requests admitted in one step share what one of them computes in it; false: from the next step on"
-    )
-    scheduling: Literal["admit_first", "running_first"] = setting(
-        "admit_first",
-        "admit_first: waiting requests get room for their prompts before running ones grow | running_first: running "
-        "ones grow first, a prompt gets blocks chunk by chunk, as in vLLM",
-    )
     compile: bool = setting(False, "the decoder through torch.compile", of_a_model=True)
     cuda_graphs: Literal["auto", True, False] = setting(
         "auto",

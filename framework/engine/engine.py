@@ -17,7 +17,6 @@ from framework.engine.executors.base import Executor, Step
 from framework.engine.lifecycle import Lifecycle
 from framework.engine.metrics import Metrics
 from framework.engine.outputs import Outputs
-from framework.engine.promises import Promises
 from framework.engine.request import (
     BeamGroup,
     Candidates,
@@ -35,7 +34,6 @@ from framework.errors import (
     EngineInterrupted,
     InvalidArgument,
     InvariantViolation,
-    Unsupported,
     shown,
 )
 from framework.guard.allocator import GuardedAllocator
@@ -106,7 +104,7 @@ class Engine:
     `reset` has replaced its whole state. It is not rolled back: that code would run least and be wrong most.
 
     Args:
-        options: how to batch; running_first not with tiers. The longest sequence is that of `limits`.
+        options: how to batch. The longest sequence is that of `limits`.
         virtual_clock: the executor's clock is virtual, the same in every run: it is what policies see. Else they see
             the number of the step, so that what they do can be repeated.
         stop_watch: makes what watches a sequence for stop texts; without it, requests that have some are rejected.
@@ -139,8 +137,6 @@ class Engine:
                 f"engine.max_batch_tokens ({options.max_batch_tokens}) must be at least engine.max_batch_requests "
                 f"({options.max_batch_requests}): every row decodes one token a step"
             )
-        if tiers is not None and options.scheduling == "running_first":
-            raise Unsupported("scheduling=running_first does not wait for loads from tiers; take admit_first")
         self.executor, self._virtual_clock = executor, virtual_clock
         self.limits, self.max_model_len, self._options = limits, limits.max_model_len, options
         self.seed, self.preempt_every = trial.seed, trial.faults.preempt_every
@@ -161,9 +157,8 @@ class Engine:
         guarded, observers = GuardedAllocator(allocator, longest), self._observers
         rows = Rows(options.max_batch_requests, self.max_model_len)
         metrics = Metrics(guarded, rows)
-        promises = Promises(guarded, rows, chunk_size if options.share_within_step else 0)
         state = EngineState(
-            guarded=guarded, executor=self.executor, rows=rows, metrics=metrics, promises=promises,
+            guarded=guarded, executor=self.executor, rows=rows, metrics=metrics,
             observers=observers if observers.follows_calls else None,
         )  # fmt: skip
         life = Lifecycle(state, eos, self._stop_watch)
@@ -177,10 +172,8 @@ class Engine:
         if observers:
             guarded.observe(observers)
         self.allocator, self.state, self.life, self.metrics = allocator, state, life, state.metrics
-        self.scheduler = Scheduler(
-            state, life, max_batch_tokens=options.max_batch_tokens, chunk_size=chunk_size, order=options.scheduling
-        )
-        self._outputs = Outputs(state, life, self.candidates, in_turn=self.scheduler.running_first)
+        self.scheduler = Scheduler(state, life, max_batch_tokens=options.max_batch_tokens, chunk_size=chunk_size)
+        self._outputs = Outputs(state, life, self.candidates)
 
     # Interruption
 
@@ -377,7 +370,7 @@ class Engine:
             Exception: what a plugin raised, with a note that names it. The engine has to be reset then.
         """
         self._change(self._step)
-        if self.state.observers is not None and not self.state.promises.made:  # else it is to be computed yet
+        if self.state.observers is not None:
             self._change(self._observers.noted, Note("computed", self.state.step_number))
 
     def _step(self) -> None:
@@ -464,18 +457,13 @@ class Engine:
 
     def _commit(self, step: Step) -> None:
         """Publish the blocks this step filled: Python is touched once a block, not once a token."""
-        rows, size, promises = self.state.rows, self.state.guarded.block_size, self.state.promises
-        made = promises.made
+        rows, size = self.state.rows, self.state.guarded.block_size
         now_computed = step.computed + step.num_new
         rows.computed[step.rows] = now_computed
         filled = now_computed // size > step.computed // size
         counts: Iterable[tuple[int, int]] = zip(step.rows[filled].tolist(), now_computed[filled].tolist(), strict=True)
-        if made:  # who promised is first, so that whoever computed the same content shares it
-            counts = sorted(counts, key=lambda entry: rows.sequences[entry[0]] not in made)
         for row, count in counts:
             self.life.commit(rows.sequence(row), count)
-        if made:
-            promises.keep()
         if self.limits.window is not None:
             self.life.unref_passed(step, self.limits.window)
 

@@ -16,8 +16,7 @@ from framework.types import TableChange
 class Lifecycle:
     """Keeps rows, block tables and requests in step with each other, from a sequence's row to its request's end.
 
-    NOTE: one class, because these are one recursion: a release may break a promise, which preempts who relied on it,
-    which may fail a request, which releases its other rows.
+    NOTE: one class, because these are one recursion: a row that ends may end its request, which releases its others.
     """
 
     def __init__(self, state: EngineState, eos_token_ids: IntArray, stop_watch: MakeStopWatch | None = None) -> None:
@@ -44,15 +43,15 @@ class Lifecycle:
         request.status = Status.RUNNING
         self.state.reserved_rows += seq.forks_due
 
-    def place(self, seq: Sequence, computed: int, passed: int = 0, room: int | None = None) -> None:
+    def place(self, seq: Sequence, computed: int, *, room: int = 0, passed: int = 0, touch: bool = True) -> None:
         """Give `seq`, which has a table, a row; `computed` of its tokens have their KV.
 
         Args:
-            room: tokens that the table has blocks for at least; None: all, of a sequence without KV.
+            room: tokens that the table has blocks for at least.
+            touch: the table must be extended before its next write.
         """
-        least = computed or len(seq.tokens) if room is None else room
-        table = self.state.guarded.table(seq.id, num_tokens=least)
-        row = self.state.rows.add(seq, computed, len(table) * self._size)
+        table = self.state.guarded.table(seq.id, num_tokens=max(computed, room))
+        row = self.state.rows.add(seq, computed, len(table) * self._size, touch=touch)
         self.state.rows.passed[row] = passed
         self.state.executor.set_table(row, 0, table)
         self.state.executor.fresh(table[-(-computed // self._size) :])
@@ -66,21 +65,9 @@ class Lifecycle:
         seq.computed_before = int(self.state.rows.computed[row])
         self.state.rows.remove(seq)
         self.state.reserved_rows -= seq.forks_due
-        if seq in self.state.promises.made:
-            self.withdraw(seq)
         if not returning:
             self.state.tiers.ending(seq)
         self.free_table(seq, None if self.state.foresee is None else self.state.foresee(seq, returning))
-
-    def withdraw(self, seq: Sequence) -> None:
-        """What `seq` promised is not computed: preempt whoever relies on it."""
-        relying = self.state.promises.withdraw(seq)
-        for other in list(self.state.rows.sequences):
-            if other is not None and other is not seq and other.row >= 0 and other.id in relying:
-                self.preempt(other)
-        for other in self.state.tiers.holding():
-            if other is not seq and other.id in relying:
-                self.state.tiers.drop(other, returning=True)
 
     def free_table(self, seq: Sequence, next_use: list[float] | None = None) -> None:
         """Free the table of `seq`."""
@@ -112,8 +99,8 @@ class Lifecycle:
             self.state.waiting.push(child)
             return False
         self.state.tiers.flush()
-        self._copy(change)
-        self.place(child, num_tokens, int(self.state.rows.passed[parent.row]) if parent.row >= 0 else 0)
+        self.copy(change)
+        self.place(child, num_tokens, passed=int(self.state.rows.passed[parent.row]) if parent.row >= 0 else 0)
         self.state.metrics.num_forks += 1
         child.committed = parent.committed
         if parent.row >= 0:
@@ -121,7 +108,8 @@ class Lifecycle:
         self.state.note("fork", child, parent=parent.id)
         return True
 
-    def _copy(self, change: TableChange) -> None:
+    def copy(self, change: TableChange) -> None:
+        """Copy the blocks that a change of a table asks for."""
         if change.copies:
             self.state.executor.copy_blocks(change.copies)
             self.state.metrics.num_copied_blocks += len(change.copies)
@@ -182,10 +170,10 @@ class Lifecycle:
             new = table[change.start :]
             copied = [copy.destination for copy in change.copies if copy.group == 0]
             executor.fresh(new[~np.isin(new, copied)] if copied else new)
-            self._copy(change)
+            self.copy(change)
             executor.set_table(row, change.start, new)
         elif change.copies:  # of another group's blocks
-            self._copy(change)
+            self.copy(change)
         self.state.rows.room[row] = count * self._size
         self.state.rows.touch[row] = False
         if self.state.guarded.num_groups > 1:

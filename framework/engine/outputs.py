@@ -27,13 +27,10 @@ class Outputs:
 
     Args:
         candidates: gets those of each step of a beam search, by request number; None: they are not kept.
-        in_turn: sequences that end in one step are freed in order of admission, not of rows.
     """
 
-    def __init__(
-        self, state: EngineState, life: Lifecycle, candidates: dict[int, list[Candidates]] | None, *, in_turn: bool
-    ) -> None:
-        self.state, self.life, self._in_turn = state, life, in_turn
+    def __init__(self, state: EngineState, life: Lifecycle, candidates: dict[int, list[Candidates]] | None) -> None:
+        self.state, self.life = state, life
         self.beams = BeamSearch(state, life, candidates)
 
     def sample(self, step: Step) -> None:
@@ -88,7 +85,7 @@ class Outputs:
         for end_of_text in self.life.eos_token_ids.tolist():  # a few; np.isin costs more than all else here
             ended |= (plain_tokens == end_of_text) & ~rows.ignore_eos[plain_rows]
         over = plain_rows[ended]
-        if self._in_turn and len(over) > 1:
+        if len(over) > 1:  # freed in order of admission, not of rows
             over = over[np.argsort(rows.order[over], kind="stable")]
         for row in over.tolist():
             self.life.finish_row(rows.sequence(row))

@@ -53,7 +53,7 @@ class Rows:
             self._active = rows[np.lexsort((rows, self.order[rows], -self.priority[rows]))]
         return self._active
 
-    def add(self, seq: Sequence, computed: int, room: int) -> int:
+    def add(self, seq: Sequence, computed: int, room: int, *, touch: bool = True) -> int:
         """Give `seq` a row; its tokens move into the row's buffer."""
         row = self._free[-1]  # taken once all is written: a value that no column can hold changes nothing
         request, sampling, count = seq.request, seq.request.sampling, len(seq.tokens)
@@ -61,7 +61,7 @@ class Rows:
         self.length[row], self.computed[row], self.room[row] = count, computed, room
         self.limit[row] = request.max_total_tokens
         self.order[row], self.priority[row] = request.number, request.priority
-        self.touch[row] = True
+        self.touch[row] = touch
         self.special[row] = bool(
             sampling.stop_token_ids
             or sampling.stop

@@ -10,7 +10,6 @@ from typing import Any
 
 from framework.engine.executors.base import Executor
 from framework.engine.metrics import Metrics
-from framework.engine.promises import Promises
 from framework.engine.request import BeamGroup, Request, Sequence
 from framework.engine.rows import Rows
 from framework.guard.allocator import GuardedAllocator
@@ -73,7 +72,6 @@ class EngineState:
         requests: that have not ended, by number.
         arrivals: a heap of (arrival, number, request) that are not due yet.
         groups: of beam searches that have arrived.
-        promises: blocks that rows of this step share before they are computed.
         tiers: what lies below the pool.
         listeners: of the tiers, which hear the allocator's events.
         reserved_rows: kept free for samples that will be forked off.
@@ -86,7 +84,6 @@ class EngineState:
     executor: Executor
     rows: Rows
     metrics: Metrics
-    promises: Promises
     observers: Observers | None = None
     foresee: Foresee | None = None
     on_end: Callable[[Request], object] | None = None

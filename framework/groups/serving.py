@@ -51,7 +51,7 @@ class GroupedAllocator(Allocator):
     Each call first asks both whether they can, then changes both: one that is refused changed neither. Where a policy
     fails in the second, an `allocate` or `fork` is taken back; other calls leave a request that can only be freed.
 
-    Not promised within a step: see docs/hybrid.md.
+    Not shared within a step: see docs/hybrid.md.
 
     Args:
         groups: full attention and a window or state, of equal `block_tokens`.

@@ -118,16 +118,10 @@ class GuardedAllocator(Guard, Allocator):
             self.wrong("step_end", f"must return a count from {start} to {end}", found)
         return int(found)
 
-    def promise(self, request: RequestId, tokens: TokenArray) -> None:
-        self.plugin.promise(request, tokens)
+    def publish(self, request: RequestId, tokens: TokenArray) -> None:
+        self.plugin.publish(request, tokens)
         if self._observers is not None:
-            self._end("promise", request, tokens=tokens)
-
-    def withdraw(self, request: RequestId) -> Sequence[RequestId]:
-        found: Sequence[RequestId] = self.plugin.withdraw(request)
-        if self._observers is not None:
-            self._end("withdraw", request)
-        return found
+            self._end("publish", request, tokens=tokens)
 
     def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
         change = self._checked("fork", self.plugin.fork(parent, child, num_tokens))
@@ -163,8 +157,8 @@ class GuardedAllocator(Guard, Allocator):
         return int(found)
 
     def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
-        self._num_null.pop(request, None)
         table = None if self._observers is None else self.table(request).copy()
+        self._num_null.pop(request, None)
         self.plugin.free(request, next_use)
         if self._observers is not None:
             self._end("free", request, table=lambda: table)

@@ -75,9 +75,9 @@ class Allocator(ABC):
     Each public call plans before it changes anything and either succeeds or raises with nothing changed. Sizes are in
     tokens, block ids run from 1 to `num_blocks`. `tokens` arguments are (n,) int32 and stay the caller's.
 
-    A request's life: `lookup`, `allocate` (room for the whole prompt), then per step `promise` (optional), `extend`
-    (room for what the step writes), the forward pass, `commit` (those tokens' KV is now written), `unref_leading`
-    (optional, where every layer has a sliding window); `fork` at any time in between; `free`.
+    A request's life: `lookup`, `allocate` (room for its first step), then per step `extend` (room for what the step
+    writes), `publish` (optional: what the step fills), the forward pass, `commit` (those tokens' KV is now written),
+    `unref_leading` (optional, where every layer has a sliding window); `fork` between two steps; `free`.
     """
 
     num_blocks: int
@@ -109,8 +109,8 @@ class Allocator(ABC):
         """Make a table with room for all `tokens`, sharing the hit's blocks.
 
         The hit's tokens count as committed. Hits are counted here, once. With `num_tokens`, which are more than the
-        hit's, room for the first `num_tokens` is enough: `engine.scheduling=running_first` gives a prompt blocks as it
-        computes it, with `extend`. An allocator may make room for all nonetheless.
+        hit's, room for the first `num_tokens` is enough: the engine gives a prompt blocks as it computes it, with
+        `extend`. An allocator may make room for all nonetheless.
 
         Raises:
             OutOfBlocks, DuplicateRequest, StaleHit: nothing changed.
@@ -163,32 +163,24 @@ class Allocator(ABC):
         """
         return end
 
-    def promise(self, request: RequestId, tokens: TokenArray) -> None:  # noqa: B027
-        """The step being scheduled computes `tokens`, the request's first n: let lookups find what they fill.
+    def publish(self, request: RequestId, tokens: TokenArray) -> None:  # noqa: B027
+        """The step being scheduled computes `tokens`, the request's first n: let lookups find the blocks they fill.
 
-        Requests admitted later in the same step then share those blocks. That is sound because a step writes all
-        rows' K and V of a layer before any row attends. The promise is kept by a `commit` of those tokens, by whoever
-        names the blocks, and ends otherwise with `withdraw` or `free`. The request still writes the blocks in place;
-        until then no block may be copied from them.
+        Requests that are given blocks later in the same step then share those blocks. That is sound because a step
+        writes all rows' K and V of a layer before any row attends. There is room for all of `tokens`, and
+        generated ones may be among them. The request still writes the blocks in place; until its `commit` of these
+        tokens no block may be copied from them.
 
-        Generated tokens may be among them; there is room for all. From here on they are known, as by `commit`.
+        That commit follows before the request is forked. A step that was not computed is followed by `reset` instead,
+        which forgets everything, and the requests that were in it are freed.
+
         Optional: an allocator that does nothing here shares between steps only. Content that another block holds is
-        not promised, nor anything after it.
+        not published, nor anything after it.
 
         Raises:
-            UnknownRequest, InvalidArgument: other tokens than those known. Nothing changed.
+            UnknownRequest, InvalidArgument: other tokens than those known, or more than there is room for. Nothing
+                changed.
         """
-
-    def withdraw(self, request: RequestId) -> Sequence[RequestId]:
-        """What the request promised is not computed in this step: lookups find it no longer.
-
-        Returns all requests, not freed since, that share a block of which a promise was withdrawn, of this request or
-        of one that relied on it: nobody will compute what their tables name. They can be freed, and nothing else.
-
-        Raises:
-            UnknownRequest: nothing changed.
-        """
-        return ()
 
     def unref_leading(self, request: RequestId, num_tokens: int) -> int:
         """No layer reads the KV of the request's first `num_tokens` tokens any more: a sliding window has passed them.
@@ -210,7 +202,7 @@ class Allocator(ABC):
 
     @abstractmethod
     def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
-        """Drop the request's table: blocks without other users become free, or cached if published.
+        """Drop the request's table: blocks without other users become free, or cached if published and committed.
 
         `next_use`: when each leading block is requested next (`BlockView.next_use`), as a replay knows it. It is given
         only where the policy asks for it (`needs_future`), and ignored unless the allocator `takes_future`; entries
@@ -236,7 +228,7 @@ class Allocator(ABC):
         """Forget all cached content (weights changed): no lookup hits what came before; live requests keep theirs.
 
         With `request`: the KV that its table names is not sound, as the logits that followed from it are not finite.
-        Called before it is freed, and while nothing is promised. It is enough to forget what its table names; who else
+        Called before it is freed, and once the step is committed. It is enough to forget what its table names; who else
         has one of these blocks in its table keeps it, and publishes nothing below it.
 
         Raises:

@@ -86,9 +86,6 @@ class Capabilities:
         lossy: what the backend loses on purpose; None: nothing but rounding. The kit then allows that much more, and a
             serve run reports agreement with the dense model, logit error, KL divergence and attention error instead
             of asking for equal tokens. What is lost and not declared is an error.
-        writes_before_attend: all tokens are in the pool, in stream order, when `write` or `rotate_and_write` returns. A
-            backend that stores a row's tokens only as it attends to that row says False: rows of one step then cannot
-            share blocks, and `engine.share_within_step` must be off.
         simulated_devices: of `devices`, where the kernels run in a simulator (Triton's interpreter): right, and a time
             taken there says nothing. Kernel mode never times them.
     """
@@ -103,7 +100,6 @@ class Capabilities:
     features: frozenset[str] = frozenset()
     batch_invariant: bool = False
     graph_safe: bool = False
-    writes_before_attend: bool = True
     simulated_devices: frozenset[str] = frozenset()
     lossy: Loss | None = None
 

@@ -179,7 +179,10 @@ class EngineBelow:
     # Admission
 
     def plan(self, seq: Row, hit: Hit) -> Any:
-        """What to load for `seq` beyond the pool's hit; None if nothing. Its `hit` is the part of the pool."""
+        """What to load for `seq` beyond the pool's hit; None if nothing.
+
+        Its `hit` is the part of the pool, `num_tokens` what the sequence has once it is loaded.
+        """
         return None
 
     def park(self, seq: Row, plan: Any) -> bool:

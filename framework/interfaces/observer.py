@@ -57,11 +57,11 @@ class Call(NamedTuple):
     Arrays are the caller's, who writes on in them.
 
     Attributes:
-        name: the method of `Allocator`: allocate, extend, commit, promise, withdraw, fork, unref_leading, free, reset
+        name: the method of `Allocator`: allocate, extend, publish, commit, fork, unref_leading, free, reset
             or advance.
         request: whose table it was about, of a `fork` the parent's; None of `advance` and of a `reset` of all.
         info: of the request, for `allocate`; of the child, for `fork`.
-        tokens: that were given: `allocate`, `commit` and `promise`.
+        tokens: that were given: `allocate`, `publish` and `commit`.
         num_tokens: that were given as a number: `extend`, `fork` and `unref_leading`.
         hit: of `allocate`: what the request shares.
         table: the block ids of the request, of a `fork` of the child, as the call left them; of `free`, as they were

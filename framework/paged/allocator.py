@@ -25,7 +25,7 @@ from framework.paged.audit import audit
 from framework.paged.cache import BlockCache
 from framework.paged.index import BlockHasher, PrefixIndex
 from framework.paged.pool import BlockPool, LastRequests
-from framework.paged.table import Promises, Table, count_of, without_copies
+from framework.paged.table import Table, count_of, without_copies
 from framework.types import (
     BlockCopy,
     BlockHash,
@@ -67,6 +67,9 @@ class PagedAllocator(Allocator):
             by a hash scheme that is not collision resistant; `leaf_only`, or `duplicates` that are kept, without
             `share_prefix`.
 
+    Attributes:
+        ahead: blocks that were published and have yet to be computed, in the step at hand.
+
     Source: Kwon et al. 2023, arXiv:2309.06180; prefix sharing as in vLLM's automatic prefix caching.
     """
 
@@ -104,7 +107,7 @@ class PagedAllocator(Allocator):
         self.cache = BlockCache(self.pool, index, host, leaf_only, self.choose_free if overridden else None)
         self.hasher = BlockHasher(hash, block_size)
         self._tables: dict[RequestId, Table] = {}
-        self.promises = Promises(self.cache, self._tables, self._requests)
+        self.ahead: set[int] = set()
         self._tenants: dict[str, int] = {"": 0}
         self._version = self._hit_tokens = self._prompt_tokens = self._copied_blocks = 0
 
@@ -215,8 +218,6 @@ class PagedAllocator(Allocator):
         if self._requests is not None:
             table.facts = self._requests.admitted(request, len(tokens), hashes, len(hit.blocks), self.block_size)
         self._tables[request.id] = table
-        if self.promises.owner:
-            self.promises.rely(request.id, hit.blocks)
         self._hit_tokens += hit.num_tokens
         self._prompt_tokens += len(tokens)
         self._version += 1
@@ -238,7 +239,6 @@ class PagedAllocator(Allocator):
                 f"a fork stays in its parent's {table.request.namespace}, asked for {child.namespace}"
             )
         self._require_kept("fork", table, num_tokens)
-        self.promises.require_sound(table)
         total, full = -(-num_tokens // self.block_size), num_tokens // self.block_size
         kept = max(table.num_null, {"none": 0, "full": full, "all": total}[self.share_forks])
         if total - kept > self.pool.num_blocks - self.pool.used:
@@ -250,8 +250,6 @@ class PagedAllocator(Allocator):
         self.pool.access += 1
         fresh = self.cache.take(total - kept)
         copies = tuple(BlockCopy(BlockId(a), BlockId(b)) for a, b in zip(table.blocks[kept:total], fresh, strict=True))
-        if self.promises:
-            self.promises.keep_all(table, num_tokens)
         self._tables[child.id] = self._child(table, child, num_tokens, kept, fresh)
         self._copied_blocks += len(copies)
         self._version += 1
@@ -312,11 +310,10 @@ class PagedAllocator(Allocator):
     def _unsafe(self, table: Table) -> list[int]:
         """Table indexes from the committed length on whose block others can see."""
         ref, hash_of, blocks = self.pool.ref, self.pool.block_hash, table.blocks
-        candidates = range(table.committed // self.block_size, len(blocks))
-        found = [index for index in candidates if ref[blocks[index]] > 1 or hash_of[blocks[index]] is not None]
-        if self.promises.owner:  # what it promised, it writes in place
-            found = [index for index in found if self.promises.owner.get(blocks[index]) != table.request.id]
-        return found
+        first = max(table.committed // self.block_size, table.published)  # what it published ahead it writes in place
+        return [
+            index for index in range(first, len(blocks)) if ref[blocks[index]] > 1 or hash_of[blocks[index]] is not None
+        ]
 
     def _copy_on_write(self, table: Table, shared: list[int], fresh: list[int]) -> TableChange:
         blocks, replacements = table.blocks, fresh[: len(shared)]
@@ -337,8 +334,6 @@ class PagedAllocator(Allocator):
                 f"commit of {num_tokens} tokens for request {request}: {table.committed} are committed and there is "
                 f"room for {start * size}; extend first"
             )
-        if self.promises.owner or self.promises.broken:
-            self.promises.keep_all(table, num_tokens)
         if type(tokens) is not np.ndarray or tokens.dtype is not _INT32 or not tokens.flags.c_contiguous:
             tokens = _as_tokens(tokens)
         data, token_bytes = tokens.data, table.token_bytes  # as buffers: their slices cost less than an array's
@@ -349,6 +344,8 @@ class PagedAllocator(Allocator):
             start = self._publish(table, num_tokens // size, tokens, data)
         if known < num_tokens:
             token_bytes += data[known:]
+        if self.ahead:
+            self.ahead.difference_update(table.blocks[table.committed // size : num_tokens // size])
         table.committed = num_tokens
         return without_copies(start)
 
@@ -360,12 +357,6 @@ class PagedAllocator(Allocator):
         if known < full:
             more = self.hasher.blocks(hashes[-1] if hashes else table.root, tokens[known * size : full * size])
         fresh = hashes[first:full] + more if known > first else more
-        if self.promises.owner and not self.cache.index.keeps_duplicates:
-            full = self.promises.first_of_others(table, [*hashes, *more], tokens, full)
-            fresh = fresh[: full - first]
-            if full <= first:
-                hashes += more
-                return len(table.blocks)
         data = buffer[first * size : full * size].tobytes() if self.cache.index.compares_tokens else b""
         self.pool.access += 1
         if self._requests is not None:
@@ -385,29 +376,37 @@ class PagedAllocator(Allocator):
         self._version += 1
         return start
 
-    def promise(self, request: RequestId, tokens: TokenArray) -> None:
+    def publish(self, request: RequestId, tokens: TokenArray) -> None:
         table, tokens = self._table(request), _as_tokens(tokens)
-        if not self.share_prefix:
-            return
-        self.promises.require_sound(table)
-        token_bytes, data = table.token_bytes, tokens.data
-        known, count = len(token_bytes) // 4, len(table.hashes)
-        if not token_bytes.startswith(data[:known]):
+        if len(tokens) > len(table.blocks) * self.block_size:
+            raise InvalidArgument(
+                f"publish of {len(tokens)} tokens for request {request}: there is room for "
+                f"{len(table.blocks) * self.block_size}; extend first"
+            )
+        token_bytes, data, pool = table.token_bytes, tokens.data, self.pool
+        if not token_bytes.startswith(data[: len(token_bytes) // 4]):
             table.refuse(tokens)
-        fresh = tokens[count * self.block_size : len(tokens) // self.block_size * self.block_size]
-        if len(fresh):
-            table.hashes += self.hasher.blocks(table.hashes[-1] if count else table.root, fresh)
-        if known < len(tokens):
-            token_bytes += data[known:]
-        if self.promises.promise(table, len(tokens)):
-            self._version += 1
-
-    def withdraw(self, request: RequestId) -> Sequence[RequestId]:
-        table = self._table(request)
-        if self.promises.owner:
-            self._version += 1
-            self.promises.withdraw_all(table)
-        return tuple(self.promises.broken)
+        first, full, size = table.published, len(tokens) // self.block_size, 4 * self.block_size
+        if not self.share_prefix or table.closed or table.shared or full <= first:
+            return
+        token_bytes += data[len(token_bytes) // 4 :]
+        known = len(table.hashes)
+        if known < full:
+            fresh = tokens[known * self.block_size : full * self.block_size]
+            table.hashes += self.hasher.blocks(table.hashes[-1] if known else table.root, fresh)
+        hashes, contents = table.hashes[first:full], bytes(token_bytes[first * size : full * size])
+        parent = table.blocks[first - 1] if first else 0
+        count = self.cache.index.count_new(table.anchor, parent, hashes, contents)
+        if not count:
+            return
+        pool.access += 1
+        blocks, priority = table.blocks[first : first + count], table.request.priority
+        if self._requests is not None:
+            self._requests.used(blocks, table.facts)
+        self.cache.publish(table.anchor, table.blocks, first, hashes[:count], contents, priority, table.tenant)
+        table.published += count
+        self.ahead.update(blocks)
+        self._version += 1
 
     def _check_new(self, request: RequestInfo) -> None:
         count_of("a request id", request.id, 0)
@@ -463,8 +462,8 @@ class PagedAllocator(Allocator):
 
     def _discard(self, request: RequestId) -> None:
         table, pool = self._table(request), self.pool
-        if self.promises.owner:
-            raise InvalidArgument(f"reset of request {request} while blocks are promised; commit or withdraw them")
+        if self.ahead:
+            raise InvalidArgument(f"reset of request {request} while a step is being computed; commit it first")
         gone = {block for block in table.blocks if pool.block_hash[block] is not None}
         above = self.cache.index.parent(min(gone, key=pool.depth.__getitem__)) if gone else 0
         while above:  # what a window has passed
@@ -495,11 +494,14 @@ class PagedAllocator(Allocator):
 
     def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
         table = self._table(request)
+        if table.published * self.block_size > table.committed:
+            first = table.committed // self.block_size
+            ahead, table.published = table.blocks[first : table.published], first
+            self.ahead.difference_update(ahead)
+            self.cache.unpublish(ahead[::-1])
         for block, when in zip(table.blocks[: table.published], next_use, strict=False):
             if block:
                 self.pool.set_next_use((block,), when)
-        if self.promises:
-            self.promises.end(table)
         del self._tables[request]
         self.pool.access += 1
         self._version += 1
@@ -515,7 +517,7 @@ class PagedAllocator(Allocator):
         if request is not None:
             self._discard(request)
             return
-        self.promises.withdraw_every()
+        self.ahead.clear()
         for table in self._tables.values():
             table.closed = True
             table.published = 0

@@ -10,7 +10,7 @@ def audit(allocator: Any) -> list[str]:
     """Every broken invariant, recomputed from the tables and the columns alone. O(num_blocks + tables).
 
     Args:
-        allocator: a PagedAllocator, or what has its `num_blocks`, `block_size`, `pool`, `cache`, `promises` and
+        allocator: a PagedAllocator, or what has its `num_blocks`, `block_size`, `pool`, `cache`, `ahead` and
             `tables()`: what another language keeps is audited so.
     """
     index = allocator.cache.index.audit()
@@ -26,6 +26,7 @@ def audit(allocator: Any) -> list[str]:
 
 def _tables(allocator: Any) -> list[str]:
     faults = []
+    ahead: set[int] = set()
     for request, table in allocator.tables().items():
         size, blocks = allocator.block_size, table.blocks
         if table.request.id != request:
@@ -43,26 +44,11 @@ def _tables(allocator: Any) -> list[str]:
             faults.append(
                 f"I12: request {request} committed {table.committed} tokens in {len(table.blocks)} blocks of {size}"
             )
-        owner = allocator.promises.owner
-        for block in table.blocks[table.committed // size : table.published]:
-            if owner.get(block) != request:
-                faults.append(f"I21: request {request} published block {block}, neither computed nor promised by it")
-    return [*faults, *_promises(allocator)]
-
-
-def _promises(allocator: Any) -> list[str]:
-    """What is promised is published and in its owner's table, and whoever else names it is noted."""
-    faults, tables, promises = [], allocator.tables(), allocator.promises
-    for block, owner in promises.owner.items():
-        table = tables.get(owner)
-        if table is None or block not in table.blocks[: table.published]:
-            faults.append(f"I21: block {block} is promised by request {owner}, which has not published it")
-    for request, table in tables.items():
-        known = table.blocks[: table.published]
-        relies = {promises.owner[block] for block in known if block in promises.owner} - {request}
-        for owner in relies:
-            if request not in promises.readers(owner):
-                faults.append(f"I21: request {request} shares what request {owner} promised, and is not noted")
+        ahead.update(table.blocks[table.committed // size : table.published])
+    if ahead != allocator.ahead:
+        faults.append(
+            f"I21: blocks {sorted(ahead)} are published and not computed, noted are {sorted(allocator.ahead)}"
+        )
     return faults
 
 

@@ -78,8 +78,6 @@ class Ledger:
     another namespace would have hit is its; all else is new. The last token, and the block it lies in, are the prompt's
     end.
 
-    NOTE. A content that was promised within a step and withdrawn was never there: it is again what it was before.
-
     Args:
         block_size: tokens. policy: whose decisions evictions are.
         most_contents: losses remembered, the latest ones, and prompt blocks and evictions kept for the comparison with
@@ -92,7 +90,7 @@ class Ledger:
 
     def __init__(self, block_size: int, *, policy: str, most_contents: int) -> None:
         self.block_size, self.policy, self.most_contents = block_size, policy, most_contents
-        self._promising, self._promises_of, self._declining = False, 0, False
+        self._declining = False
         self._loss: Loss | None = None
         self.lies_below: Callable[[Any], bool] | None = None
         self.num_forgotten = self.num_requests = self.num_references = 0
@@ -103,7 +101,6 @@ class Ledger:
         self._lost: dict[Key, Loss] = {}  # of held contents as well
         self._losses: deque[tuple[Loss, Sequence[Key]]] = deque()
         self._num_losses = 0
-        self._promised: dict[Key, int] = {}  # the sequence that computes it in this step
         self._computing: dict[int, tuple[Sequence[Key], int]] = {}
         self._asked: dict[int, _Asked] = {}
         self._spaces: dict[bytes, tuple[Hashable, ...]] = {}
@@ -126,19 +123,12 @@ class Ledger:
             for key in held_keys.intersection(keys):
                 self._copies[key] = self._copies.get(key, 0) + 1
         held_keys.update(keys)
-        if self._promising:
-            self._promised.update(dict.fromkeys(keys, self._promises_of))
 
     def given_up(self, keys: Sequence[Key]) -> None:
         """Blocks with these contents, no two the same, can be found no longer."""
         if self._copies:
             keys = [key for key in keys if not self._spare(key)]
         self._held.difference_update(keys)
-        if self._promised:
-            withdrawn = self._promised.keys() & keys
-            for key in withdrawn:
-                del self._promised[key]
-            keys = [key for key in keys if key not in withdrawn]
         loss = self._loss
         if loss is None:
             outcome = DECLINED if self._declining else EVICTED
@@ -174,17 +164,8 @@ class Ledger:
     def reset(self) -> None:
         """The cache begins anew: nothing was ever in it. Counts go on."""
         self._num_losses = 0
-        for known in (self._held, self._copies, self._lost, self._losses, self._promised, self._computing, self._asked):
+        for known in (self._held, self._copies, self._lost, self._losses, self._computing, self._asked):
             known.clear()
-
-    def kept_promises(self, sequence: int) -> None:
-        """All that this sequence promised has been computed."""
-        if self._promised:
-            self._promised = {key: maker for key, maker in self._promised.items() if maker != sequence}
-
-    def promise(self, promising: bool, sequence: int = 0) -> None:
-        """Whether what is published from now on has yet to be computed in this step, by this sequence."""
-        self._promising, self._promises_of = promising, sequence
 
     # What requests do
 

@@ -75,16 +75,12 @@ class Explain(CacheOnlyObserver):
                     self._numbers[call.info.id] = number
         if events:
             ledger.decline(True) if name in _LETS_GO else None
-            ledger.promise(name == "promise", request or 0)
             for event in events:
                 ledger.heard(event)
-            ledger.promise(False)
             ledger.decline(False) if name in _LETS_GO else None
         if request is None:
             return
-        if name == "commit":
-            ledger.kept_promises(request)
-        elif name == "unref_leading":
+        if name == "unref_leading":
             ledger.pass_by(request, call.num_tokens // ledger.block_size)
         elif name == "free":
             ledger.leave(request)

@@ -80,7 +80,7 @@ class SharedGroups(Allocator):
 
     A block, for the engine, is `unit` tokens of all layers of attention; what is in use and what is cached is counted
     in bytes and given as that many blocks. Each step lets go of what windows and states have passed, takes blocks, and
-    makes what it completes findable: at once where the engine promises it (running_first), else once it is committed.
+    makes what it completes findable: as soon as the engine publishes it.
     A state is not shared within the step that computes it.
 
     Args:
@@ -304,10 +304,11 @@ class SharedGroups(Allocator):
                 if run.ends % group.block_tokens and (number := run.ends // group.block_tokens) < len(run.tables[g])
                 and self.memory.pools[g].ref[run.tables[g][number]] > 1]  # fmt: skip
 
-    def promise(self, request: RequestId, tokens: TokenArray) -> None:
-        """Where blocks were taken for these tokens the step does compute them: nobody is preempted after that."""
-        if len(tokens) <= self._run(request).ends:
-            self._publish(self._runs[request], tokens)
+    def publish(self, request: RequestId, tokens: TokenArray) -> None:
+        run = self._run(request)
+        if len(tokens) > run.ends:
+            raise InvalidArgument(f"request {request} has blocks for {run.ends} tokens, {len(tokens)} were published")
+        self._publish(run, tokens)
 
     def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
         run = self._run(request)

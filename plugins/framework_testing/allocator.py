@@ -37,7 +37,7 @@ from framework_testing.adversarial import (
 )
 from framework_testing.driver import Driver, Traits, Violation
 from framework_testing.hash import spreads
-from framework_testing.histories import PROMISING, WINDOWED, Step, fail_shortest, play, random_history
+from framework_testing.histories import SHARING_AHEAD, WINDOWED, Step, fail_shortest, play, random_history
 from framework_testing.oracles.eviction import SlowFifo, SlowLru
 from framework_testing.rules import checks_of, large_checks_of, require_plain_facts
 
@@ -61,8 +61,8 @@ def _traits(make: Make, collides: bool, num_blocks: int, block_size: int) -> Tra
     allocator = fresh(make, 8, 2)
     prompt = as_tokens([0, 1, 0, 1, 0])
     allocator.allocate(info(1, 5), prompt, allocator.lookup(prompt, PLAIN))
-    allocator.promise(RequestId(1), prompt)
-    promises = allocator.lookup(prompt, PLAIN).num_tokens > 0
+    allocator.publish(RequestId(1), prompt)
+    shares_ahead = allocator.lookup(prompt, PLAIN).num_tokens > 0
     allocator.commit(RequestId(1), prompt)
     shares = allocator.lookup(prompt, PLAIN).num_tokens > 0
     idle = fresh(make, num_blocks, block_size)
@@ -74,7 +74,7 @@ def _traits(make: Make, collides: bool, num_blocks: int, block_size: int) -> Tra
         exact=exact,
         capacity=capacity * block_size,
         kept=kept,
-        promises=promises,
+        shares_ahead=shares_ahead,
         strict=shares and not collides,
     )
 
@@ -527,7 +527,7 @@ def _random(
     *,
     examples: int,
     schemes: tuple[Callable[[], HashScheme], ...],
-    weights: Mapping[str, float] = PROMISING,
+    weights: Mapping[str, float] = SHARING_AHEAD,
 ) -> None:
     """Play random histories over small pools; a failure shows the shortest one."""
     policies: tuple[type[EvictionPolicy], ...] = (SlowLru, SlowFifo, MostRecent)

@@ -11,7 +11,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import Any
 
 from framework.errors import (
@@ -45,20 +44,20 @@ _MAKE_ROOM = ("allocate(", "extend(", "fork(", "commit(")
 class Truth:
     """Slots by (block, offset); a slot that is absent is poison: handed out and not written since.
 
-    `promised`: what the step at hand will write, before any row of it attends and after all copies.
+    `ahead`: what was published and the step at hand will write, before any row of it attends and after all copies.
     """
 
     block_size: int
     epoch: int = 0
     slots: dict[tuple[int, int], Meaning] = field(default_factory=dict)
-    promised: dict[tuple[int, int], Meaning] = field(default_factory=dict)
+    ahead: dict[tuple[int, int], Meaning] = field(default_factory=dict)
     published: dict[Key, int] = field(default_factory=dict)
     """The block that first published each full block's content, while it and all its ancestors last."""
 
     def read(self, table: list[int], position: int) -> Meaning | None:
         """What the token at `position` would find."""
         slot = table[position // self.block_size], position % self.block_size
-        return self.slots.get(slot) or self.promised.get(slot)
+        return self.slots.get(slot) or self.ahead.get(slot)
 
     def next_meaning(self, table: list[int], namespace: Namespace, tokens: list[int], position: int) -> Meaning:
         """What writing token `position` makes of its slot, given what its predecessor's slot holds."""
@@ -69,7 +68,7 @@ class Truth:
     def write(self, block: int, offset: int, meaning: Meaning) -> None:
         """The forward pass stored one token."""
         self.slots[block, offset] = meaning
-        self.promised.pop((block, offset), None)
+        self.ahead.pop((block, offset), None)
 
     def copy(self, copies: Iterable[BlockCopy]) -> None:
         """The pool did these copies, in order."""
@@ -86,7 +85,7 @@ class Truth:
             self.unpublish(block)
             for offset in range(self.block_size):
                 self.slots.pop((block, offset), None)
-                self.promised.pop((block, offset), None)
+                self.ahead.pop((block, offset), None)
 
     def unpublish(self, block: int) -> None:
         """The block's content need not be found any more, nor what follows it."""
@@ -103,8 +102,6 @@ class Truth:
             parent = (namespace, tuple(tokens[: index * self.block_size]))
             if meaning is None or meaning.epoch < self.epoch or (index and parent not in self.published):
                 return
-            if meaning in self.promised.values():
-                return  # whoever promised it publishes it
             self.published.setdefault((namespace, tuple(tokens[:end])), table[index])
 
     def must_hit(self, namespace: Namespace, tokens: list[int]) -> int:
@@ -160,7 +157,7 @@ class Traits:
             it is at least as long.
         capacity: tokens that one request may hold in an empty pool.
         kept: blocks that an admission leaves to running requests.
-        promises: content that was promised is found at once.
+        shares_ahead: what a step fills is found as soon as it is published, before it is computed.
         strict: every published prefix must be found: it shares, and the hash scheme does not collide.
     """
 
@@ -168,7 +165,7 @@ class Traits:
     exact: bool
     capacity: int
     kept: int
-    promises: bool
+    shares_ahead: bool
     strict: bool
 
 
@@ -181,7 +178,7 @@ class Live:
         must_extend: its blocks may be shared since the last extend.
         old: it was running when the weights changed; what it publishes later may be left out of the cache.
         num_null: leading blocks that no layer reads any more and that the allocator has unreferenced.
-        planned: tokens whose KV is written once the step at hand is computed, as it was promised; 0 for no promise.
+        planned: tokens that are written once the step at hand is computed, as was published; 0 if it publishes nothing.
     """
 
     info: RequestInfo
@@ -213,7 +210,8 @@ class Judge:
         self.findable: dict[int, bytes] = {}
         self.prompts: dict[tuple[Namespace, tuple[int, ...]], TokenArray] = {}
         self.hits: list[tuple[list[int], Namespace, Hit]] = []
-        self.pending: dict[int, int] = {}  # promised blocks, and who computes each
+        self.ahead: set[int] = set()  # blocks that were published, and are computed in the step at hand
+        self.uncommitted: list[int] = []  # requests of a step that was computed
         self.totals: Counter[str] = Counter()
         self.next_id, self.now = 1, 0.0
         allocator.listen(self._heard)
@@ -475,23 +473,27 @@ class Driver(Judge):
 
     def do_compute(self, pick: int, count: int, extend: bool, commit: bool) -> None:
         """One step of a request: room, the writes of up to `count` tokens, and, if wished or a block filled, commit."""
+        self.end_step()
         request = self.pick(pick)
         if request is None:
             return
         row = self.live[request]
-        end = row.planned or min(len(row.tokens), row.written + max(1, count))
+        end = min(len(row.tokens), row.written + max(1, count))
         if end <= row.written:
             return
         short = end > len(self.tables[request]) * self.size
         if (extend or row.must_extend or short) and not self.extend(request, end):
             return
+        self._compute(request, end)
+        if commit or end // self.size > row.committed // self.size:
+            self._commit(request)
+
+    def _compute(self, request: int, end: int) -> None:
+        row = self.live[request]
         for position in range(row.written, end):
             self._write(request, position)
         self.history.append(f"write tokens {row.written} to {end - 1} of request {request}")
-        row.written, row.planned = end, 0
-        if commit or end // self.size > row.committed // self.size:
-            self._commit(request)
-        self.need(request not in self.pending.values(), "what was promised was not written in place", self.pending)
+        row.written = end
 
     def _write(self, request: int, position: int) -> None:
         row, table = self.live[request], self.tables[request]
@@ -520,14 +522,13 @@ class Driver(Judge):
         self.need(not change.copies, "commit asks for copies", change)
         self._judge_change(change, old, new)
         self.tables[request], row.committed = new, row.written
-        self._keep(new[: row.written // self.size])
         self._tables_are_true()
         if not row.old:
             self.truth.publish(new, row.info.namespace, row.tokens, first, last)
         self.prompts[row.info.namespace, (*tokens, 0)] = as_tokens([*tokens, 0])
         self.after()
 
-    def do_promise(self, pick: int, count: int) -> None:
+    def do_publish(self, pick: int, count: int) -> None:
         """The step at hand will compute up to `count` tokens of a request: lookups may find what they fill."""
         request = self.pick(pick)
         if request is None:
@@ -535,77 +536,62 @@ class Driver(Judge):
         row = self.live[request]
         end = min(len(row.tokens), row.written + max(1, count))
         short = end > len(self.tables[request]) * self.size
-        if row.planned or end == row.written or (short and not self.extend(request, end)):
+        if row.planned or end == row.written or ((short or row.must_extend) and not self.extend(request, end)):
             return
         table, tokens, namespace = self.tables[request], row.tokens[:end], row.info.namespace
         found = {*self.findable}
-        self.call(f"promise(request {request}, {tokens})",
-                  lambda: self.allocator.promise(RequestId(request), as_tokens(tokens)))  # fmt: skip
+        self.call(f"publish(request {request}, {tokens})",
+                  lambda: self.allocator.publish(RequestId(request), as_tokens(tokens)))  # fmt: skip
         row.planned = end
-        filled = table[row.written // self.size : end // self.size]
-        self.pending.update({block: request for block in filled if block in self.findable.keys() - found})
+        filled = {*table[row.written // self.size : end // self.size]} & (self.findable.keys() - found)
+        self.ahead |= filled
         for position in range(row.written, end):
             block, offset = table[position // self.size], position % self.size
-            if block in self.pending:
+            if block in filled:
                 meaning = self.truth.next_meaning(table, namespace, tokens, position)
                 self.truth.slots.pop((block, offset), None)
-                self.truth.promised[block, offset] = meaning
+                self.truth.ahead[block, offset] = meaning
         self.after()
 
-    def _keep(self, blocks: list[int]) -> None:
-        """A commit names these blocks: who promised them has computed them, in the same step."""
-        for block in blocks:
-            owner = self.pending.get(block)
-            if owner is not None:
-                row, table = self.live[owner], self.tables[owner]
-                first, last = row.committed // self.size, table.index(block) + 1
-                self.pending = {other: of for other, of in self.pending.items() if other not in table[:last]}
-                for position in range(row.written, last * self.size):
-                    self._write(owner, position)
-                row.written = row.committed = max(row.committed, last * self.size)
-                row.planned *= row.planned > row.written
-                if not row.old:
-                    self.truth.publish(table, row.info.namespace, row.tokens, first, last)
+    def end_step(self) -> None:
+        """What the step at hand published has been computed: all of it is written, then committed, the last first."""
+        for request, row in self.live.items():
+            if row.planned:
+                self._compute(request, row.planned)
+                row.planned = 0
+                self.uncommitted.append(request)
+        self.need(not self.truth.ahead, "what was published ahead was not written in place", self.truth.ahead)
+        self.ahead.clear()
+        while self.uncommitted:
+            self._commit(self.uncommitted[-1])
+            self.uncommitted.pop()
 
-    def do_withdraw(self, pick: int) -> None:
-        """The step does not compute what a request promised: who relied on it is named, and ends."""
-        owners = sorted(set(self.pending.values()))
-        if owners:
-            self.withdraw(owners[pick % len(owners)])
-
-    def withdraw(self, request: int) -> None:
-        """What a request promised is not computed after all."""
-        relying, found = set[int](), {request}
-        while found:
-            relying |= found
-            gone = {slot for slot in self.truth.promised if self.pending[slot[0]] in relying}
-            found = {other for other in self.live if other not in relying and self._reads(other, gone)}
-        broken = self.call(f"withdraw(request {request})", lambda: self.allocator.withdraw(RequestId(request)))
-        self._metadata_is_sound()
-        self.need({*broken} == relying - {request}, "withdraw must name who relies on the promise",
-                  f"{[*broken]}, {sorted(relying - {request})} do")  # fmt: skip
-        self.pending = {block: owner for block, owner in self.pending.items() if owner not in relying}
-        for slot in gone:
-            del self.truth.promised[slot]
-        self.live[request].planned = 0
-        for other in broken:
-            tokens, child = as_tokens(self.live[other].tokens[: self.live[other].committed]), self._info(10**6 + 1)
-            for name, wrong in (("commit", partial(self.allocator.commit, other, tokens)),
-                                ("fork", partial(self.allocator.fork, other, child, 1))):  # fmt: skip
-                error = self.call(f"{name} of request {other}", wrong, InvalidArgument)
-                self.need(
-                    isinstance(error, InvalidArgument), "its blocks are computed by nobody, and it was taken", name
-                )
-            self._free(other)
+    def do_fail_step(self) -> None:
+        """The step at hand is not computed: everything is forgotten, and who was in it ends."""
+        broken = {*self.truth.ahead}
+        ending = [other for other, row in self.live.items() if row.planned or self._reads(other, broken)]
+        if not ending:
+            return
+        self._reset()
+        for request in ending:
+            self._free(request)
         self.after()
-        row = self.live[request]
-        self.do_lookup([*row.tokens, 0], row.info.namespace)
 
     def _reads(self, request: int, slots: set[tuple[int, int]]) -> bool:
         """Whether one of these slots holds KV that a request counts as written."""
         row, table = self.live[request], self.tables[request]
         read = range(row.num_null * self.size, row.written)
         return any((table[position // self.size], position % self.size) in slots for position in read)
+
+    def _reset(self) -> None:
+        try:
+            self.call("reset()", self.allocator.reset)
+        finally:
+            self.truth.reset()
+            self.truth.ahead.clear()
+            self.ahead.clear()
+            for row in self.live.values():
+                row.old, row.planned = True, 0
 
     def do_append(self, pick: int, tokens: list[int]) -> None:
         """The model or a draft produced more tokens; they are not written yet."""
@@ -616,14 +602,13 @@ class Driver(Judge):
 
     def do_fork(self, pick: int, back: int) -> int | None:
         """A child that shares all but the last `back` written tokens."""
+        self.end_step()
         request = self.pick(pick)
         if request is None:
             return None
         row, child = self.live[request], RequestId(self.next_id)
         self.next_id += 1
         num_tokens = max(0, row.written - back, (row.num_null + 1) * self.size if row.num_null else 0)
-        if self.pending.keys() & {*self.tables[request][: num_tokens // self.size]}:
-            return None  # a fork is of what was computed
         info = RequestInfo(id=child, max_total_tokens=row.info.max_total_tokens, namespace=row.info.namespace)
         change = self.call(f"fork(request {request}, child {child}, {num_tokens})",
                            lambda: self.allocator.fork(RequestId(request), info, num_tokens), OutOfBlocks)  # fmt: skip
@@ -641,6 +626,7 @@ class Driver(Judge):
 
     def do_unref_leading(self, pick: int, count: int) -> None:
         """All layers' windows have passed up to `count` blocks: what was unreferenced is null, the rest as before."""
+        self.end_step()
         request = self.pick(pick)
         if request is None:
             return
@@ -661,10 +647,9 @@ class Driver(Judge):
 
     def do_free(self, pick: int) -> None:
         """End a request, at whatever point it is."""
+        self.end_step()
         request = self.pick(pick)
         if request is not None:
-            if request in self.pending.values():
-                self.withdraw(request)
             self._free(request)
             self.after()
 
@@ -699,45 +684,25 @@ class Driver(Judge):
                 self.do_append(self._place(request), [token])
                 self.do_compute(self._place(request), 99, extend=True, commit=True)
 
-    def do_follow(self, pick: int, count: int, kept: bool) -> None:
-        """Promise what a step computes, admit who shares it and promises more, and so on; then withdraw the first
-        promise.
-
-        `kept`: it is computed first, so that what is withdrawn is the next step's promise, on which nobody relies.
-        """
-        first = self.pick(pick)
-        if first is None:
-            return
-        owner: int | None = first
+    def do_follow(self, pick: int, count: int, computed: bool) -> None:
+        """Publish what a step computes, admit who shares it and publishes more, and so on; it ends, or fails."""
+        owner: int | None = self.pick(pick)
         for token in (0, 1):
             if owner in self.live:
                 row = self.live[owner]
-                self.do_promise(self._place(owner), 1 + 2 * count)
+                self.do_publish(self._place(owner), 1 + 2 * count)
                 owner = self.do_admit([*row.tokens, token], row.info.namespace)
-        row, place = self.live[first], self._place(first)
-        if kept:
-            self.do_compute(place, 99, extend=True, commit=True)
-            self.do_append(place, [count % 2] * self.size)
-            self.do_promise(place, 99)
-        tokens = [*row.tokens, 0]
-        hit = self.do_lookup(tokens, row.info.namespace)
-        if first in self.pending.values():
-            self.withdraw(first)
-            self.do_admit(tokens, row.info.namespace, hit=hit)
+        if computed:
+            self.end_step()
+        else:
+            self.do_fail_step()
 
     def do_reset(self, pick: int) -> None:
         """The weights changed while a request computes. A policy that fails is named, but what was cached is forgotten
         all the same.
         """
         self.do_compute(pick, 1, extend=True, commit=False)
-        while self.pending:
-            self.do_withdraw(0)
-        try:
-            self.call("reset()", self.allocator.reset)
-        finally:
-            self.truth.reset()
-            for row in self.live.values():
-                row.old = True
+        self._reset()
         self.after()
 
     def do_advance(self) -> None:
@@ -781,9 +746,9 @@ class Driver(Judge):
                         lambda: self.allocator.commit(RequestId(request), other),
                         InvalidArgument,
                     )
-                if self.traits.promises:
-                    calls["promise other tokens"] = (
-                        lambda: self.allocator.promise(RequestId(request), other),
+                if self.traits.shares_ahead:
+                    calls["publish other tokens"] = (
+                        lambda: self.allocator.publish(RequestId(request), other),
                         InvalidArgument,
                     )
         if kind in calls:

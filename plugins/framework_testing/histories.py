@@ -19,15 +19,15 @@ NAMESPACES = (Namespace(), Namespace(salt="x"), Namespace(adapter="x"), Namespac
 
 WRONG_CALLS = (
     "free", "extend", "commit", "table", "fork", "duplicate", "fork onto itself", "commit too far",
-    "fork too far", "extend below 0", "commit less", "commit other tokens", "promise other tokens",
+    "fork too far", "extend below 0", "commit less", "commit other tokens", "publish other tokens",
 )  # fmt: skip
 
 WEIGHTS = {
     "admit": 8, "compute": 10, "finish": 5, "append": 5, "free": 2, "fork": 2, "branch": 3, "preempt": 1,
-    "admit_late": 2, "wrong": 2, "advance": 1, "reset": 0.6,
+    "admit_late": 2, "wrong": 3, "advance": 1, "reset": 0.6,
 }  # fmt: skip
 
-PROMISING = {**WEIGHTS, "promise": 3, "follow": 3, "withdraw": 2}
+SHARING_AHEAD = {**WEIGHTS, "publish": 3, "follow": 3, "fail_step": 1}
 """Of an engine whose rows share blocks within a step."""
 
 WINDOWED = {**WEIGHTS, "unref_leading": 8, "append": 9}
@@ -56,11 +56,11 @@ def random_history(draw: Random, num_steps: int, longest: int, weights: Mapping[
             return (name, pick, [draw.randint(0, 1) for _ in range(draw.randint(1, 4))])
         if name in ("branch", "follow"):
             return (name, pick, few, draw.random() < 0.5)
-        if name in ("fork", "unref_leading", "promise"):
+        if name in ("fork", "unref_leading", "publish"):
             return (name, pick, few)
         if name == "wrong":
             return (name, draw.choice(WRONG_CALLS), pick)
-        return (name, pick) if name in ("finish", "free", "preempt", "withdraw", "admit_late", "reset") else (name,)
+        return (name, pick) if name in ("finish", "free", "preempt", "admit_late", "reset") else (name,)
 
     names = draw.choices(list(weights), list(weights.values()), k=num_steps)
     return [step(name) for name in names]

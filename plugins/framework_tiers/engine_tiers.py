@@ -49,12 +49,14 @@ class Plan:
         found: leading blocks that need no load.
         places: the tier of each of the leading blocks, 0 for the pool; all that the request will have.
         parts: what to load, of each group of KV.
+        num_tokens: of the prompt that are there once it is loaded.
     """
 
     hit: Hit
     found: int
     places: list[int]
     parts: Sequence[Wanted]
+    num_tokens: int
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +83,7 @@ class Load:
 class EngineTiers(EngineBelow):
     """Loads for requests that wait, and stores of what the pool evicts or a rule wants below.
 
-    NOTE 1. A sequence with blocks below the pool is given its whole table, and then no row until they are there, so it
+    NOTE 1. A sequence with blocks below the pool is given a table for them, and no row until they are there, so it
     holds no row up, and its blocks, referenced by its table, cannot be evicted. Below, a block that is being loaded or
     stored is pinned in its tier. What the pool evicts while it is still to be stored is read first.
     NOTE 2. A failed load shortens what was found: the tokens from there on are computed.
@@ -142,7 +144,7 @@ class EngineTiers(EngineBelow):
             return None
         whole = Hit(full * size, hit.blocks[:full], hit.hashes, hit.version)
         wanted = Wanted(placement, full, path[full : full + len(places)], places)
-        return Plan(whole, full, [0] * full + places, [wanted])
+        return Plan(whole, full, [0] * full + places, [wanted], (full + len(places)) * size)
 
     def prefetch(self, seq: Row, hit: Hit) -> None:
         placement = self.placement
@@ -201,7 +203,7 @@ class EngineTiers(EngineBelow):
     def _load(self, seq: Row, plan: Plan) -> None:
         """Load what is planned into the table of `seq`, which has just got it."""
         executor = self._state.executor
-        copies = [self._copies(seq, part) for part in plan.parts]
+        copies = [self._copies(seq, part, plan.num_tokens) for part in plan.parts]
         wanted = [[copy for copy in part if copy is not None and copy.source] for part in copies]
         load = Load(seq, plan, copies, sum(map(len, wanted)), executor.now())
         for part, coming in zip(plan.parts, wanted, strict=True):
@@ -214,10 +216,10 @@ class EngineTiers(EngineBelow):
         for part, coming in zip(plan.parts, wanted, strict=True):
             part.placement.transfers.submit(coming)
 
-    def _copies(self, seq: Row, part: Wanted) -> list[Copy | None]:
+    def _copies(self, seq: Row, part: Wanted, num_tokens: int) -> list[Copy | None]:
         """Copies into the table of `seq`, which has just got it; those within the pool are carried out."""
         executor, group = self._state.executor, part.placement.group
-        table = part.placement.table(seq.id, len(seq.tokens))
+        table = part.placement.table(seq.id, num_tokens)
         blocks = table[part.first : part.first + len(part.keys)].tolist()
         if not group:
             executor.fresh(table[part.first :])

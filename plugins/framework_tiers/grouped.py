@@ -72,7 +72,7 @@ class GroupedTiers(EngineTiers):
         if not any(place for part in wanted for place in part.places):
             return None
         origins = [0] * found + [max(place, *wanted[1].places) for place in places[found:end]]
-        return Plan(self._groups.reaching(hit, resumed), found, origins, wanted)
+        return Plan(self._groups.reaching(hit, resumed), found, origins, wanted, resumed)
 
     def _usable(self, load: Load) -> int | None:
         if any(copy is not None and copy.failed for copies in load.copies for copy in copies):

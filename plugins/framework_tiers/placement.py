@@ -59,7 +59,7 @@ class Placement:
 
     Attributes:
         group: of KV.
-        names: contents of the pool's published blocks, promised ones included.
+        names: contents of the pool's published blocks, those included that the step at hand computes.
         pool: contents whose KV the pool holds, and the block of each.
         arriving: contents on their way from a tier to a request that waits, each with its copy.
         reading: blocks of the pool with stores under way.
@@ -142,7 +142,7 @@ class Placement:
             return
         evicted, self._evicted = self._evicted, []
         for block, key, worth in evicted:
-            if self.pool.get(key) == block:  # else it was promised and never computed
+            if self.pool.get(key) == block:
                 if worth:
                     self.lower.evicted(key, self.now)
                 if self._state.observers is not None and (tier := self.lower.where(key)) > 0:

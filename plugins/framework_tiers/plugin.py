@@ -14,7 +14,6 @@ from framework_cache_only.parts import CacheOnlyBelow, CountedBelow
 from framework_tiers.metrics import METRICS, MOST_TIERS
 
 if TYPE_CHECKING:
-    from framework.config.config import Config
     from framework.config.sections import EngineOptions
     from framework.engine.request import Request
     from framework.interfaces.below import MakeBelow
@@ -69,13 +68,6 @@ class Tiers(CacheOnlyBelow):
     def names(self) -> dict[str, str]:
         named = isinstance(self.tiering, Mapping)
         return {"tiering": self.tiering["name"] if named else type(self.tiering).__name__}
-
-    def check(self, config: Config) -> None:
-        if config.engine.scheduling == "running_first" and config.mode.name != "cache_only":
-            raise ConfigError(
-                "engine.scheduling=running_first does not wait for loads from tiers; set below=none, or "
-                "engine.scheduling=admit_first"
-            )
 
     def check_served(self, engine: EngineOptions) -> None:
         if engine.tensor_parallel_size > 1:

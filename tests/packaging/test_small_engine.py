@@ -46,7 +46,6 @@ def test_it_counts_what_the_framework_counts(
             "allocator": allocator,
             "eviction": eviction,
             "cache": {"num_blocks": num_blocks, "block_size": 16},
-            "engine": {"scheduling": "running_first", "share_within_step": False},
             "run": {"dir": str(tmp_path / "run"), "progress": False},
         }
     )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from paged_helpers import NS, info, tokens
 
-from framework.errors import InvalidArgument, OutOfBlocks
+from framework.errors import OutOfBlocks
 from framework.interfaces.allocator import Hit
 from framework.paged.allocator import PagedAllocator
 from framework.types import BlockCopy, RequestId, TableChange
@@ -39,7 +39,7 @@ class Model:
         self.tables = {request: list(table.blocks) for request, table in self.allocator.tables().items()}
         self.published = {request: table.published for request, table in self.allocator.tables().items()}
         self.stats = self.allocator.stats()
-        self.promised = dict(self.allocator.promises.owner)
+        self.ahead = {*self.allocator.ahead}
         self.users = Counter(block for blocks in self.tables.values() for block in blocks if block)
 
     def keys(self) -> set[int]:
@@ -85,7 +85,7 @@ class Model:
         self.touch(old for old, _ in left if self.users[old] == 1)
         changed = [at for at, pair in enumerate(zip(before, table, strict=False)) if pair[0] != pair[1]]
         assert self.answer == TableChange(min([*changed, len(before)]), tuple(BlockCopy(*pair) for pair in left))
-        assert not any(self.promised.get(old) == request for old, _ in left), "a block was copied before it was written"
+        assert self.ahead.isdisjoint(old for old, _ in left), "a block was copied before it was written"
 
     def after_commit(self, request: int, table: list[int], given: Any) -> None:
         row, before = self.allocator.tables()[RequestId(request)], self.tables[RequestId(request)]
@@ -99,15 +99,12 @@ class Model:
                     "admitted": self.clock, "last_access": self.clock, "next_use": inf,
                 }  # fmt: skip
 
-    after_promise = after_commit
+    after_publish = after_commit
 
     def after_fork(self, request: int, table: list[int], child: Any, num_tokens: int) -> None:
         self.clock += 1
         self.counted["copied_blocks"] += len(self.answer.copies)
         self.touch(set(self.allocator.tables()[child.id].blocks) & set(table))
-
-    def after_withdraw(self, request: int, table: list[int]) -> None:
-        self.clock += bool(self.facts.keys() - self.keys())
 
     def after_unref_leading(self, request: int, table: list[int], num_tokens: int) -> None:
         self.clock += table != self.tables[RequestId(request)]
@@ -118,7 +115,7 @@ class Model:
         for block, use in zip(named, uses, strict=False):
             if block:
                 self.facts[block]["next_use"] = use
-        self.clock = self.pool.access if self.pool.access - self.clock in (1, 2) else -1  # 2: promises were withdrawn
+        self.clock += 1
         self.touch(self.tables[RequestId(request)])
 
     def compare(self, name: str) -> None:
@@ -139,7 +136,7 @@ def play(model: Model, draw: Random, steps: int, longest: int) -> int:
     trunks = [[draw.randrange(3) for _ in range(longest)] for _ in range(3)]
     running: dict[int, list[int]] = {}
     for number in range(1, steps):
-        kind = draw.choice(("admit", "admit", "grow", "grow", "fork", "free", "free", "free", "promise", "pass"))
+        kind = draw.choice(("admit", "admit", "grow", "grow", "fork", "free", "free", "free", "publish", "pass"))
         at = draw.choice([*running]) if running else 0
         model.asked = tokens(*draw.choice(trunks), 0)
         model.hit = allocator.lookup(model.asked, NS)
@@ -161,26 +158,14 @@ def play(model: Model, draw: Random, steps: int, longest: int) -> int:
                 running[number] = running[at][:kept]
                 if draw.random() < 0.5:
                     model.call(allocator.extend, at, len(running[at]))
-        elif kind == "promise" and at and model.call(allocator.promise, at, tokens(*running[at])):
-            prompt, kept = tokens(*running[at], 0), draw.randint(0, len(running[at]))
-            if draw.random() < 0.3 and allocator.tables()[RequestId(at)].num_null == 0:
-                if model.call(allocator.fork, at, info(number), kept):
-                    running[number] = running[at][:kept]
-                model.call(allocator.extend, at, len(running[at]))
-            elif model.call(allocator.allocate, number, info(number), prompt, allocator.lookup(prompt, NS)):
+        elif kind == "publish" and at and model.call(allocator.publish, at, tokens(*running[at])):
+            prompt = tokens(*running[at], 0)
+            if model.call(allocator.allocate, number, info(number), prompt, allocator.lookup(prompt, NS)):
                 running[number] = prompt.tolist()
-            if draw.random() < 0.6:
-                model.call(allocator.commit, at, tokens(*running[at]))
-            model.call(allocator.withdraw, at)
-            for broken in allocator.withdraw(RequestId(at)):
-                for wrong, given in (
-                    (allocator.commit, [tokens(*running[broken])]),
-                    (allocator.fork, [info(number + 500), 1]),
-                ):
-                    with pytest.raises(InvalidArgument, match="can only be freed"):
-                        wrong(broken, *given)
-                model.call(allocator.free, broken)
-                del running[broken]
+            if draw.random() < 0.5:
+                model.call(allocator.extend, at, len(running[at]))
+            while not model.call(allocator.commit, at, tokens(*running[at])):
+                pass  # the policy failed
         elif kind == "pass" and at and draw.random() < 0.5:
             model.call(allocator.unref_leading, at, draw.randint(0, len(running[at])))
         elif kind == "free" and at:

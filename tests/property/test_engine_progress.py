@@ -42,7 +42,6 @@ def cases(draw: Any) -> dict[str, Any]:
         "max_batch_tokens": draw(st.integers(rows, 24)),
         "chunk_size": draw(st.sampled_from([None, 1, 3])),
         "preempt_every": draw(st.sampled_from([0, 0, 1, 2, 3])),
-        "scheduling": draw(st.sampled_from(["admit_first", "running_first"])),
         "window": draw(st.sampled_from([None, None, 1, 2, 4, 5, 9])),
         "eviction": draw(st.sampled_from(["lru", "lfu", "leaf_lru", "tail_lru"])),
         "cancel": draw(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), max_size=2)),
@@ -64,7 +63,7 @@ def test_outputs_depend_on_the_request_alone_and_every_step_gets_on(allocator: A
 def run_case(allocator: Any, case: dict[str, Any]) -> None:
     names = (
         "num_blocks", "block_size", "max_batch_requests", "max_batch_tokens", "chunk_size", "preempt_every",
-        "scheduling", "window", "eviction",
+        "window", "eviction",
     )  # fmt: skip
     options = {name: case[name] for name in names}
     if "duplicates" in allocator:

@@ -16,7 +16,7 @@ import pytest
 from framework.interfaces.hash import HashScheme
 from framework_testing import adversarial
 from framework_testing.allocator import driver_of
-from framework_testing.histories import PROMISING, Step, fail_shortest, play, random_history
+from framework_testing.histories import SHARING_AHEAD, Step, fail_shortest, play, random_history
 
 ALLOCATORS, POLICIES, SCHEMES = (
     {point.name: point for point in entry_points(group=f"framework.{kind}")}
@@ -32,7 +32,7 @@ def serve(allocator: str, policy: str, draw: Random, steps: int) -> None:
     make, make_policy = ALLOCATORS[allocator].load(), POLICIES[policy].load()
     num_blocks, size = draw.randint(1, 10), draw.choice((1, 2, 3, 16))
     scheme = draw.choice([*(point.load() for point in SCHEMES.values()), *WEAK])
-    weights = {**PROMISING, "unref_leading": 2}
+    weights = {**SHARING_AHEAD, "unref_leading": 2}
 
     def run(history: list[Step], num_blocks: int) -> None:
         driver = driver_of(make, num_blocks, size, scheme(), make_policy())

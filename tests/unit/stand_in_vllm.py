@@ -134,7 +134,7 @@ def serving(
     executor = ReplayExecutor(constant_step(0.0), step_clock=True)
     engine = make_engine(
         allocator(), executor, max_model_len=LONGEST, max_batch_tokens=STEP_TOKENS, max_batch_requests=ROWS,
-        scheduling="running_first", virtual_clock=True,
+        virtual_clock=True,
     )  # fmt: skip
     recorder: Any = None
     if "TraceConnector" in configs:

@@ -121,12 +121,11 @@ class NanOnce(TorchBackend):
 
 
 @pytest.mark.parametrize("sampling", [Sampling(max_tokens=4), Sampling(max_tokens=4, beam_width=2)])
-@pytest.mark.parametrize("scheduling", ["admit_first", "running_first"])
 @pytest.mark.parametrize("allocator", ["prefix_cow", "radix"])
 def test_one_nan_fails_one_request_and_is_found_by_nobody_afterwards(
-    checkpoint: Path, allocator: str, scheduling: Any, sampling: Sampling
+    checkpoint: Path, allocator: str, sampling: Sampling
 ) -> None:
-    model, options = str(checkpoint), EngineOptions(max_model_len=64, chunk_size=8, scheduling=scheduling)
+    model, options = str(checkpoint), EngineOptions(max_model_len=64, chunk_size=8)
     parts = {"dtype": "float32", "num_blocks": 80, "block_size": 4, "device": "cpu", "allocator": allocator}
     (wanted,) = make_llm(model, engine=options, **parts).generate(PROMPTS[0], sampling)
     heard = Heard()
@@ -216,7 +215,7 @@ def test_wrong_arguments_of_an_engine_are_refused_by_their_names() -> None:
     llm = LLM("tiny", cache=CacheOptions(num_blocks=16))
     wrong: dict[str, Any] = {
         "max_model_len": 0, "max_batch_tokens": 2.5, "max_batch_requests": "a", "chunk_size": "x", "window": 0,
-        "share_within_step": 5, "scheduling": "x", "eos_token_ids": 5, "seed": "a", "preempt_every": -1,
+        "eos_token_ids": 5, "seed": "a", "preempt_every": -1,
         "vocab_size": "x", "virtual_clock": 3, "log": 5, "observers": 5, "stop_watch": 5, "tiers": 5,
         "allocator": 5, "executor": 5, "length_advice": 5,
     }  # fmt: skip

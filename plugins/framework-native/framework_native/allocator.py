@@ -81,7 +81,7 @@ class NativeAllocator(Allocator):
         return bool(self._core.fits(request, tokens, hit))
 
     def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
-        self._core.allocate(request, tokens, hit)
+        self._core.allocate(request, tokens, hit, num_tokens)
         if self._requests is not None:
             found, size = len(hit.blocks), self.block_size
             facts = self._requests.admitted(request, len(tokens), self._core.hashes(request.id), found, size)
@@ -106,14 +106,10 @@ class NativeAllocator(Allocator):
             requests.used([block for block in filled if hash_of(block) is None], self._facts[request])
             self._entered[request] = full
 
-    def promise(self, request: RequestId, tokens: TokenArray) -> None:
+    def publish(self, request: RequestId, tokens: TokenArray) -> None:
         if self._requests is not None and request in self._facts:
             self._enter(self._requests, request, len(tokens) // self.block_size)
-        self._core.promise(request, tokens)
-
-    def withdraw(self, request: RequestId) -> Sequence[RequestId]:
-        found: Sequence[RequestId] = self._core.withdraw(request)
-        return found
+        self._core.publish(request, tokens)
 
     def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
         change: TableChange = self._core.fork(parent, child, num_tokens)

@@ -27,14 +27,12 @@ def faults(core: Core, columns: dict[str, Any], num_blocks: int, block_size: int
     index.restore(*(state[name] for name in ("found", "node", "above", "kids", "resident", "block", "hash_of")))
     tables = {number: _table(*row) for number, row in state["tables"].items()}
     cache = SimpleNamespace(index=index, leaf_only=leaf_only, detached=state["detached"])
-    readers = state["readers"]
-    promises = SimpleNamespace(owner=state["owners"], readers=lambda owner: readers.get(owner, ()))
     allocator: Any = SimpleNamespace(
         num_blocks=num_blocks,
         block_size=block_size,
         pool=pool,
         cache=cache,
-        promises=promises,
+        ahead=set(state["ahead"]),
         tables=lambda: tables,
     )
     return wrong + audit(allocator)

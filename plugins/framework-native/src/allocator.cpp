@@ -227,7 +227,7 @@ bool Core::fits(nb::handle request, nb::handle tokens, nb::handle hit) {
     return need + (pool_->used != 0 ? options_.reserve : 0) <= cache_->available(blocks);
 }
 
-void Core::allocate(nb::handle request, nb::handle given, nb::handle hit) {
+void Core::allocate(nb::handle request, nb::handle given, nb::handle hit, nb::handle room) {
     check_new(request);
     nb::object hashes;
     int64_t covered = 0;
@@ -237,7 +237,13 @@ void Core::allocate(nb::handle request, nb::handle given, nb::handle hit) {
     if (tokens.size() == 0)
         framework_.raise("InvalidArgument",
                          "request " + text_of(get(request, framework_.keys.id)) + " has an empty prompt; it needs at least one token");
-    const int64_t need = blocks_for(tokens.size(), options_.block_size) - static_cast<int64_t>(hits.size());
+    const int64_t num_tokens = room.is_none() ? tokens.size() : nb::cast<int64_t>(room);
+    if (!room.is_none() && (num_tokens <= covered || num_tokens > tokens.size()))
+        framework_.raise("InvalidArgument", "room for " + std::to_string(num_tokens) + " tokens of request " +
+                                                text_of(get(request, framework_.keys.id)) + ": more than the " +
+                                                std::to_string(covered) + " of its hit, and at most the " +
+                                                std::to_string(tokens.size()) + " of its prompt");
+    const int64_t need = blocks_for(num_tokens, options_.block_size) - static_cast<int64_t>(hits.size());
     const int64_t have = cache_->available(hits), reserve = pool_->used != 0 ? options_.reserve : 0;
     if (need + reserve > have) out_of_blocks(need, have, reserve);
     Table table;
@@ -259,7 +265,6 @@ void Core::allocate(nb::handle request, nb::handle given, nb::handle hit) {
     cache_->take(need, hits, table.priority, table.blocks, table.hashes);
     const auto id = nb::cast<int64_t>(get(request, framework_.keys.id));
     tables.emplace(id, std::move(table));
-    if (!promises_.owner.empty()) promises_.rely(id, hits);
     hit_tokens_ += covered;
     prompt_tokens_ += tokens.size();
     ++version_;
@@ -278,16 +283,14 @@ void Core::hold(Table &table, const Tokens &tokens) {
 }
 
 nb::object Core::extend(nb::handle request, nb::handle given) {
-    int64_t id = 0;
-    Table &row = find(request, &id);
+    Table &row = find(request);
     const int64_t num_tokens = framework_.count("num_tokens", given, 0);
     const auto size = static_cast<int64_t>(row.blocks.size());
     const int64_t grow = std::max<int64_t>(0, blocks_for(num_tokens, options_.block_size) - size);
     Blocks shared;
     if (row.shared)
-        for (int64_t at = row.committed / options_.block_size; at < size; ++at)
-            if ((pool_->ref[row.blocks[at]] > 1 || pool_->published(row.blocks[at])) &&
-                !promises_.is_of(row.blocks[at], id)) // what it promised, it writes in place
+        for (int64_t at = std::max(row.committed / options_.block_size, row.published); at < size; ++at) // it writes what it
+            if (pool_->ref[row.blocks[at]] > 1 || pool_->published(row.blocks[at])) // published ahead in place
                 shared.push_back(static_cast<int32_t>(at));
     const int64_t need = grow + static_cast<int64_t>(shared.size());
     if (need == 0) {
@@ -321,8 +324,7 @@ nb::object Core::extend(nb::handle request, nb::handle given) {
 }
 
 nb::object Core::commit(nb::handle request, nb::handle given) {
-    int64_t id = 0;
-    Table &row = find(request, &id);
+    Table &row = find(request);
     const auto num_tokens = static_cast<int64_t>(nb::len(given));
     const int64_t size = options_.block_size, room = static_cast<int64_t>(row.blocks.size()) * size;
     if (num_tokens < row.committed || num_tokens > room)
@@ -331,13 +333,13 @@ nb::object Core::commit(nb::handle request, nb::handle given) {
                                                 " are committed and there is room for " + std::to_string(room) +
                                                 "; extend first");
     size_t start = row.blocks.size();
-    if (promises_.any()) keep(id, row, num_tokens);
     const Tokens tokens(framework_, given, false);
     const int64_t full = num_tokens / size;
     compare(row, request, tokens);
     if (full > row.published && !row.closed) start = publish(row, full, tokens);
     if (const auto known = static_cast<int64_t>(row.held.size()); known < num_tokens)
         row.held.own().insert(row.held.own().end(), tokens.data() + known, tokens.data() + num_tokens);
+    for (int64_t at = row.committed / size; at < full && !ahead_.empty(); ++at) ahead_.erase(row.blocks[at]);
     row.committed = num_tokens;
     return changed(start);
 }
@@ -357,15 +359,6 @@ size_t Core::publish(Table &row, int64_t full, const Tokens &tokens) {
     const auto known = static_cast<int64_t>(row.hashes.size());
     try {
         if (known < full) hash_more(row.root, tokens, full, row.hashes.own());
-        if (!promises_.owner.empty()) { // who computed what another promises keeps its own block until that is computed
-            const Blocks found = index_->find({row.anchor, 0, row.hashes, 0, tokens.data(), static_cast<size_t>(full)});
-            for (size_t at = 0; at < found.size(); ++at)
-                if (promises_.owner.count(found[at]) != 0 && found[at] != row.blocks[at]) {
-                    full = static_cast<int64_t>(at);
-                    break;
-                }
-            if (full <= first) return row.blocks.size();
-        }
         for (int64_t at = first; at < full; ++at) {
             const int32_t block = row.blocks[at];
             if (!pool_->published(block)) continue;
@@ -390,72 +383,28 @@ size_t Core::publish(Table &row, int64_t full, const Tokens &tokens) {
     }
 }
 
-void Core::promise(nb::handle request, nb::handle given) {
-    int64_t id = 0;
-    Table &row = find(request, &id);
+void Core::publish_ahead(nb::handle request, nb::handle given) {
+    Table &row = find(request);
     const Tokens tokens(framework_, given, false);
-    const int64_t first = row.published, full = tokens.size() / options_.block_size;
-    require_sound(id);
+    const int64_t first = row.published, size = options_.block_size, full = tokens.size() / size;
+    if (const auto room = static_cast<int64_t>(row.blocks.size()) * size; tokens.size() > room)
+        framework_.raise("InvalidArgument", "publish of " + std::to_string(tokens.size()) + " tokens for request " +
+                                                text_of(request) + ": there is room for " + std::to_string(room) +
+                                                "; extend first");
     compare(row, request, tokens);
+    if (row.closed || row.shared || full <= first) return;
     if (const auto known = static_cast<int64_t>(row.held.size()); known < tokens.size())
         row.held.own().insert(row.held.own().end(), tokens.data() + known, tokens.data() + tokens.size());
     if (static_cast<int64_t>(row.hashes.size()) < full) hash_more(row.root, tokens, full, row.hashes.own());
-    if (row.closed || row.shared || full <= first) return;
     Chain chain{row.anchor, first > 0 ? row.blocks[first - 1] : 0, row.hashes, static_cast<size_t>(first),
-                row.held.data() + first * options_.block_size, static_cast<size_t>(full - first)};
+                row.held.data() + first * size, static_cast<size_t>(full - first)};
     chain.count = index_->count_new(chain);
     if (chain.count == 0) return;
     ++pool_->access;
     cache_->publish(chain, row.blocks, static_cast<size_t>(first), row.priority, row.tenant);
     row.published += static_cast<int64_t>(chain.count);
-    promises_.make(id, row.blocks.data() + first, chain.count);
+    ahead_.insert(row.blocks.begin() + first, row.blocks.begin() + row.published);
     ++version_;
-}
-
-nb::tuple Core::withdraw(nb::handle request) {
-    int64_t id = 0;
-    Table &row = find(request, &id);
-    if (!promises_.owner.empty()) {
-        ++version_;
-        withdraw_all(id, row);
-    }
-    nb::list out;
-    for (int64_t other : promises_.broken) out.append(other);
-    return nb::tuple(out);
-}
-
-/// Unpublish what the table's request promised and what relied on it.
-void Core::withdraw_all(int64_t request, Table &table) {
-    const Blocks blocks = promises_.withdraw(request);
-    if (blocks.empty()) return;
-    const auto shorten = [&](Table &row) {
-        const auto gone = [&](int32_t block) { return std::find(blocks.begin(), blocks.end(), block) != blocks.end(); };
-        const auto last = row.blocks.begin() + row.published;
-        row.published = std::find_if(row.blocks.begin(), last, gone) - row.blocks.begin();
-    };
-    shorten(table);
-    for (int64_t other : promises_.broken) shorten(tables.at(other));
-    ++pool_->access;
-    cache_->unpublish(Blocks(blocks.rbegin(), blocks.rend()));
-}
-
-void Core::require_sound(int64_t request) const {
-    if (promises_.is_broken(request))
-        framework_.raise("InvalidArgument",
-                         "request " + std::to_string(request) +
-                             " shares blocks that were promised and not computed; it can only be freed");
-}
-
-/// The KV of the table's first `num_tokens` was computed.
-void Core::keep(int64_t request, const Table &table, int64_t num_tokens) {
-    require_sound(request);
-    const size_t full = static_cast<size_t>(num_tokens / options_.block_size);
-    promises_.keep(table.blocks.data(), std::min(full, table.blocks.size()),
-                   [&](int64_t owner, size_t left) {
-                       Table &row = tables.at(owner);
-                       const int64_t computed = (row.published - static_cast<int64_t>(left)) * options_.block_size;
-                       row.committed = std::max(row.committed, computed);
-                   });
 }
 
 nb::object Core::fork(nb::handle request, nb::handle child, nb::handle given) {
@@ -472,7 +421,6 @@ nb::object Core::fork(nb::handle request, nb::handle child, nb::handle given) {
         framework_.raise("InvalidArgument",
                          "a fork stays in its parent's " + text_of(row.space) + ", asked for " + text_of(space));
     require_kept("fork", row, num_tokens);
-    require_sound(parent);
     const int64_t held = blocks_for(num_tokens, size), full = num_tokens / size;
     const int64_t kept = options_.share_tails ? held : full;
     const int64_t have = cache_->available({});
@@ -483,7 +431,6 @@ nb::object Core::fork(nb::handle request, nb::handle child, nb::handle given) {
     ++pool_->access;
     Blocks fresh;
     cache_->take(held - kept, {}, 0, fresh);
-    if (promises_.any()) keep(parent, row, num_tokens);
     made.space = row.space;
     made.root = row.root;
     made.anchor = row.anchor;
@@ -554,9 +501,9 @@ int64_t Core::unref_leading(nb::handle request, nb::handle given, nb::handle use
 
 void Core::discard(nb::handle request) {
     const Table &row = find(request);
-    if (!promises_.owner.empty())
+    if (!ahead_.empty())
         framework_.raise("InvalidArgument", "reset of request " + text_of(request) +
-                                                " while blocks are promised; commit or withdraw them");
+                                                " while a step is being computed; commit it first");
     std::set<int32_t> gone;
     const auto deeper = [&](int32_t a, int32_t b) { return pool_->depth[a] > pool_->depth[b]; };
     for (int32_t block : row.blocks)
@@ -589,21 +536,17 @@ void Core::discard(nb::handle request) {
 void Core::free(nb::handle request) {
     int64_t id = 0;
     Table &row = find(request, &id);
-    std::exception_ptr failure;
-    if (promises_.any()) {
-        promises_.leave(id);
-        try {
-            withdraw_all(id, row);
-        } catch (nb::python_error &) {
-            failure = std::current_exception();
-        }
+    if (const int64_t first = row.committed / options_.block_size; row.published * options_.block_size > row.committed) {
+        const Blocks ahead(row.blocks.rend() - row.published, row.blocks.rend() - first); // deepest first
+        row.published = first;
+        for (int32_t block : ahead) ahead_.erase(block);
+        cache_->unpublish(ahead);
     }
     const Blocks dropped(row.blocks.rbegin(), row.blocks.rend() - row.num_null);
     tables.erase(id);
     ++pool_->access;
     ++version_;
     cache_->unref(dropped);
-    if (failure) std::rethrow_exception(failure);
 }
 
 nb::object Core::table(nb::handle request) {
@@ -613,7 +556,7 @@ nb::object Core::table(nb::handle request) {
 }
 
 void Core::reset() {
-    promises_.withdraw_every();
+    ahead_.clear();
     for (auto &[id, row] : tables) {
         row.closed = row.shared = true;
         row.published = 0;
@@ -713,17 +656,11 @@ nb::dict Core::state() const {
             nb::make_tuple(row.request, list_of(row.blocks), row.committed, row.published, row.num_null, hashes);
     }
     out["tables"] = live;
-    nb::dict owners, readers;
-    for (const auto &[block, owner] : promises_.owner) owners[nb::int_(block)] = owner;
-    for (const auto &[id, made] : promises_.made()) {
-        nb::list list;
-        for (int64_t reader : made.readers) list.append(reader);
-        readers[nb::int_(id)] = list;
-    }
+    nb::list ahead;
+    for (int32_t block : ahead_) ahead.append(block);
     nb::list apart;
     for (int32_t block : cache_->detached) apart.append(block);
-    out["owners"] = owners;
-    out["readers"] = readers;
+    out["ahead"] = ahead;
     out["detached"] = apart;
     out["free"] = list_of(pool_->free);
     out["used"] = pool_->used;

@@ -3,9 +3,9 @@
 
 #include <memory>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "cache.hpp"
-#include "promises.hpp"
 #include "python.hpp"
 
 namespace native {
@@ -53,11 +53,10 @@ public:
 
     nb::object lookup(nb::handle tokens, nb::handle space, nb::handle previous);
     bool fits(nb::handle request, nb::handle tokens, nb::handle hit);
-    void allocate(nb::handle request, nb::handle tokens, nb::handle hit);
+    void allocate(nb::handle request, nb::handle tokens, nb::handle hit, nb::handle num_tokens);
     nb::object extend(nb::handle request, nb::handle num_tokens);
     nb::object commit(nb::handle request, nb::handle tokens);
-    void promise(nb::handle request, nb::handle tokens);
-    nb::tuple withdraw(nb::handle request);
+    void publish_ahead(nb::handle request, nb::handle tokens);
     nb::object fork(nb::handle parent, nb::handle child, nb::handle num_tokens);
     void foresee(nb::handle request, nb::handle next_use);
     /// `used`: called with the blocks before the policy is; None.
@@ -107,10 +106,7 @@ private:
     nb::object changed(size_t start, const Blocks &sources, const Blocks &copies) const;
     void compare(const Table &table, nb::handle request, const Tokens &tokens) const;
     size_t publish(Table &table, int64_t full, const Tokens &tokens);
-    void require_sound(int64_t request) const;
     void require_kept(const char *call, const Table &table, int64_t num_tokens) const;
-    void keep(int64_t request, const Table &table, int64_t num_tokens);
-    void withdraw_all(int64_t request, Table &table);
     int32_t tenant(nb::handle name);
 
     Framework framework_;
@@ -119,7 +115,7 @@ private:
     std::unique_ptr<Index> index_;
     std::unique_ptr<Policy> policy_;
     std::unique_ptr<Cache> cache_;
-    Promises promises_;
+    std::unordered_set<int32_t> ahead_; // published, and computed in the step at hand
     std::shared_ptr<ChainHasher> hasher_; // of the framework's own schemes; kept by the lists it has yet to finish
     Root last_roots_[2]; // of two objects that are often equal: a lookup's namespace and its request's
     std::vector<std::shared_ptr<const Listed>> listed_; // of late, by the last block: many requests share few prefixes

@@ -27,7 +27,7 @@ from framework_builtin.hash.sha256 import Sha256
 from framework_native.allocator import NativeAllocator, NativeCowAllocator
 from framework_testing import allocator_checks
 from framework_testing.allocator import driver_of
-from framework_testing.histories import PROMISING, play, random_history
+from framework_testing.histories import SHARING_AHEAD, play, random_history
 
 PAIRS = {"native": (PrefixAllocator, NativeAllocator), "native_cow": (PrefixCowAllocator, NativeCowAllocator)}
 VARIANTS = [{}, {"leaf_only": True}, {"watermark": 0.4}]
@@ -76,7 +76,7 @@ def story(kind, *, seed: int, scheme, policy, **options) -> list[object]:
         return answer
 
     driver.call = heard
-    for step in random_history(draw, 80, longest=6 * size, weights={**PROMISING, "free": 6, "reset": 2}):
+    for step in random_history(draw, 80, longest=6 * size, weights={**SHARING_AHEAD, "free": 6, "reset": 2}):
         play(driver, [step])
         answers += [driver.allocator.stats(), {**driver.tables}]
         driver.allocator.check()
@@ -223,7 +223,7 @@ def test_hashes_of_a_hit_are_of_the_tokens_that_were_looked_up(name):
 
 
 @pytest.mark.parametrize("name", ["sha256", "xxh3_128"])
-@pytest.mark.parametrize("change", ["commit in parts", "fork", "promise", "free"])
+@pytest.mark.parametrize("change", ["commit in parts", "fork", "publish", "free"])
 def test_hashes_that_are_yet_to_be_made_are_those_of_the_scheme_whatever_comes_first(name, change):
     scheme, allocator = SCHEMES[name](), make(hash=SCHEMES[name]())
     tokens, other = np.arange(1, 9, dtype=np.int32), np.array([1, 2, 3, 4, 50, 60, 70, 80], np.int32)
@@ -239,8 +239,8 @@ def test_hashes_that_are_yet_to_be_made_are_those_of_the_scheme_whatever_comes_f
         allocator.extend(child, 8)
         allocator.commit(child, other)
         assert allocator._core.hashes(child) == branch
-    elif change == "promise":
-        allocator.promise(request, tokens[:6])
+    elif change == "publish":
+        allocator.publish(request, tokens[:6])
         assert allocator.lookup(tokens, NS[0]).num_tokens == 6
     else:
         allocator.free(request)

@@ -78,8 +78,8 @@ class RadixAllocator(PagedAllocator):
         if len(rest) < self._page_size:
             return hit
         _, anchor = self.hasher.root(namespace)
-        # What is promised has no KV to copy yet: only blocks shared whole may be.
-        block, common = self._tree.nearest(anchor, hit.blocks[-1] if hit.blocks else 0, rest, self.promises.owner)
+        # What this step has yet to compute has no KV to copy: only blocks shared whole may be.
+        block, common = self._tree.nearest(anchor, hit.blocks[-1] if hit.blocks else 0, rest, self.ahead)
         common -= common % self._page_size
         if not common:
             return hit
@@ -94,7 +94,7 @@ class RadixAllocator(PagedAllocator):
         super()._check_hit(request, tokens, Hit(full * self.block_size, hit.blocks[:full], hit.hashes, hit.version))
 
     def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
-        super().allocate(request, tokens, hit)
+        super().allocate(request, tokens, hit, num_tokens)
         table = self._table(request.id)
         table.published = hit.num_tokens // self.block_size
         table.shared = len(hit.blocks) > table.published

@@ -141,7 +141,7 @@ def in_replay(path: Path, policy: Any) -> list[int]:
     )  # fmt: skip
     engine = make_engine(
         allocator, ReplayExecutor(constant_step(0.0), outputs=outputs, step_clock=True),
-        max_model_len=BLOCKS * 16, max_batch_tokens=8192, max_batch_requests=4, scheduling="running_first",
+        max_model_len=BLOCKS * 16, max_batch_tokens=8192, max_batch_requests=4,
         virtual_clock=True,
     )  # fmt: skip
     hits: dict[int, int] = {}

@@ -57,6 +57,7 @@ class History:
         self.lost_at: dict[Content, tuple[int, int]] = {}
         self.ages: dict[tuple[int, int], tuple[int, int]] = {}
         self.call, self.caller = "", -1
+        self.admitting: dict[int, int] = {}  # who has just got its table, and blocks of its prompt
         self.causes: dict[int, list[tuple[int, int]]] = {}
         self.engine: Engine | None = None
         self.listener: Any = None
@@ -77,9 +78,7 @@ class History:
             if self.copies[content] > (event.kind == "admit"):
                 continue  # one more, or one less, of what is there
             if event.kind == "admit":
-                history.append(("promise" if self.call == "promise" else "there", self.caller))
-            elif history[-1][0] == "promise":
-                history.pop()  # as if it had never been published
+                history.append(("there", self.caller))
             else:
                 self.lost_at[content] = self.num_asked, self.num_references
                 declined = self.call in ("free", "unref_leading")
@@ -89,7 +88,7 @@ class History:
 
     def there(self, content: Content) -> bool:
         history = self.fates.get(content)
-        return bool(history) and history[-1][0] in ("there", "promise")
+        return bool(history) and history[-1][0] == "there"
 
     def blocks(self, tokens: Any, namespace: Namespace) -> list[Content]:
         listed = np.asarray(tokens).tolist()
@@ -103,6 +102,7 @@ class History:
 
     def allocate(self, info: Any, tokens: Any, hit: Hit, num_tokens: int | None = None) -> None:
         assert self.engine is not None
+        self.about("allocate", -1)
         seq = next(s for r in self.engine.state.requests.values() for s in r.sequences if s.id == info.id)
         number = self.number[info.id] = seq.request.number
         blocks = self.blocks(tokens, seq.request.namespace)
@@ -115,7 +115,7 @@ class History:
         self.call, self.caller = "allocate", number
         self.plugin.allocate(info, tokens, hit, num_tokens)
         if not seq.was_admitted:
-            self.num_references += -(-len(seq.request.prompt) // BLOCK)
+            self.admitting = {info.id: -(-len(seq.request.prompt) // BLOCK)}
         self.running[info.id] = blocks[hit.num_tokens // BLOCK :]
 
     def classify(self, request: Request, found: int) -> list[tuple[int, int]]:
@@ -189,7 +189,17 @@ class History:
                     blamed.append((block, by))
         return row, blamed
 
+    def was_admitted(self, request: int) -> bool:
+        assert self.engine is not None
+        return any(s.id == request and s.was_admitted for r in self.engine.state.requests.values() for s in r.sequences)
+
     def about(self, call: str, request: int) -> None:
+        if call == "free" and request in self.admitting and not self.was_admitted(request):
+            self.num_asked -= 1  # there was no room after all: it asks again
+            del self.admitting[request]
+        if call != "extend" or request not in self.admitting:
+            self.num_references += sum(self.admitting.values())
+            self.admitting = {}
         self.call, self.caller = call, self.number.get(request, -1)
 
     def extend(self, request: int, count: int) -> Any:
@@ -199,11 +209,7 @@ class History:
     def commit(self, request: int, tokens: Any) -> Any:
         self.about("commit", request)
         self.lookup(tokens, self.space(request))  # for the names of generated blocks
-        found = self.plugin.commit(request, tokens)
-        for fates in self.fates.values():  # what was computed is promised no longer
-            if fates and fates[-1][0] == "promise" and fates[-1][1] == self.caller:
-                fates[-1] = ("there", self.caller)
-        return found
+        return self.plugin.commit(request, tokens)
 
     def space(self, request: int) -> Namespace:
         assert self.engine is not None
@@ -214,15 +220,10 @@ class History:
         self.number[child.id] = self.number[parent]
         return self.plugin.fork(parent, child, count)
 
-    def promise(self, request: int, tokens: Any) -> None:
-        self.about("promise", request)
+    def publish(self, request: int, tokens: Any) -> None:
+        self.about("publish", request)
         self.lookup(tokens, self.space(request))  # for the names of generated blocks
-        self.plugin.promise(request, tokens)
-
-    def withdraw(self, request: int) -> Sequence[int]:
-        self.about("withdraw", request)
-        found: Sequence[int] = self.plugin.withdraw(request)
-        return found
+        self.plugin.publish(request, tokens)
 
     def unref_leading(self, request: int, num_tokens: int) -> Any:
         self.about("unref_leading", request)
@@ -240,7 +241,7 @@ Allocator.register(History)  # it has what it does not define from the one behin
 
 
 def explained(
-    seed: int, allocator: Any, eviction: Any, scheduling: Any, rule: Tiering | None, window: int | None
+    seed: int, allocator: Any, eviction: Any, rule: Tiering | None, window: int | None
 ) -> tuple[Ledger, History, list[Request]]:
     draw = random.Random(seed)
     num_blocks = draw.randint(10, 24)
@@ -258,9 +259,7 @@ def explained(
         max_batch_requests=4,
         max_batch_tokens=draw.choice((8, 24, 64)),
         chunk_size=draw.choice((None, 5, 8)),
-        share_within_step=draw.random() < 0.7,
         preempt_every=draw.choice((0, 0, 3)),
-        scheduling=scheduling,
         observers=(explain,),
         tiers=None if rule is None else tier_maker(lambda: tiered(executor, draw, rule, 0.0, False)),
     )
@@ -284,9 +283,9 @@ def explained(
 
 
 def check(
-    seed: int, allocator: Any, eviction: Any, scheduling: Any, rule: Tiering | None = None, window: int | None = None
+    seed: int, allocator: Any, eviction: Any, rule: Tiering | None = None, window: int | None = None
 ) -> tuple[list[int], History]:
-    ledger, history, requests = explained(seed, allocator, eviction, scheduling, rule, window)
+    ledger, history, requests = explained(seed, allocator, eviction, rule, window)
     account = ledger.account()
     admitted = [request for request in requests if request.number in history.causes]
     blamed = {}
@@ -314,12 +313,11 @@ def check(
     return account.tokens[0].tolist(), history
 
 
-@pytest.mark.parametrize("scheduling", ["admit_first", "running_first"])
 @pytest.mark.parametrize("allocator", sorted(registry.names("allocator")))
-def test_every_allocators_misses_have_the_causes_of_the_slow_model(allocator: str, scheduling: str) -> None:
+def test_every_allocators_misses_have_the_causes_of_the_slow_model(allocator: str) -> None:
     totals = np.zeros(len(OUTCOMES), dtype=np.int64)
     for seed in range(6):
-        totals += check(seed, allocator, "lru", scheduling)[0]
+        totals += check(seed, allocator, "lru")[0]
     wanted = [HIT, EVICTED, IN_FLIGHT, ELSEWHERE, NEW, END] if allocator in ("prefix", "prefix_cow", "radix") else [NEW]
     assert totals[wanted].all(), totals.tolist()
 
@@ -329,14 +327,14 @@ def test_every_policys_misses_have_the_causes_of_the_slow_model(eviction: str) -
     if registry.load("eviction", eviction).needs_future:
         pytest.skip("needs the future, which nobody knows here")
     for seed in range(3):
-        check(seed, {"name": "prefix", "leaf_only": bool(seed % 2)}, eviction, "admit_first")
+        check(seed, {"name": "prefix", "leaf_only": bool(seed % 2)}, eviction)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=["exclusive", "inclusive", "write_through", "second_hit", "erratic"])
 def test_what_tiers_hold_or_dropped_has_the_causes_of_the_slow_model(rule: Callable[[], Tiering]) -> None:
     totals = np.zeros(len(OUTCOMES), dtype=np.int64)
     for seed in range(12):
-        totals += check(seed, ("prefix", "radix", "prefix_cow")[seed % 3], "lru", "admit_first", rule())[0]
+        totals += check(seed, ("prefix", "radix", "prefix_cow")[seed % 3], "lru", rule())[0]
     assert totals[TIER], totals.tolist()
 
 
@@ -351,28 +349,14 @@ class EvenKept(Lru):
 def test_what_a_window_has_passed_has_the_causes_of_the_slow_model(eviction: type) -> None:
     totals = np.zeros(len(OUTCOMES), dtype=np.int64)
     for seed in range(12):
-        totals += check(seed, "prefix", eviction(), "admit_first", window=5)[0]
+        totals += check(seed, "prefix", eviction(), window=5)[0]
     assert totals[[IN_FLIGHT, DECLINED if eviction is EvenKept else EVICTED]].all(), totals.tolist()
 
 
 def test_a_content_in_several_blocks_is_lost_with_the_last_of_them() -> None:
-    found = [check(seed, {"name": "prefix", "duplicates": "keep"}, "lru", "admit_first") for seed in range(12)]
+    found = [check(seed, {"name": "prefix", "duplicates": "keep"}, "lru") for seed in range(12)]
     assert max(history.most_copies for _, history in found) > 2
     assert sum(tokens[EVICTED] for tokens, _ in found)
-
-
-def test_a_withdrawn_promise_is_neither_in_flight_nor_evicted() -> None:
-    ledger = Ledger(BLOCK, policy="lru", most_contents=10)
-    ledger.ask(1, 0, ["a", "b"], 9, 0, lambda: 0)
-    ledger.admit(1, 0, 0)
-    ledger.promise(True)
-    ledger.published(["a"])
-    ledger.promise(False)
-    ledger.given_up(["a"])  # withdrawn, as its request is preempted
-    ledger.leave(1)
-    ledger.ask(2, 1, ["a", "b"], 9, 0, lambda: 0)
-    ledger.admit(2, 1, 0)
-    assert ledger.row(1) == {**ledger.row(7), "missed_new_tokens": 8, "missed_end_of_prompt_tokens": 1}
 
 
 def test_lost_contents_are_remembered_up_to_the_bound() -> None:

@@ -49,7 +49,7 @@ def over(memory: Memory, rule: CheckpointRule, *, step_tokens: int = 24, **optio
     num_blocks = max(1, sum(pool.num_blocks for pool in dict.fromkeys(memory.pools)))
     allocator = SharedGroups(memory, rule, build_component("hash", "sha256", {}), num_blocks=num_blocks,
                              num_bytes=num_blocks * size, step_tokens=step_tokens)  # fmt: skip
-    given: dict[str, Any] = {"max_batch_requests": 1, "scheduling": "running_first", **options}
+    given: dict[str, Any] = {"max_batch_requests": 1, **options}
     outputs: dict[tuple[int, int], Any] = {}
     engine = make_engine(allocator, ReplayExecutor(constant_step(1.0), outputs=outputs), max_model_len=200,
                     max_batch_tokens=step_tokens, virtual_clock=True, **given)  # fmt: skip
@@ -99,7 +99,7 @@ def test_a_state_that_is_computed_a_second_time_is_there_once_the_step_is_over()
 
     def step(number: int, end: int) -> None:
         allocator.extend(RequestId(number), end)
-        allocator.promise(RequestId(number), prompt[:end])
+        allocator.publish(RequestId(number), prompt[:end])
 
     for number, ends in ((1, (4, 8, 12, 13)), (2, (12,))):
         hit = allocator.lookup(prompt, Namespace())
@@ -159,12 +159,9 @@ def test_one_request_at_a_time_it_is_the_replay_without_an_engine(way: str, layo
         assert budget == 2000 or lost, "the smaller budgets must evict"
 
 
-@pytest.mark.parametrize("scheduling", ["admit_first", "running_first"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_requests_that_overlap_hit_what_is_there_and_are_preempted_for_room(
-    way: str, layout: str, scheduling: str
-) -> None:
+def test_requests_that_overlap_hit_what_is_there_and_are_preempted_for_room(way: str, layout: str) -> None:
     groups, preempted = LAYOUTS[layout], 0
     for seed, budget in enumerate((110, 3000)):
         parts = len(groups) if way == "pool per group" else min(2, len(groups))
@@ -178,7 +175,7 @@ def test_requests_that_overlap_hit_what_is_there_and_are_preempted_for_room(
             return found
 
         memory.hit = sound  # type: ignore[method-assign]
-        engine, allocator = over(memory, EveryFew(8), max_batch_requests=5, scheduling=scheduling)
+        engine, allocator = over(memory, EveryFew(8), max_batch_requests=5)
         talks = talks_of(60, seed, longest_answer=30)
         requests = run(engine, talks)
         assert [request.status.value for request in requests] == ["finished"] * 60

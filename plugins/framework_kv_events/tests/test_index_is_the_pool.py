@@ -49,7 +49,6 @@ def cases(draw: Any) -> dict[str, Any]:
             "max_batch_tokens": draw(st.integers(8, 24)),
             "chunk_size": draw(st.sampled_from([None, 1, 3])),
             "preempt_every": draw(st.sampled_from([0, 0, 2, 3])),
-            "scheduling": draw(st.sampled_from(["admit_first", "running_first"])),
         },
     }
 

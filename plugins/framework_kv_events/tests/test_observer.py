@@ -151,20 +151,20 @@ def test_tokens_are_those_of_the_call_also_when_the_caller_writes_on_in_its_arra
     assert only(cache.events()).token_ids == [8, 7], "what its parent wrote after the fork is not its own"
 
 
-def test_events_of_promised_blocks_wait_until_they_are_computed() -> None:
+def test_events_of_published_blocks_wait_until_they_are_computed() -> None:
     sink = Kept()
     engine = fake_engine(num_blocks=64, observers=(EventObserver(EventStream([sink])),))
     forward, seen = engine.executor.forward, []
 
     def watched(*arguments: Any) -> Any:
-        seen.append((len(sink.batches), bool(engine.state.promises and engine.state.promises.made)))
+        seen.append((len(sink.batches), bool(engine.allocator.ahead)))
         return forward(*arguments)
 
     engine.executor.forward = watched  # type: ignore[method-assign]
     for number in range(3):
         engine.submit([*range(1, 20), number], Sampling(max_tokens=2))
     engine.step()
-    assert seen == [(0, True)], "the step promised blocks and nobody was informed before it computed them"
+    assert seen == [(0, True)], "the step published blocks and nobody was informed before it computed them"
     assert len(sink.batches) == 1
     engine.run()
 

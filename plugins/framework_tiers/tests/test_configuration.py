@@ -54,10 +54,6 @@ def test_a_tier_has_a_store_a_size_and_a_policy_and_parses_again_as_itself() -> 
         (below({**HOST, "bytes_per_s": 0}), ConfigError, "bytes_per_s must be above 0"),
         (below(HOST, tiering="no"), UnknownPlugin, "no tiering named 'no'"),
         ({**below(HOST), "mode": "kernel"}, ConfigError, "mode=kernel, which has no cache"),
-        (
-            {**below(HOST), "mode": "replay", "engine": {"scheduling": "running_first"}},
-            ConfigError, r"engine\.scheduling=admit_first",
-        ),
     ],
 )  # fmt: skip
 def test_tiers_that_cannot_be_run_are_refused(change: dict[str, Any], error: type[Exception], says: str) -> None:

@@ -110,17 +110,34 @@ def test_a_load_takes_the_time_of_its_link_and_holds_nobody_up() -> None:
     assert max(other.finished_s for other in others) - start <= 4.0, "others ran meanwhile"
 
 
-def test_blocks_are_loaded_for_a_request_that_waits_for_a_row() -> None:
+def test_a_load_begins_while_a_row_is_free_and_holds_none_until_all_is_there() -> None:
     engine = replayed(OnEviction(), num_blocks=10, max_batch_requests=1, link=Link(operation_s=3.0))
     serve(engine, prompt(0), prompt(100), prompt(200), prompt(300))
-    running = engine.submit([1], Sampling(max_tokens=8, ignore_eos=True))
+    running = engine.submit([1], Sampling(max_tokens=4, ignore_eos=True))
     engine.step()
     waiting = engine.submit(prompt(0), ONE)
     engine.step()
-    assert [seq.request for seq in below(engine).holding()] == [waiting], "it loads while the only row is taken"
+    assert not below(engine).holding(), "as in vLLM, nothing is loaded while the only row is taken"
+    while not running.status.ended:
+        engine.step()
+    engine.step()
+    assert [seq.request for seq in below(engine).holding()] == [waiting]
+    assert engine.state.rows.num_active == 0
     engine.run()
     assert waiting.num_loaded_tokens == 12
-    assert waiting.finished_s - running.finished_s == pytest.approx(1.0), "all was there as the row came free"
+
+
+def test_a_loaded_prompt_gets_the_blocks_of_the_rest_as_it_is_computed() -> None:
+    engine = replayed(OnEviction(), num_blocks=10, chunk_size=4, link=Link(operation_s=3.0))
+    serve(engine, prompt(0), prompt(100), prompt(200), prompt(300))
+    later = engine.submit([*prompt(0)[:12], *range(900, 912)], ONE)
+    used = []
+    while not later.status.ended:
+        engine.step()
+        used.append(engine.allocator.stats().used_blocks)
+    assert used[0] == 4, "three blocks are loaded, and the one after them"
+    assert [count for count, before in zip(used, [0, *used], strict=False) if count != before] == [4, 5, 0], used
+    assert later.num_loaded_tokens == 12
 
 
 def test_contents_on_their_way_are_not_loaded_a_second_time() -> None:

@@ -203,7 +203,6 @@ def test_tokens_are_those_of_the_model_alone(rule: Callable[[], Tiering], alloca
             "preempt_every": draw.choice([0, 0, 1, 2, 5]),
             "chunk_size": draw.choice([None, 1, 3]),
             "max_batch_tokens": draw.choice([8, 24, 2048]),
-            "share_within_step": draw.random() < 0.7,
             "threads": seed == 0,
         }
         engine = tiered_engine(draw, rule(), allocator=allocator, share=share, **options)

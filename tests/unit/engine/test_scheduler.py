@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from fake_engines import assert_right, drive, fake_engine, noted_steps
 
 from framework.engine.engine import Engine
 from framework.engine.request import Request, Status
-from framework.errors import Unsupported
+from framework.errors import OutOfBlocks
 from framework.sampling import Sampling
 
 
 def engine_of(**options: Any) -> tuple[Engine, list[dict[int, int]]]:
     """An engine, and the tokens of each step by request."""
-    parts = {"allocator": {"name": "prefix", "watermark": 0.0}, "scheduling": "running_first", "block_size": 4}
+    parts = {"allocator": {"name": "prefix", "watermark": 0.0}, "block_size": 4}
     engine = fake_engine(**{**parts, **options})
     return engine, noted_steps(engine)
 
@@ -35,14 +34,54 @@ def test_the_budget_goes_to_running_rows_in_order_before_anyone_is_admitted() ->
     assert_right(requests)
 
 
-@pytest.mark.parametrize("scheduling", ["admit_first", "running_first"])
-def test_prompts_in_chunks_fill_the_budget_whatever_the_order(scheduling: str) -> None:
-    engine, steps = engine_of(scheduling=scheduling, chunk_size=2, max_batch_tokens=8, num_blocks=64)
+def test_prompts_in_chunks_fill_the_budget() -> None:
+    engine, steps = engine_of(chunk_size=2, max_batch_tokens=8, num_blocks=64)
     requests = submit(engine, *[8] * 8, max_tokens=1)
     drive(engine)
     assert [sum(step.values()) for step in steps] == [8] * 8, steps
     assert steps[0] == {0: 2, 1: 2, 2: 2, 3: 2}, "a row is charged its chunk, not all that is left of its prompt"
     assert_right(requests)
+
+
+def test_who_is_admitted_preempts_nobody() -> None:
+    engine, _ = engine_of(num_blocks=32, max_batch_tokens=64)
+    submit(engine, 6, max_tokens=8)
+    engine.step()
+    extend, asked = engine.allocator.extend, list[int]()
+
+    def short(request: Any, num_tokens: int) -> Any:
+        if request == 2 and not asked:
+            asked.append(num_tokens)
+            raise OutOfBlocks("as for a copy of a block that is hit in part")
+        return extend(request, num_tokens)
+
+    engine.allocator.extend = short  # type: ignore[method-assign]
+    later = engine.submit([8] * 9, Sampling(max_tokens=2, ignore_eos=True))
+    engine.step()
+    assert (asked, later.status, engine.metrics.num_preemptions) == ([9], Status.WAITING, 0)
+    assert engine.allocator.stats().num_requests == 1, "it holds nothing while it waits"
+    drive(engine)
+    assert_right([later])
+
+
+def test_the_last_sample_gives_way_to_those_before_it() -> None:
+    engine, _ = engine_of(num_blocks=5)
+    sampled = engine.submit([3] * 4, Sampling(max_tokens=12, ignore_eos=True, n=2, temperature=1.0, seed=1))
+    while not engine.metrics.num_preemptions:
+        engine.step()
+    assert [seq.stream for seq in engine.state.rows.sequences if seq is not None] == [0]
+    drive(engine)
+    assert_right([sampled])
+
+
+def test_beams_wait_together_where_the_budget_is_short() -> None:
+    engine, steps = engine_of(max_batch_tokens=8, num_blocks=64)
+    beams = engine.submit([1, 2, 3], Sampling(max_tokens=6, beam_width=3))
+    engine.step()
+    urgent = engine.submit([9] * 19, Sampling(max_tokens=1, ignore_eos=True), priority=1)
+    drive(engine)
+    assert steps[1:4] == [{0: 1, 1: 5}, {1: 8}, {1: 6}], "the third leaves two tokens, for three beams"
+    assert_right([beams, urgent])
 
 
 def test_a_prompt_gets_blocks_chunk_by_chunk_but_is_admitted_only_if_all_of_it_fits() -> None:
@@ -97,8 +136,3 @@ def test_requests_that_end_together_are_freed_in_order_of_admission() -> None:
     drive(engine)
     assert freed == [0, 1, 3, 2], freed
     assert_right(requests)
-
-
-def test_nothing_may_lie_below() -> None:
-    with pytest.raises(Unsupported, match="take admit_first"):
-        engine_of(tiers=lambda: None)

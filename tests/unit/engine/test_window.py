@@ -34,8 +34,7 @@ def test_a_prompt_in_chunks_gives_its_leading_blocks_up_before_its_end():
     engine = windowed(num_blocks=64, max_model_len=200, chunk_size=8)
     request = engine.submit(list(range(32)) * 2, Sampling(max_tokens=4))
     drive(engine, lambda engine: used.append(engine.allocator.stats().used_blocks))
-    assert used[0] == 16, used
-    assert used[5] < 10, f"after 48 of 64 tokens: {used}"
+    assert max(used) < 8, f"of 16 that it has: {used}"
     assert tokens_of(request) == expected(FakeModel(window=WINDOW), request)
 
 
@@ -54,8 +53,7 @@ def test_a_row_keeps_the_blocks_that_its_window_still_reads_and_its_last_full_on
         computed = int(engine.state.rows.computed[seq.row])
         read = range(max(0, computed + 1 - window), computed)
         blocks = {at // 4 for at in read} | set(range(max(0, computed // 4 - 1), -(-computed // 4)))
-        whole = -(-max(computed, 23) // 4)  # a prompt has its blocks at once
-        assert engine.allocator.stats().used_blocks == whole - min(blocks), (computed, blocks)
+        assert engine.allocator.stats().used_blocks == -(-computed // 4) - min(blocks), (computed, blocks)
         seen.append(computed)
 
     drive(engine, kept)
@@ -76,9 +74,7 @@ def test_what_was_passed_stays_findable_until_it_is_evicted():
 def test_a_pool_that_holds_no_whole_sequence_of_each_serves_them_without_preemption():
     counts = {}
     for window in (WINDOW, None):
-        engine = fake_engine(
-            num_blocks=24, max_model_len=64, model=FakeModel(window=WINDOW), window=window, share_within_step=False
-        )
+        engine = fake_engine(num_blocks=24, max_model_len=64, model=FakeModel(window=WINDOW), window=window)
         requests = [engine.submit([i, i + 1, i + 2], Sampling(max_tokens=50)) for i in range(5)]
         drive(engine)
         counts[window] = engine.metrics.num_preemptions

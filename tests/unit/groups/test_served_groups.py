@@ -78,10 +78,8 @@ GREEDY = Sampling(max_tokens=24, ignore_eos=True)
         {"allocator": "naive"},
         {"num_blocks": 34, "faults": FaultOptions(poison=True, preempt_every=7)},
         {"engine": EngineOptions(chunk_size=5, max_batch_tokens=11, max_batch_requests=3)},
-        {"engine": EngineOptions(scheduling="running_first", chunk_size=16, max_batch_requests=8)},
-        {"engine": EngineOptions(compile=False, share_within_step=False)},
     ],
-    ids=["hits", "prefix", "naive", "preemption", "small chunks", "running first", "no sharing within a step"],
+    ids=["hits", "prefix", "naive", "preemption", "small chunks"],
 )
 def test_tokens_are_greedy_with_hits_chunks_and_preemption(mixed: LoadedModel, options: dict[str, Any]) -> None:
     llm, requests = serve(mixed, GREEDY, passes=2, **options)

@@ -27,12 +27,12 @@ FAULTS: dict[str, tuple[Callable[[], BaseException], type[BaseException], str]] 
 """What is raised, what leaves the engine, and what the note says."""
 HOOKS = {
     "allocator": ("lookup", "fits", "allocate", "extend", "commit", "fork", "free", "table", "stats",
-                  "advance", "promise", "unref_leading", "step_end"),
+                  "advance", "publish", "unref_leading", "step_end"),
     "eviction": ("admit", "hit", "pin", "release", "victim", "evicted", "keep"),
     "hash": ("root", "block", "blocks"),
 }  # fmt: skip
 NOT_CALLED = {
-    "allocator": {"withdraw", "reset", "check", "listen", "facts"},
+    "allocator": {"reset", "check", "listen", "facts"},
     "eviction": {"attach", "victims", "facts", "parameters"},
     "hash": set(),
 }
@@ -61,8 +61,8 @@ def faulty(kind: str, hook: str, fault: Callable[..., Any], when: Callable[[int]
 def engine_with(kind: str, hook: str, cls: Any) -> Engine:
     """One that calls the hook."""
     options: dict[str, Any] = {"max_batch_requests": 3}
-    if hook == "promise":
-        options = {"max_batch_requests": 6, "max_batch_tokens": 24, "share_within_step": True}
+    if hook == "publish":
+        options = {"max_batch_requests": 6, "max_batch_tokens": 24}
     if hook == "unref_leading":
         options |= {"window": 5, "model": FakeModel(window=5)}
     return fake_engine(**{"num_blocks": 14, kind: cls}, **options)

@@ -62,8 +62,8 @@ def test_what_only_the_engine_knows_is_given_in_order_and_before_anything_change
     engine.submit([1, 2, 3, 4, 5], SAMPLING)
     engine.step()
     assert order == [
-        ("note", "arrive"), ("note", "ask"), ("call", "allocate"), ("note", "admit"), ("call", "extend"),
-        ("note", "step"), ("call", "commit"), ("note", "computed"),
+        ("note", "arrive"), ("note", "ask"), ("call", "allocate"), ("call", "extend"), ("note", "admit"),
+        ("call", "publish"), ("note", "step"), ("call", "commit"), ("note", "computed"),
     ]  # fmt: skip
     engine.run()
     assert order[-3:] == [("call", "free"), ("note", "finished"), ("note", "computed")]
@@ -106,7 +106,7 @@ def test_an_observer_that_fails_ends_the_step_by_its_name() -> None:
     with pytest.raises(ZeroDivisionError, match=r"observer Fails\.heard: raised ZeroDivisionError\('by design'\)"):
         engine.run()
     assert engine.interrupted
-    assert [call.name for call, _ in fails.calls] == ["allocate", "extend", "commit"]
+    assert [call.name for call, _ in fails.calls] == ["allocate", "extend", "publish", "commit"]
 
 
 @pytest.mark.parametrize(

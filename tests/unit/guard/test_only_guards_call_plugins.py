@@ -15,17 +15,14 @@ from framework.llm import EngineOptions
 from framework.sampling import Sampling
 
 
-@pytest.mark.parametrize("scheduling", ["admit_first", "running_first"])
-def test_only_guards_call_allocators_policies_and_hash_schemes(
-    scheduling: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_guards_call_allocators_policies_and_hash_schemes(monkeypatch: pytest.MonkeyPatch) -> None:
     others: set[str] = set()
     parts: dict[str, Any] = {
         "allocator": watch(monkeypatch, "allocator", "prefix_cow", Allocator, others),
         "eviction": watch(monkeypatch, "eviction", "fifo", EvictionPolicy, others),
         "hash": watch(monkeypatch, "hash", "sha256", HashScheme, others),
     }
-    options = EngineOptions(scheduling=scheduling, max_batch_requests=4, max_batch_tokens=16)
+    options = EngineOptions(max_batch_requests=4, max_batch_tokens=16)
     prompts = [[5, 6, 7, 8, 9, 10, 11, 12, number] for number in range(6)]
     with make_llm(
         "tiny", num_blocks=24, block_size=2, device="cpu", engine=options, observers=(Heard(),), **parts

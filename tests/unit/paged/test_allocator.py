@@ -222,8 +222,9 @@ def test_a_part_shares_what_is_cached() -> None:
     serve(allocator, 1, PROMPT[:7])
     assert part(allocator, 2, 8) == 6
     assert len(table(allocator, 2)) == 4
-    allocator.promise(RequestId(2), PROMPT[:8])
+    allocator.publish(RequestId(2), PROMPT[:8])
     allocator.check()
+    assert allocator.lookup(PROMPT, NS).num_tokens == 8
 
 
 @pytest.mark.parametrize("num_tokens", [0, 6, 12])
@@ -237,13 +238,25 @@ def test_a_part_is_more_than_the_hit_and_at_most_the_prompt(num_tokens: int) -> 
     allocator.check()
 
 
-def test_a_generated_token_that_was_promised_is_known() -> None:
+def test_what_was_published_and_not_committed_is_not_found_after_free() -> None:
+    allocator = make(8, 2)
+    part(allocator, 1, 11)
+    allocator.publish(RequestId(1), PROMPT)
+    assert allocator.lookup(PROMPT, NS).num_tokens == 10
+    allocator.check()
+    allocator.free(RequestId(1))
+    assert allocator.lookup(PROMPT, NS).num_tokens == 0
+    assert allocator.stats().free_blocks == 8
+    allocator.check()
+
+
+def test_a_generated_token_that_was_published_is_known() -> None:
     allocator = make(8, 2)
     part(allocator, 1, 11)
     allocator.commit(RequestId(1), PROMPT)
     longer = np.append(PROMPT, np.int32(99)).astype(np.int32)
     allocator.extend(RequestId(1), 12)
-    allocator.promise(RequestId(1), longer)
+    allocator.publish(RequestId(1), longer)
     with pytest.raises(InvalidArgument, match="token 11 is 98"):
         allocator.commit(RequestId(1), np.append(PROMPT, np.int32(98)).astype(np.int32))
     allocator.commit(RequestId(1), longer)

@@ -106,13 +106,6 @@ def test_a_batch_is_scheduled_hit_and_evicted_exactly_as_our_replay_says(evictio
         assert ours.num_preemptions > 0
 
 
-def test_the_order_of_the_schedule_is_why_the_default_would_differ() -> None:
-    talks, limits = grown(200), {"num_blocks": 200, "max_batch_requests": 6, "max_batch_tokens": 256}
-    theirs, _ = in_vllm(talks, "lru", **limits)
-    assert in_replay(talks, "lru", scheduling="admit_first", **limits).steps != theirs.steps
-    assert in_replay(talks, "lru", **limits).steps == theirs.steps
-
-
 def test_merged_duplicates_are_why_s3fifo_would_differ() -> None:
     talks = grown(400)
     theirs, _ = in_vllm(talks, "s3fifo", max_batch_requests=1)

@@ -20,7 +20,7 @@ PREFIX, COW = (registry.load("allocator", name) for name in ("prefix", "prefix_c
 
 
 class Sound(COW):
-    """What the mutants break, without promises. It does not check itself: the kit must see each fault from outside."""
+    """What the mutants break. Shares between steps only, and does not check itself: the kit must see each fault."""
 
     def __init__(self, *, num_blocks, block_size, hash, eviction):
         super().__init__(num_blocks=num_blocks, block_size=block_size, hash=hash, eviction=eviction)
@@ -33,7 +33,7 @@ class Sound(COW):
     def check(self):
         pass
 
-    def promise(self, request, tokens):
+    def publish(self, request, tokens):
         pass
 
     def evict_all(self):
@@ -301,34 +301,19 @@ class TrustsNames(Sound):
         self.hasher.blocks = lambda parent, tokens: self.scheme.blocks(parent, tokens, self.block_size)
 
 
-class FoundAfterWithdrawal(PREFIX):
-    def withdraw(self, request):
-        return tuple(self.promises.readers(request))
+class FoundAfterAFailedStep(PREFIX):
+    def reset(self, request=None):
+        for table in () if request is not None else self.tables().values():
+            table.committed = max(table.committed, table.published * self.block_size)
+        if not self.ahead or request is not None:
+            super().reset(request)
+        self.ahead.clear()
 
 
-class NamesNobodyWhoRelied(PREFIX):
-    def withdraw(self, request):
-        super().withdraw(request)
-        return ()
-
-
-class PromisesOtherTokens(PREFIX):
-    def promise(self, request, tokens):
-        known = np.frombuffer(bytes(self.tables()[request].token_bytes), np.int32)[: len(tokens)]
-        super().promise(request, np.append(known, tokens[len(known) :]).astype(np.int32))
-
-
-class CopiesWhatItPromised(PREFIX):
-    def promise(self, request, tokens):
-        super().promise(request, tokens)
-        self.tables()[request].shared = True
-
-    def extend(self, request, num_tokens):
-        owner, self.promises.owner = self.promises.owner, {}
-        try:
-            return super().extend(request, num_tokens)
-        finally:
-            self.promises.owner = owner
+class PublishesOtherTokens(PREFIX):
+    def publish(self, request, tokens):
+        known = np.frombuffer(bytes(self._table(request).token_bytes), np.int32)[: len(tokens)]
+        super().publish(request, np.append(known, tokens[len(known) :]).astype(np.int32))
 
 
 class CountsItsQuestions(Sound):
