@@ -35,7 +35,7 @@ def in_replay(
     talks: Sequence[Talk], eviction: Any, hash: HashScheme, *, watermark: float = 0.0, duplicates: str = "keep",
     **limits: Any,
 ) -> Outcome:  # fmt: skip
-    """Through the engine of mode=replay, keeping duplicates as vLLM does unless told otherwise."""
+    """Through the engine of mode=replay, which keeps duplicates, as vLLM does, or merges them."""
     allocator = {"name": "prefix", "watermark": watermark, "duplicates": duplicates}
     return our_side.run(talks, our_side.Settings(allocator=allocator, eviction=eviction, hash=hash, **limits))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 OVER_MODULES = {
     "engine/test_kv_dtype.py": "the dtype of K and V from the configuration to the pool",
     "engine/test_pretended_device.py": "a serve step on a device that is not there, over all modules of the step",
+    "engine/test_sharing_within_a_step.py": "blocks that rows of one step share, from the scheduler to the allocators",
     "engine/test_sharing_over_a_model.py": "sharing within a step over a real model, in every backend",
     "guard/test_fault_grid.py": "every hook of every kind of plugin with every kind of fault",
     "guard/test_only_guards_call_plugins.py": "a run in which every plugin looks at who calls it",

@@ -228,7 +228,8 @@ class History:
     def unref_leading(self, request: int, num_tokens: int) -> Any:
         self.about("unref_leading", request)
         found = self.plugin.unref_leading(request, num_tokens)
-        self.running[request] = [content for content in self.running[request] if len(content[1]) > num_tokens]
+        if request in self.running:  # no fork
+            self.running[request] = [content for content in self.running[request] if len(content[1]) > num_tokens]
         return found
 
     def free(self, request: int, next_use: Sequence[float] = ()) -> None:
