@@ -7,11 +7,10 @@ import inspect
 from collections.abc import Sequence
 
 from framework import registry
-from framework.errors import ConfigError
+from framework.errors import ConfigError, did_you_mean, listing
 from framework.interfaces.command import Command
 from framework.registry.components import build
 from framework.registry.culprit import raise_named
-from framework.registry.signatures import did_you_mean, listing
 
 RUN = "run"
 """The one command that is no plugin, since its words are Hydra's: see `framework.run`."""

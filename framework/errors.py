@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -202,3 +204,14 @@ def shown(value: Any) -> str:
     except Exception:  # an int of more digits than Python prints, a list that holds itself, anybody's __repr__
         return f"a value of type {type(value).__name__} that cannot be shown"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """`"; did you mean 'x'?"` for the nearest choice, or nothing when none is near."""
+    near = difflib.get_close_matches(str(word), [str(choice) for choice in choices], n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def listing(choices: Iterable[str]) -> str:
+    """`a, b, c`, or `none`."""
+    return ", ".join(choices) or "none"

@@ -36,7 +36,7 @@ from framework.registry.components import Component as Component
 from framework.registry.components import build_allocator as build_allocator
 from framework.registry.components import build_component as build_component
 from framework.registry.culprit import raise_named
-from framework.registry.signatures import convert, signature
+from framework.registry.signatures import check_arguments
 from framework.sampling import Sampling
 from framework.types import Namespace, TokenArray
 
@@ -91,9 +91,7 @@ class LLM:
         below: Component = "none",
         trial: Trial | None = None,
     ) -> None:
-        given = locals()
-        for one in signature(LLM).parameters:
-            convert(given[one.name], one.annotation, one.name)
+        check_arguments(LLM, locals())
         if model == "":
             raise ConfigError("model must be a name, a folder or a LoadedModel, found ''")
         options, cache = engine or EngineOptions(), cache or CacheOptions(num_blocks=None)

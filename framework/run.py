@@ -12,7 +12,6 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,8 +168,8 @@ def _prepare(
     else:
         on_begin = partial(begin, overrides=list(hydra.overrides.task), wanted=identity(settings.plain()))
         # The sweep's own progress has the terminal.
-        settings = replace(settings, run=replace(settings.run, progress=False))
-    return replace(settings, run=replace(settings.run, dir=directory)), on_begin
+        settings = settings.changed(run=settings.run.changed(progress=False))
+    return settings.changed(run=settings.run.changed(dir=directory)), on_begin
 
 
 def _job_name(hydra: Any) -> str:
@@ -325,7 +324,7 @@ def _refuse_unreadable(arguments: Sequence[str]) -> None:
 
 def _refuse_option(parser: argparse.ArgumentParser) -> Any:
     def refuse(message: str) -> None:
-        from framework.registry.signatures import did_you_mean
+        from framework.errors import did_you_mean
 
         offered = [option for action in parser._actions for option in action.option_strings]
         words = [word for word in message.split() if word.startswith("-")]

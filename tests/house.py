@@ -103,12 +103,10 @@ def large(trees: Mapping[str, ast.Module]) -> Iterator[tuple[str, Found]]:
 
 def options() -> tuple[int, int]:
     """Settings of a run, and options of the installed components but workloads, whose options are their content."""
-    from dataclasses import fields
-
     from framework import registry
-    from framework.config.sections import SECTIONS, TierOptions
+    from framework.config.config import SECTIONS
 
-    settings = sum(len(fields(section)) for section in (*SECTIONS.values(), TierOptions))
+    settings = sum(len(section.model_fields) for section in SECTIONS.values())
     own = [registry.own_options(registry.load(kind, plugin.name)) for kind in registry.kinds() if kind != "workload"
            for plugin in registry.entries(kind) if plugin.distribution == "kvcache-framework"]  # fmt: skip
     return settings, sum(len(one.parameters) for one in own)

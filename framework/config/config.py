@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
+from pydantic import Field, ValidationInfo, field_validator
+
 from framework import registry
-from framework.config.sections import (
-    SECTIONS,
-    CacheOptions,
-    EngineOptions,
-    FaultOptions,
-    ReplayOptions,
-    RunOptions,
-)
-from framework.config.setting import Section, plain, setting, settings_of
-from framework.errors import ConfigError
-from framework.model.options import MODELS
+from framework.config.sections import CacheOptions, EngineOptions, FaultOptions, ReplayOptions, RunOptions
+from framework.errors import ConfigError, shown
+from framework.model.options import MODELS, model_options
+from framework.validation import Natural, Options, plain
 
 Executor = Literal["model", "none", "roofline"]
 
@@ -39,21 +35,41 @@ class Choice:
         return {"name": self.name, **{key: plain(value) for key, value in self.options.items()}}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config(Section):
+def component(group: str, node: Any) -> Choice:
+    """The component of a node, its options checked against its constructor where the group is a kind of plugin.
+
+    Raises:
+        ConfigError: no name, or an option it does not have or allow.
+        UnknownPlugin, DuplicatePlugin, ContractMismatch, PluginImportError, PluginError: the plugin cannot be had.
+    """
+    if isinstance(node, Choice):
+        return node
+    if isinstance(node, str):
+        node = {"name": node}
+    if not isinstance(node, Mapping) or not isinstance(node.get("name"), str):
+        raise ConfigError(f"{group} must be a name, or a mapping with a name, found {shown(node)}")
+    options = {str(key): value for key, value in node.items() if key != "name"}
+    if group in registry.kinds():
+        options = registry.check_options(group, node["name"], options)
+    elif group == "model":
+        model_options(node["name"], options)
+    return Choice(node["name"], options)
+
+
+class Config(Options):
     """Everything that a run is asked. Made by `config.check.parse`; every value is present and within its bounds."""
 
-    executor: Executor | None = setting(None, "null: what the mode needs; replay: none | roofline")
-    seed: int = setting(0, "of workload, random weights, sampling and policies", at_least=0)
-    device: str | None = setting(None, "null: cuda where there is one, else cpu")
-    observers: tuple[Mapping[str, Any], ...] = setting(
-        (), "who listens, as [explain, {name: kv_events, report_hits: true}]: the installed observers"
+    executor: Executor | None = Field(None, description="null: what the mode needs; replay: none | roofline")
+    seed: Natural = Field(0, description="of workload, random weights, sampling and policies")
+    device: str | None = Field(None, description="null: cuda where there is one, else cpu")
+    observers: tuple[Mapping[str, Any], ...] = Field(
+        (), description="who listens, as [explain, {name: kv_events, report_hits: true}]: the installed observers"
     )
-    cache: CacheOptions = field(default_factory=CacheOptions)
-    engine: EngineOptions = field(default_factory=EngineOptions)
-    replay: ReplayOptions = field(default_factory=ReplayOptions)
+    cache: CacheOptions = CacheOptions()
+    engine: EngineOptions = EngineOptions()
+    replay: ReplayOptions = ReplayOptions()
     run: RunOptions
-    faults: FaultOptions = field(default_factory=FaultOptions)
+    faults: FaultOptions = FaultOptions()
     mode: Choice
     allocator: Choice
     eviction: Choice
@@ -64,20 +80,44 @@ class Config(Section):
     below: Choice
     tracker: Choice
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _chosen(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.field_name in SECTIONS and isinstance(value, Mapping):
+            return {str(key): entry for key, entry in value.items()}
+        return component(str(info.field_name), value) if info.field_name in GROUPS else value
+
+    @field_validator("observers", mode="before")
+    @classmethod
+    def _observers(cls, value: Any) -> tuple[dict[str, Any], ...]:
+        """Each as `{"name": ..., **options}`; none twice."""
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(f"observers must be a list, found {shown(value)}; as in observers=[explain]")
+        found = tuple(component("observer", entry).plain() for entry in value)
+        names = [entry["name"] for entry in found]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"observers names {twice[0]} twice; one is enough")
+        return found
+
     def choices(self) -> dict[str, Choice]:
         """Group -> the component chosen for it."""
-        return {name: value for name, value in self._items() if isinstance(value, Choice)}
+        return {group: getattr(self, group) for group in GROUPS}
 
     def plain(self) -> dict[str, Any]:
         """The configuration as YAML and JSON hold it; `parse` of it is this configuration again."""
-        return {name: value.plain() if isinstance(value, (Section, Choice)) else value for name, value in self._items()}
-
-    def _items(self) -> list[tuple[str, Any]]:
-        return [(field_.name, getattr(self, field_.name)) for field_ in fields(self)]
+        return {**super().plain(), **{group: choice.plain() for group, choice in self.choices().items()}}
 
 
-GROUPS = tuple(field_.name for field_ in fields(Config) if field_.type == "Choice")
+GROUPS = tuple(name for name, one in Config.model_fields.items() if one.annotation is Choice)
 """The groups of components, in the order they are shown."""
+SECTIONS: Mapping[str, type[Options]] = MappingProxyType(
+    {
+        name: one.annotation
+        for name, one in Config.model_fields.items()
+        if isinstance(one.annotation, type) and issubclass(one.annotation, Options)
+    }
+)
+"""Name -> its class, in the order that `--help` and config.yaml show them."""
 
 
 def conf_folder() -> Path:
@@ -121,7 +161,10 @@ def options_of(group: str) -> list[str]:
 
 def default_settings() -> dict[str, Any]:
     """Every setting that has a default, as YAML holds it: the top level, then the sections."""
-    found = {key: plain(default) for key, default, _ in settings_of(Config)}
-    for name, section in SECTIONS.items():
-        found[name] = {key.rpartition(".")[2]: plain(default) for key, default, _ in settings_of(section)}
-    return found
+    found = {name: default for name, default in defaults_of(Config).items() if name not in SECTIONS}
+    return found | {name: defaults_of(section) for name, section in SECTIONS.items()}
+
+
+def defaults_of(options: type[Options]) -> dict[str, Any]:
+    """The settings of a section that have a default, as YAML holds them."""
+    return {name: plain(one.default) for name, one in options.model_fields.items() if not one.is_required()}

@@ -6,13 +6,11 @@ import heapq
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from framework.config.sections import EngineOptions, FaultOptions
-from framework.config.setting import Section, setting
 from framework.engine.executors.base import Executor, Step
 from framework.engine.lifecycle import Lifecycle
 from framework.engine.metrics import Metrics
@@ -42,9 +40,10 @@ from framework.interfaces.allocator import Allocator
 from framework.interfaces.below import EngineBelow
 from framework.interfaces.observer import Note, Observed, Observer
 from framework.registry.culprit import raise_named
-from framework.registry.signatures import convert, signature
+from framework.registry.signatures import check_arguments
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, as_tokens
+from framework.validation import Natural, Options, Positive
 
 _LOOK_S = 0.05
 """Who would read the state looks so often whether a step has begun, for which nobody waits."""
@@ -53,8 +52,7 @@ MakeBelow = Callable[[EngineState, Lifecycle], EngineBelow]
 """Makes what lies below the pool of a new state."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial(Section):
+class Trial(Options):
     """One trial of an experiment: its seed, the faults injected into it, and who listens.
 
     Attributes:
@@ -67,15 +65,14 @@ class Trial(Section):
 
     section: ClassVar[str] = "trial"
 
-    seed: int = setting(0, at_least=0)
-    faults: FaultOptions = field(default_factory=FaultOptions)
+    seed: Natural = 0
+    faults: FaultOptions = FaultOptions()
     record: bool = False
     log: Log | None = None
     observers: tuple[Observer, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelLimits(Section):
+class ModelLimits(Options):
     """What a model sets for the requests that are served on it.
 
     Attributes:
@@ -89,11 +86,11 @@ class ModelLimits(Section):
 
     section: ClassVar[str] = "limits"
 
-    max_model_len: int = setting(at_least=1)
+    max_model_len: Positive
     length_advice: str = "raise engine.max_model_len"
     eos_token_ids: tuple[int, ...] = ()
-    vocab_size: int | None = setting(None, at_least=1)
-    window: int | None = setting(None, at_least=1)
+    vocab_size: Positive | None = None
+    window: Positive | None = None
 
 
 class Engine:
@@ -128,9 +125,7 @@ class Engine:
         tiers: MakeBelow | None = None,
         trial: Trial | None = None,
     ) -> None:
-        given = locals()
-        for one in signature(Engine).parameters:
-            convert(given[one.name], one.annotation, one.name)
+        check_arguments(Engine, locals())
         options, trial = options or EngineOptions(), trial or Trial()
         if options.max_batch_tokens < options.max_batch_requests:
             raise InvalidArgument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from framework.config.config import Choice, Config
@@ -85,7 +85,7 @@ def full_replay(session: Session, cache: OtherCache | None = None) -> dict[str, 
         # NOTE: an engine that knew the future could do it. Where requests come one at a time no order of evictions
         # hits more (shown against exhaustive search); where they overlap it is a reference, no bound.
         if options.optimum:  # first: what it cannot be made for is refused before the work is done
-            belady = replace(session.config, eviction=Choice("belady"))
+            belady = session.config.changed(eviction=Choice("belady"))
             measured["offline_next_use_hit_rate"] = _replay_again(belady)
         for _ in feed(engine, source.items, progress=session.settings.progress):
             session.log_step(engine, in_steps if unit == "steps" else dict)
@@ -124,8 +124,8 @@ def full_replay(session: Session, cache: OtherCache | None = None) -> dict[str, 
 
 def replayed_hit_rate(config: Config, num_blocks: int) -> float | None:
     """The hit rate of `config`'s replay over a pool of `num_blocks`, with K and V of the model's dtype."""
-    cache = replace(config.cache, num_blocks=num_blocks, memory_fraction=None, kv_dtype=None)
-    return _replay_again(replace(config, cache=cache, replay=replace(config.replay, capacity=None)))
+    cache = config.cache.changed(num_blocks=num_blocks, memory_fraction=None, kv_dtype=None)
+    return _replay_again(config.changed(cache=cache, replay=config.replay.changed(capacity=None)))
 
 
 def _replay_again(config: Config) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from framework import workload
@@ -88,7 +87,7 @@ def what_fewer_bits_buy(config: Config, num_blocks: int, hit_rate: Callable[[int
         return {}
     if stored == "bfloat16":
         return {"kv_dtype": stored}
-    size, model_dtype_bytes = (block_bytes(config.replay, one) for one in (cache, replace(cache, kv_dtype=None)))
+    size, model_dtype_bytes = (block_bytes(config.replay, one) for one in (cache, cache.changed(kv_dtype=None)))
     return {"kv_dtype": stored, **equal_bytes(num_blocks, size, model_dtype_bytes, hit_rate)}
 
 

@@ -146,7 +146,7 @@ def build_llm(config: Config, model: LoadedModel, *, longest: int, trial: Trial)
             cache=config.cache,
             below=config.below.plain(),
             trial=trial,
-            engine=engine if engine.max_model_len is not None else replace(engine, max_model_len=longest),
+            engine=engine if engine.max_model_len is not None else engine.changed(max_model_len=longest),
         )
 
 
@@ -196,7 +196,7 @@ def what_fewer_bits_buy(config: Config, llm: LLM, requests: Sequence[Request]) -
     with tempfile.TemporaryDirectory(prefix="kvlab-") as folder:
         path = Path(folder) / RECORDING
         record(llm, requests, path)
-        recorded = replace(config, executor="none", workload=Choice("recording", {"path": str(path)}))
+        recorded = config.changed(executor="none", workload=Choice("recording", {"path": str(path)}))
         return equal_bytes(
             llm.num_blocks, stored, model_dtype_bytes, lambda blocks: replayed_hit_rate(recorded, blocks)
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
-from framework.errors import ConfigError, FrameworkError, InvalidPlugin, shown
+from framework.errors import ConfigError, FrameworkError, InvalidPlugin, did_you_mean, listing, shown
 from framework.guard.boundary import check_flags, construct
 from framework.registry.kinds import SHARED
 from framework.registry.lookup import load
-from framework.registry.signatures import Signature, convert, did_you_mean, listing, signature
+from framework.registry.signatures import Signature, signature
+from framework.validation import check
 
 if TYPE_CHECKING:
     from framework.interfaces.allocator import Allocator
@@ -49,7 +50,7 @@ def checked_options(kind: str, name: str, options: Mapping[str, Any], offered: S
     checked: dict[str, Any] = {}
     for key, value in options.items():
         if key in known:
-            checked[key] = convert(value, known[key].annotation, f"{kind}.{key}")
+            checked[key] = check(value, known[key].annotation, f"{kind}.{key}")
         elif key in SHARED:
             raise ConfigError(f"{kind}.{key} is shared by all components; set {SHARED[key]} instead")
         elif offered.open:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
-from framework.errors import ConfigError, InvalidPlugin
+from framework.errors import ConfigError, InvalidPlugin, did_you_mean, listing
 from framework.registry.points import points
-from framework.registry.signatures import did_you_mean, listing
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from framework.errors import ContractMismatch, DuplicatePlugin, InvalidPlugin, PluginImportError, UnknownPlugin
+from framework.errors import (
+    ContractMismatch,
+    DuplicatePlugin,
+    InvalidPlugin,
+    PluginImportError,
+    UnknownPlugin,
+    did_you_mean,
+    listing,
+)
 from framework.guard.boundary import OUTSIDE, remember_origin, shown
 from framework.registry.contract import DISTRIBUTION, canonical, reason_against
 from framework.registry.kinds import check_kind, interface_of, kinds
 from framework.registry.points import points
-from framework.registry.signatures import did_you_mean, listing
 
 NOT_INSTALLED = "not installed"
 """Stands for the distribution of a class that is named by its place."""

@@ -56,26 +56,28 @@ def first_sentence(text: str) -> str:
 
 
 def _options(found: _Class) -> Iterator[str]:
-    if _is_dataclass(found.node):
-        yield from _fields(found)
-        return
     for cls in _with_bases(found, _HOPS):
+        if _has_fields(cls.node):
+            yield from _fields(found)
+            return
         for node in cls.node.body:
             if isinstance(node, ast.FunctionDef) and node.name == "__init__":
                 yield from _keywords(node.args)
                 return
 
 
-def _is_dataclass(node: ast.ClassDef) -> bool:
+def _has_fields(node: ast.ClassDef) -> bool:
+    """Whether it is a dataclass, or a model of pydantic's."""
     decorators = (one.func if isinstance(one, ast.Call) else one for one in node.decorator_list)
-    return any(isinstance(one, ast.Name) and one.id == "dataclass" for one in decorators)
+    names = {one.id for one in (*decorators, *node.bases) if isinstance(one, ast.Name)}
+    return bool(names & {"dataclass", "BaseModel", "Options"})
 
 
 def _fields(found: _Class) -> Iterator[str]:
-    """A dataclass's fields, its bases' first, as its constructor takes them."""
+    """A class's fields, its bases' first, as its constructor takes them."""
     fields: dict[str, ast.expr | None] = {}
     for cls in reversed([*_with_bases(found, _HOPS)]):
-        for node in cls.node.body if _is_dataclass(cls.node) else ():
+        for node in cls.node.body if _has_fields(cls.node) else ():
             if not isinstance(node, ast.AnnAssign) or "ClassVar" in ast.unparse(node.annotation):
                 continue
             if isinstance(node.target, ast.Name) and node.target.id not in SHARED:
@@ -85,8 +87,8 @@ def _fields(found: _Class) -> Iterator[str]:
 
 
 def _default(value: ast.expr | None) -> ast.expr | None:
-    """A field's default; of a declared setting, the first thing that is declared."""
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "setting":
+    """A field's default; of pydantic's `Field`, its first argument."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "Field":
         return value.args[0] if value.args else None
     return value
 

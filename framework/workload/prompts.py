@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from framework.errors import ConfigError, FrameworkError, WorkloadError
+from framework.errors import ConfigError, FrameworkError, WorkloadError, did_you_mean, listing
 from framework.files.jsonl import JsonObject, iter_lines, iter_objects
 from framework.files.lines import first_lines, require_file
 from framework.interfaces.records import FieldError, integer, integers, number, text
 from framework.interfaces.workload import Message, Namespace, Sampling, Workload, WorkloadRequest
-from framework.registry.signatures import did_you_mean, listing
 from framework.types import TokenArray
 from framework.workload.traces.fields import facts_of
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from pydantic import Field
+
 from framework import registry
-from framework.config.setting import Section, setting
 from framework.errors import ConfigError
 from framework.interfaces.mode import OnBegin
 from framework.modes import Replay
+from framework.validation import INT64, Natural, Options
 from framework_cache_only.plugin import CacheOnly
 from framework_hybrid.metrics import METRICS
 
@@ -20,29 +21,31 @@ if TYPE_CHECKING:
     from framework.interfaces.observer import Observer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HybridOptions(Section):
+class HybridOptions(Options):
     """The groups of KV of a hybrid model, and how a replay keeps them."""
 
     section: ClassVar[str] = "mode"
 
-    model: str = setting(doc="a name in framework_hybrid.shapes, or a config.json")
-    sharing: Literal["one_pool", "pool_per_group", "two_levels"] = setting(
-        "one_pool", "how groups share memory: one_pool as vLLM, pool_per_group as SGLang, two_levels as Jenga"
+    model: str = Field(description="a name in framework_hybrid.shapes, or a config.json")
+    sharing: Literal["one_pool", "pool_per_group", "two_levels"] = Field(
+        "one_pool",
+        description="how groups share memory: one_pool as vLLM, pool_per_group as SGLang, two_levels as Jenga",
     )
-    rule: str = setting(
-        "retention", "which checkpoints are kept: dense, retention, junctions, every, at_most, superseding"
+    rule: str = Field(
+        "retention",
+        description="which checkpoints are kept: dense, retention, junctions, every, at_most, superseding",
     )
-    interval: int = setting(0, "rules retention, every, at_most: tokens between two checkpoints", at_least=0)
-    count: int = setting(8, "rule at_most: states kept on a path", at_least=2)
-    cache_only: bool = setting(False, "each request is one access, as in mode=cache_only; false: through the engine")
-    optimum: bool = setting(True, "cache_only: also report a bound of the hits")
-    order: Literal["coupled", "coverage", "marconi", "marconi_as_coded", "quota"] | None = setting(
-        None, "order of eviction across groups; null: eviction=NAME alone"
+    interval: Natural = Field(0, description="rules retention, every, at_most: tokens between two checkpoints")
+    count: int = Field(8, description="rule at_most: states kept on a path", ge=2, le=INT64)
+    cache_only: bool = Field(
+        False, description="each request is one access, as in mode=cache_only; false: through the engine"
+    )
+    optimum: bool = Field(True, description="cache_only: also report a bound of the hits")
+    order: Literal["coupled", "coverage", "marconi", "marconi_as_coded", "quota"] | None = Field(
+        None, description="order of eviction across groups; null: eviction=NAME alone"
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Hybrid(HybridOptions, Replay):
     """A replay of a model with several kinds of KV: windows or recurrent states beside full attention."""
 

@@ -15,7 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,13 +26,12 @@ from framework.cli.exit import FAILED
 from framework.cli.options import require_in_bounds
 from framework.commands import run_command
 from framework.config.check import check_below
-from framework.errors import ConfigError, FrameworkError
+from framework.errors import ConfigError, FrameworkError, did_you_mean
 from framework.files.atomic import is_disk_failure, no_empty_folders
 from framework.files.jsonl import iter_objects
 from framework.files.lines import require_file
 from framework.files.secrets import masked
 from framework.interfaces.command import Command
-from framework.registry.signatures import did_you_mean
 from framework.results.catalogue import catalogue, find
 from framework.results.layout import JOURNAL, LOCK
 from framework.results.reading import read_result, what_went_wrong
@@ -259,10 +258,10 @@ def _evaluate(words: Sequence[str], plan: Search) -> tuple[float | None, str]:
         if is_done(directory, wanted):
             result: Mapping[str, Any] = read_result(directory)
         else:
-            where = replace(settings.run, dir=str(directory), progress=False)
+            where = settings.run.changed(dir=str(directory), progress=False)
             on_begin = partial(begin, overrides=words, wanted=wanted)
             try:
-                result = run(replace(settings, run=where), on_begin=on_begin)
+                result = run(settings.changed(run=where), on_begin=on_begin)
             except JobDone:  # a sweep in the same folder was faster
                 result = read_result(directory)
         reason = what_went_wrong(result)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from framework.errors import ConfigError
-from framework.registry.signatures import did_you_mean, listing
+from framework.errors import ConfigError, did_you_mean, listing
 from framework.results.catalogue import find, higher_is_better
 from framework.results.metric import is_number
 from framework.results.records import Run

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from framework.config.setting import Section, setting
+from pydantic import Field
+
 from framework.errors import ConfigError, shown
 from framework.interfaces.below import ReplayedPool, ServedPools
 from framework.interfaces.eviction import EvictionPolicy
+from framework.validation import Options
 from framework_cache_only.parts import CacheOnlyBelow, CountedBelow
 from framework_tiers.metrics import METRICS, MOST_TIERS
 
@@ -22,18 +23,19 @@ if TYPE_CHECKING:
 _EXAMPLE = "{store: host, num_blocks: 20000, eviction: lru}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierOptions(Section):
+class TierOptions(Options):
     """One tier below the pool, an entry of `below.tiers`, beside its store and its eviction policy."""
 
     section: ClassVar[str] = "below.tiers"
 
-    num_blocks: int = setting(doc="blocks it holds", at_least=1, at_most=10**8)
-    bytes_per_s: float | None = setting(
-        25e9, "replay: bytes a second over its link, each way; null: no limit; 25e9 is PCIe 4.0 x16",
-        above=0, at_most=1e18,
-    )  # fmt: skip
-    operation_s: float = setting(100e-6, "replay: fixed seconds of a load or a store", at_least=0, at_most=10**9)
+    num_blocks: int = Field(description="blocks it holds", ge=1, le=10**8)
+    bytes_per_s: float | None = Field(
+        25e9,
+        description="replay: bytes a second over its link, each way; null: no limit; 25e9 is PCIe 4.0 x16",
+        gt=0,
+        le=1e18,
+    )
+    operation_s: float = Field(100e-6, description="replay: fixed seconds of a load or a store", ge=0, le=10**9)
 
 
 class Tiers(CacheOnlyBelow):
@@ -53,7 +55,7 @@ class Tiers(CacheOnlyBelow):
     loads = True
 
     def __init__(self, *, tiers: Sequence[Mapping[str, Any]], tiering: Any = "on_eviction") -> None:
-        from framework.config.check import component
+        from framework.config.config import component
 
         if not isinstance(tiers, (list, tuple)) or not tiers:
             raise ConfigError(
@@ -99,7 +101,7 @@ class Tiers(CacheOnlyBelow):
 
 def _tier(key: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     """A tier as `{"store": {"name": ..., ...}, "eviction": {"name": ..., ...}, "num_blocks": ...}`, checked."""
-    from framework.config.check import component
+    from framework.config.config import component
 
     for needed in ("store", "num_blocks"):
         if needed not in entry:
@@ -107,7 +109,7 @@ def _tier(key: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     store = "null" if entry["store"] is None else entry["store"]  # YAML's null is a name here
     parts = {"store": component("store", store), "eviction": component("eviction", entry.get("eviction") or "lru")}
     try:
-        options = TierOptions.parse({name: one for name, one in entry.items() if name not in parts})
+        options = TierOptions(**{str(name): one for name, one in entry.items() if name not in parts})
     except ConfigError as error:
         raise ConfigError(f"{key}: {str(error).removeprefix('below.tiers.')}") from error
     return {**{name: part.plain() for name, part in parts.items()}, **options.plain()}

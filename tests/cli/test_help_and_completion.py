@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from framework import registry
-from framework.config.sections import SECTIONS
-from framework.config.setting import settings_of
+from framework.config.config import SECTIONS, defaults_of
 
 LINES = [
     ("kvcache-framework +alloc", ["+allocator.", "+allocator="]),
@@ -50,9 +49,9 @@ def test_help_lists_every_plugin_with_its_sentence_and_options_and_every_setting
     for group in ("model", "workload", "tracker", "experiment"):
         assert f"{group}=" in out, out
     for section in SECTIONS.values():
-        for key, _, doc in settings_of(section):
-            assert key in words, key
-            assert doc in words, doc
+        for name in defaults_of(section):
+            assert f"{section.section}.{name}" in words, name
+            assert str(section.model_fields[name].description) in words, name
 
 
 def test_help_works_beside_other_words(command: Any) -> None:

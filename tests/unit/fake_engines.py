@@ -8,7 +8,6 @@ The same numbers come from `FakeModel` as a pure function of the prefix.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,6 @@ import numpy.typing as npt
 
 from framework import registry
 from framework.config.sections import CacheOptions, EngineOptions, FaultOptions
-from framework.config.setting import Section
 from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.base import BoolArray, Executor, FloatArray, Step
 from framework.engine.request import Request, Status
@@ -26,6 +24,7 @@ from framework.interfaces.observer import Call, Move, Note, Observed, Observer
 from framework.registry.components import Component, build_allocator
 from framework.sampling import Sampling
 from framework.types import BlockCopy
+from framework.validation import Options
 
 if TYPE_CHECKING:
     from framework.llm import LLM
@@ -315,13 +314,13 @@ class Heard(Observer):
         return sum(len(event.blocks) for _, events in self.calls for event in events if event.kind == kind)
 
 
-def by_section(given: Mapping[str, Any], **sections: type[Section]) -> dict[str, Any]:
+def by_section(given: Mapping[str, Any], **sections: type[Options]) -> dict[str, Any]:
     """`given`, in which settings of `sections` and of a Trial are no keywords of their own but fields of theirs."""
     rest = dict(given)
     for name, section in {"faults": FaultOptions, "trial": Trial, **sections}.items():
-        own = {field.name: rest.pop(field.name) for field in fields(section) if field.name in rest}
+        own = {name: rest.pop(name) for name in section.model_fields if name in rest}
         if own:
-            rest[name] = replace(rest[name], **own) if name in rest else section(**own)
+            rest[name] = rest[name].changed(**own) if name in rest else section(**own)
     return rest
 
 

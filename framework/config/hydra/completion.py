@@ -10,8 +10,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 
 from framework.config.hydra.compose import CONFIG_NAME, HYDRA_ERRORS, global_hydra
 from framework.config.hydra.overrides import normalise
-from framework.errors import ConfigError, FrameworkError
-from framework.registry.signatures import did_you_mean
+from framework.errors import ConfigError, FrameworkError, did_you_mean
 
 _COMMAND = re.compile(r"^\s*(?:\S*python[\d.]*\s+-m\s+framework\.run|\S+)(?:\s+|$)")
 _FLAGS = ("--cfg", "--config-dir", "--help", "--hydra-help", "--info", "--multirun", "--resolve", "--version")

@@ -28,8 +28,7 @@ from framework.config.check import parse
 from framework.config.config import GROUPS, Config, default_choices
 from framework.config.hydra.overrides import normalise, quote
 from framework.config.hydra.source import search_path
-from framework.errors import ConfigError, FrameworkError
-from framework.registry.signatures import did_you_mean, listing
+from framework.errors import ConfigError, FrameworkError, did_you_mean, listing
 
 CONFIG_NAME = "config"
 HYDRA_ERRORS = (

@@ -7,10 +7,9 @@ import textwrap
 from typing import Any
 
 from framework import registry
-from framework.config.config import Config, default_choices, options_of
-from framework.config.sections import SECTIONS
-from framework.config.setting import Section, settings_of
+from framework.config.config import SECTIONS, Config, default_choices, defaults_of, options_of
 from framework.registry.sources import first_sentence
+from framework.validation import Options
 
 _USAGE = """\
 usage: python -m framework.run [OVERRIDE ...] [--multirun] [--cfg job] [--help]
@@ -82,12 +81,15 @@ def _groups(defaults: dict[str, str | None], width: int) -> str:
 def _settings(width: int) -> str:
     """Every setting as KEY=DEFAULT, with what it means."""
     lines = ["settings, with their defaults:"]
-    sections: tuple[type[Section], ...] = (Config, *SECTIONS.values())
+    sections: tuple[type[Options], ...] = (Config, *SECTIONS.values())
     for section in sections:
         if section.section:
             lines.append(_row(f"  {section.section}:", first_sentence(section.__doc__ or ""), width))
-        for key, default, doc in settings_of(section):
-            lines.append(_row(f"    {f'{key}={_shown(default)}':<30}", doc, width))
+        for name, default in defaults_of(section).items():
+            if name not in SECTIONS:
+                key = f"{section.section}.{name}".lstrip(".")
+                meaning = section.model_fields[name].description or ""
+                lines.append(_row(f"    {f'{key}={_shown(default)}':<30}", meaning, width))
     return "\n".join([*lines, ""])
 
 
@@ -95,7 +97,7 @@ def _shown(value: Any) -> str:
     """A default as the command line writes it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return f"[{','.join(map(_shown, value))}]" if isinstance(value, tuple) else str(value)
+    return f"[{','.join(map(_shown, value))}]" if isinstance(value, list) else str(value)
 
 
 def _row(head: str, text: str, width: int) -> str:

@@ -22,10 +22,10 @@ from omegaconf import MISSING, OmegaConf
 
 from framework import registry
 from framework.config.config import conf_folder, default_settings
-from framework.config.setting import plain
 from framework.errors import ConfigError, FrameworkError, InvalidPlugin
 from framework.model.options import MODELS
 from framework.registry.signatures import Parameter, signature
+from framework.validation import plain
 
 SCHEME = "plugins"
 FILES = "yaml"

@@ -87,7 +87,7 @@ def largest_step_bytes(
         return 0
     num_blocks = sizes.blocks_of(min(sizes.max_len, options.max_batch_tokens))
     small = replace(sizes, num_blocks=num_blocks, max_len=min(sizes.max_len, num_blocks * sizes.spec.block_size))
-    plain = replace(options, cuda_graphs=False, compile=False, prepack=False)
+    plain = options.changed(cuda_graphs=False, compile=False, prepack=False)
     executor = make_executor(decoder, _copy_of(backend, "a step is measured first"), small, plain, device)
     rows = Rows(options.max_batch_requests, small.max_len)
     return memory.peak_bytes(device, lambda: warm_up(executor, rows, small, options))

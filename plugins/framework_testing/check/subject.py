@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from framework import registry
-from framework.errors import ConfigError, InvalidPlugin, PluginImportError, UnknownPlugin
+from framework.errors import ConfigError, InvalidPlugin, PluginImportError, UnknownPlugin, did_you_mean, listing
 from framework.guard.boundary import construct
 from framework.registry.lookup import import_class
-from framework.registry.signatures import did_you_mean, listing, signature
+from framework.registry.signatures import signature
 
 _GIVEN_BY_KIT = ("num_blocks", "block_size", "max_model_len", "hash", "eviction")
 _FIXED: Mapping[str, Any] = {"seed": 0, "device": "cpu"}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from framework.errors import ConfigError, shown
@@ -30,7 +30,7 @@ def for_device(options: KernelOptions, device: str, block_size: int) -> KernelOp
     changes: dict[str, Any] = {name: value for name, value in defaults.items() if getattr(options, name) is None}
     if options.block_sizes is None:
         changes["block_sizes"] = (block_size,)
-    return replace(options, **changes)
+    return options.changed(**changes)
 
 
 _CPU = {"batch": (1, 32), "context": (1024,), "prefill": (1024,), "heads": ("16/8/128",), "dtypes": ("float32",)}

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from framework.config.sections import MAX_BLOCK_SIZE
-from framework.config.setting import Section, setting
+from pydantic import Field
+
+from framework.config.sections import MAX_BLOCK_SIZE, Seconds
+from framework.validation import Options
 
 Lengths = Literal["uniform", "ragged"]
+Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelOptions(Section):
+class KernelOptions(Options):
     """The grid that mode=kernel measures. Lists span it; null takes what suits the device. Sizes in tokens."""
 
     section: ClassVar[str] = "mode"
 
-    batch: tuple[int, ...] | None = setting(None, "decode rows, as [1,32]", at_least=1, at_most=2**20)
-    context: tuple[int, ...] | None = setting(
-        None, "context of the longest decode row, as [1024,8192]", at_least=1, at_most=2**31 - 1
+    batch: tuple[Annotated[int, Field(ge=1, le=2**20)], ...] | None = Field(None, description="decode rows, as [1,32]")
+    context: tuple[Tokens, ...] | None = Field(None, description="context of the longest decode row, as [1024,8192]")
+    prefill: tuple[Tokens, ...] | None = Field(
+        None, description="causal prefill of one prompt of so many tokens; [] for none"
     )
-    prefill: tuple[int, ...] | None = setting(
-        None, "causal prefill of one prompt of so many tokens; [] for none", at_least=1, at_most=2**31 - 1
+    lengths: tuple[Lengths, ...] = Field(
+        ("uniform", "ragged"),
+        description="contexts of the decode rows: uniform, or ragged from a tenth of the longest up",
     )
-    lengths: tuple[Lengths, ...] = setting(
-        ("uniform", "ragged"), "contexts of the decode rows: uniform, or ragged from a tenth of the longest up"
+    heads: tuple[str, ...] | None = Field(None, description="query heads/kv heads/head dim, as [32/8/128]")
+    block_sizes: tuple[Annotated[int, Field(ge=1, le=MAX_BLOCK_SIZE)], ...] | None = Field(
+        None, description="null: cache.block_size"
     )
-    heads: tuple[str, ...] | None = setting(None, "query heads/kv heads/head dim, as [32/8/128]")
-    block_sizes: tuple[int, ...] | None = setting(None, "null: cache.block_size", at_least=1, at_most=MAX_BLOCK_SIZE)
-    dtypes: tuple[str, ...] | None = setting(None, "dtypes of the queries")
-    kv_dtype: tuple[str | None, ...] = setting(
-        (None,), "dtypes of the pool, as [null,float8_e4m3fn]; null: that of the queries"
+    dtypes: tuple[str, ...] | None = Field(None, description="dtypes of the queries")
+    kv_dtype: tuple[str | None, ...] = Field(
+        (None,), description="dtypes of the pool, as [null,float8_e4m3fn]; null: that of the queries"
     )
-    budget_s: float = setting(1.0, "seconds, about, to time one cell", above=0, at_most=10**9)
+    budget_s: Seconds = Field(1.0, description="seconds, about, to time one cell")

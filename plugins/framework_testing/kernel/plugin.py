@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from framework.errors import ConfigError
 from framework.interfaces.mode import Mode, OnBegin
 from framework_testing.kernel.metrics import METRICS
-from framework_testing.kernel.options import KernelOptions, Lengths  # noqa: F401  # an annotation of the base's
+from framework_testing.kernel.options import KernelOptions
 
 if TYPE_CHECKING:
     from framework.config.config import Config
 
 
-@dataclass(frozen=True, kw_only=True)
 class Kernel(KernelOptions, Mode):
     """An attention backend alone: judged against a float64 reference, then timed over a grid, beside a roofline."""
 

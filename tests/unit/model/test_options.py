@@ -23,7 +23,7 @@ def test_a_choice_without_options_has_its_defaults() -> None:
         ("nope", {}, "no model 'nope'; there are tiny, checkpoint, random"),
         ("checkpoint", {}, "model .checkpoint. needs a value for .path.; set model.path"),
         ("random", {"shap": "x"}, "has no option .shap.; its options: .*; did you mean .shape."),
-        ("tiny", {"seed": "many"}, "model.seed must be int"),
+        ("tiny", {"seed": "many"}, "model.seed must be a valid integer"),
     ],
 )
 def test_a_wrong_choice_or_option_is_named(name: str, options: dict[str, object], message: str) -> None:

@@ -50,8 +50,8 @@ def test_options_come_from_the_nearest_constructor_and_leave_out_what_is_shared(
 
 
 def test_a_declared_setting_shows_its_default_alone(tmp_path: Path) -> None:
-    fields = "    size: int = setting(8, 'blocks', at_least=1)\n    path: str = setting(doc='a file')\n"
-    (tmp_path / "one.py").write_text(f"@dataclass\nclass Mine:\n{fields}")
+    fields = "    size: int = Field(8, ge=1)\n    path: str = Field(description='a file')\n"
+    (tmp_path / "one.py").write_text(f"class Mine(Options):\n{fields}")
     found = read_source(Plugin("mode", "mine", f"{tmp_path}/one.py:Mine", "x", "1"))
     assert found.options == ("size=8", "path")
 

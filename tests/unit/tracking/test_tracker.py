@@ -185,8 +185,8 @@ def test_wandb_that_is_not_installed_harms_nothing(tmp_path: Path, monkeypatch: 
     [
         ("wandbb", {}, "no tracker named 'wandbb'.*did you mean 'wandb'"),
         ("wandb", {"projct": "x"}, "did you mean 'project'"),
-        ("wandb", {"mode": "sometimes"}, "auto, online, offline, disabled"),
-        ("wandb", {"artifacts": "some"}, "artifacts must be bool"),
+        ("wandb", {"mode": "sometimes"}, "'auto', 'online', 'offline' or 'disabled'"),
+        ("wandb", {"artifacts": "some"}, "artifacts must be a valid boolean"),
         ("none", {"project": "x"}, "has no option 'project'"),
     ],
 )
