@@ -33,6 +33,7 @@ _RULES = {
     "greater_than": "above {gt:g}",
     "less_than_equal": "at most {le}",
     "dict_type": "a mapping",
+    "sequence_str": "a list",
 }
 """Kind of error -> what the value must be, in place of pydantic's longer words."""
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")

@@ -124,7 +124,8 @@ def test_the_sdist_holds_sources_and_no_results(unpacked: Path, repository: Path
 
 
 def test_the_wheel_offers_the_entry_points_of_pyproject(wheel: Path, repository: Path) -> None:
-    tomllib = pytest.importorskip("tomllib", reason="tomllib came with Python 3.11")
+    import tomllib
+
     project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
     written = ConfigParser(delimiters=("=",))
     written.optionxform = str  # type: ignore[assignment,method-assign]

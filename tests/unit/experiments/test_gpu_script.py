@@ -111,7 +111,8 @@ def test_a_part_out_of_time_is_stopped_with_its_children_and_what_it_printed_is_
 
 
 def test_the_site_folder_has_every_entry_point_of_the_project(script: Any, repository: Path, tmp_path: Path) -> None:
-    tomllib = pytest.importorskip("tomllib", reason="tomllib came with Python 3.11")
+    import tomllib
+
     script.make_site(tmp_path, tmp_path / "none")
     (found,) = importlib.metadata.distributions(path=[str(tmp_path)])
     named = {(point.group, point.name): point.value for point in found.entry_points}
