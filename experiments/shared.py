@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from framework.tracking import checkout_state, collect_provenance
+from framework.tracking.provenance import checkout_state, collect_provenance
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
-from framework import tracking
+from framework import registry
 from framework.cli.exit import complain, describe, interrupts, sentence
 from framework.config.config import Config
 from framework.engine.engine import Engine, Trial
@@ -17,6 +17,7 @@ from framework.files.secrets import masked
 from framework.guard.observer import GuardedObserver
 from framework.interfaces.mode import OnBegin as OnBegin
 from framework.interfaces.observer import RunView
+from framework.interfaces.tracker import RunLabel
 from framework.modes.watchdog import Watchdog
 from framework.registry.components import build_component
 from framework.registry.culprit import named
@@ -24,8 +25,9 @@ from framework.results.layout import EVENTS, JOB
 from framework.results.reading import read_json, status_at_the_end, what_went_wrong
 from framework.sweep import identity
 from framework.sweep.job import fail
-from framework.tracking import RunDirectory, RunLabel, TrackedRun
-from framework.tracking.provenance import headline
+from framework.tracking.provenance import checkout_state, collect_provenance, headline
+from framework.tracking.run_directory import RunDirectory
+from framework.tracking.tracker import TrackedRun
 
 KINDS = ("allocator", "eviction", "hash", "backend")
 
@@ -53,7 +55,7 @@ class Session:
     def __init__(self, config: Config, *, on_begin: OnBegin = lambda path: None, stalls: bool = True) -> None:
         self.config, self.settings = config, config.run
         self.facts: dict[str, Any] = {"mode": config.mode.name, "seed": config.seed}
-        tracker = tracking.build(config.tracker.name, config.tracker.options)
+        tracker = registry.build("tracker", config.tracker.name, config.tracker.options)
         self.run = RunDirectory(config.run.dir, overwrite=config.run.overwrite, on_begin=on_begin)
         self._tracked = TrackedRun(self.run, tracker)
         self._watchdog = Watchdog(
@@ -128,7 +130,7 @@ class Session:
             RunDirectoryError: nothing can be written here.
         """
         path = self.run.path
-        checkout = tracking.checkout_state([path.parent if self.in_sweep else path])  # before its first file
+        checkout = checkout_state([path.parent if self.in_sweep else path])  # before its first file
         self.run.begin()
         origin = self._provenance(device, checkout)
         self.facts |= headline(origin)
@@ -235,7 +237,7 @@ class Session:
         plain = self.config.plain()
         read = dict(identity.inputs(plain))
         path = read.pop("workload.path") if read.get("workload.path", Path()).is_file() else None
-        return tracking.collect_provenance(
+        return collect_provenance(
             components=identity.components(plain),
             seeds={"seed": self.facts["seed"]},
             device=device,

@@ -30,7 +30,7 @@ _LIBRARIES = (
 )  # fmt: skip
 
 
-def collect(
+def collect_provenance(
     *,
     components: Iterable[tuple[str, str]] = (),
     seeds: Mapping[str, int] | None = None,

@@ -156,7 +156,7 @@ class RunDirectory:
             )
 
     def write_provenance(self, provenance: Mapping[str, Any]) -> None:
-        """Write what made the run; see `framework.tracking.provenance.collect`."""
+        """Write what made the run; see `framework.tracking.provenance.collect_provenance`."""
         self._write_json(PROVENANCE, provenance)
 
     def write_result(self, result: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from framework import registry
 from framework.errors import BackendUnavailable, RunDirectoryError
 from framework.results.catalogue import is_wall_time
 from framework.results.reading import read_result
-from framework.tracking import RunDirectory
+from framework.tracking.run_directory import RunDirectory
 from framework.workload.traces import WorkloadRequest, write_trace
 
 COMMON = (

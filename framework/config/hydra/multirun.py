@@ -48,7 +48,7 @@ from framework.sweep.job import (
     require_sweep_folder,
     watched,
 )
-from framework.tracking import handed_on
+from framework.tracking.provenance import handed_on
 
 Task = Callable[[DictConfig], Outcome]
 MOST_JOBS = 100_000

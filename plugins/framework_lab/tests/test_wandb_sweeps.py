@@ -12,10 +12,12 @@ import yaml
 from command_line import command
 from wandb_offline import read_offline_run
 
-from framework import tracking
+from framework import registry
 from framework.config.hydra.compose import compose
+from framework.interfaces.tracker import RunLabel
 from framework.run import call
-from framework.tracking import RunDirectory, RunLabel, TrackedRun
+from framework.tracking.run_directory import RunDirectory
+from framework.tracking.tracker import TrackedRun
 from framework_lab.wandb_sweeps import sweep_config
 
 main = command("wandb")
@@ -53,7 +55,7 @@ def test_the_offline_record_of_a_sweep_holds_every_number_of_every_result(
 def test_a_killed_run_continues_under_its_id_and_a_finished_one_does_not(tmp_path: Path) -> None:
     def begin(finish: bool) -> str:
         with RunDirectory(tmp_path / "run", overwrite=True) as run:
-            tracked = TrackedRun(run, tracking.build("wandb", {"mode": "offline"}))
+            tracked = TrackedRun(run, registry.build("tracker", "wandb", {"mode": "offline"}))
             tracked.start({"seed": 0}, RunLabel(name="r"))
             found = (run.path / "wandb-id").read_text()
             if finish:
@@ -108,6 +110,6 @@ def test_under_an_agent_the_agent_s_id_holds(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(wandb, "init", init)
     monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
     with RunDirectory(tmp_path / "run") as run, pytest.raises(Started):
-        tracking.build("wandb", {"mode": "offline"}).start({}, run, RunLabel())
+        registry.build("tracker", "wandb", {"mode": "offline"}).start({}, run, RunLabel())
     assert "id" not in seen
     assert sys.modules["wandb"] is wandb

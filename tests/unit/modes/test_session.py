@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,10 @@ from synthetic_workloads import mooncake
 from framework import api
 from framework.errors import ConfigError, FrameworkError
 from framework.files.jsonl import read_jsonl
+from framework.interfaces.tracker import RunLabel, Tracker
 from framework.modes import session as sessions
 from framework.results.reading import read_result
 from framework.results.records import collect
-from framework.tracking import RunLabel, Tracker
 
 SERVE: dict[str, Any] = {
     "workload": {"name": "chat", "num_requests": 3, "output_tokens": 3},
@@ -47,7 +48,7 @@ class Followed(Tracker):
 @pytest.fixture
 def followed(monkeypatch: pytest.MonkeyPatch) -> Followed:
     tracker = Followed()
-    monkeypatch.setattr(sessions.tracking, "build", lambda name, options=None: tracker)
+    monkeypatch.setattr(sessions, "registry", SimpleNamespace(build=lambda kind, name, options: tracker))
     return tracker
 
 

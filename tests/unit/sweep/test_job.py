@@ -22,7 +22,7 @@ from framework.sweep.job import (
     is_done,
     watched,
 )
-from framework.tracking import RunDirectory
+from framework.tracking.run_directory import RunDirectory
 
 
 def test_a_job_killed_after_it_began_anew_is_not_done(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from framework import api
 from framework.registry import content_of, find, framework_content
-from framework.tracking import checkout_state, collect_provenance, provenance
+from framework.tracking import provenance
+from framework.tracking.provenance import checkout_state, collect_provenance
 
 
 @pytest.fixture

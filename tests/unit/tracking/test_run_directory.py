@@ -16,12 +16,13 @@ import yaml
 from framework.errors import ConfigError, RunDirectoryError, RunDirectoryInUse
 from framework.files.jsonl import PartialLineWarning, read_jsonl
 from framework.results.reading import read_result
-from framework.tracking import RunDirectory, collect_provenance
 from framework.tracking.lock import Lock
+from framework.tracking.provenance import collect_provenance
+from framework.tracking.run_directory import RunDirectory
 
 HOLD = """
 import sys, time
-from framework.tracking import RunDirectory
+from framework.tracking.run_directory import RunDirectory
 run = RunDirectory(sys.argv[1])
 step = 0
 while True:
@@ -163,7 +164,7 @@ def test_a_full_disk_is_a_typed_error_that_keeps_what_fitted(tmp_path: Path) -> 
     script = f"""
 import resource, signal
 from framework.errors import ConfigError, RunDirectoryError, RunDirectoryInUse
-from framework.tracking import RunDirectory
+from framework.tracking.run_directory import RunDirectory
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 run = RunDirectory({str(tmp_path)!r})
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from wandb_offline import read_offline_run
 
-from framework import tracking
+from framework import registry
 from framework.errors import FrameworkError
 from framework.files.jsonl import read_jsonl
+from framework.interfaces.tracker import RunLabel, Tracker
 from framework.results.reading import read_result
-from framework.tracking import RunDirectory, RunLabel, TrackedRun, Tracker, TrackerWarning
+from framework.tracking.run_directory import RunDirectory
+from framework.tracking.tracker import TrackedRun, TrackerWarning
 from framework_wandb.tracker import has_account
 
 RESULT = {
@@ -26,12 +28,14 @@ RESULT = {
 
 ONLINE = """
 import sys
-from framework import tracking
+from framework import registry
+from framework.tracking.run_directory import RunDirectory
+from framework.tracking.tracker import TrackedRun
 from framework_wandb import tracker as wandb
-run = tracking.RunDirectory(sys.argv[1])
+run = RunDirectory(sys.argv[1])
 wandb.INIT_TIMEOUT_S = wandb._FINISH_TIMEOUT_S = 1.0
 with run:
-    trackers = tracking.TrackedRun(run, tracking.build("wandb"))
+    trackers = TrackedRun(run, registry.build("tracker", "wandb"))
     trackers.start({})
     trackers.log(0, {"x": 1})
     trackers.finish({"hit_rate": 0.75})
@@ -93,7 +97,7 @@ def test_an_interrupt_is_not_contained(tmp_path: Path) -> None:
 
 
 def test_an_offline_wandb_run_holds_every_number_of_the_result(tmp_path: Path) -> None:
-    _run(tmp_path, tracking.build("wandb", {"project": "lab", "tags": ["t"]}), steps=7)
+    _run(tmp_path, registry.build("tracker", "wandb", {"project": "lab", "tags": ["t"]}), steps=7)
     stored = read_offline_run(tmp_path)
     result = json.loads((tmp_path / "result.json").read_text())
     missing = {
@@ -122,7 +126,7 @@ def test_an_offline_wandb_run_holds_every_number_of_the_result(tmp_path: Path) -
 def test_two_wandb_runs_side_by_side_in_one_process_stay_two_runs_of_one_group(tmp_path: Path) -> None:
     names = ("a", "b")
     runs = [RunDirectory(tmp_path / name) for name in names]
-    trackers = [TrackedRun(run, tracking.build("wandb")) for run in runs]
+    trackers = [TrackedRun(run, registry.build("tracker", "wandb")) for run in runs]
     for name, tracker in zip(names, trackers, strict=True):
         tracker.start({"name": name}, RunLabel(name=name, group="sweep"))
     for step in range(3):
@@ -138,7 +142,7 @@ def test_two_wandb_runs_side_by_side_in_one_process_stay_two_runs_of_one_group(t
 
 
 def test_live_metrics_are_thinned_by_their_step_alone_and_the_last_ones_arrive(tmp_path: Path) -> None:
-    _run(tmp_path, tracking.build("wandb"), steps=1033)
+    _run(tmp_path, registry.build("tracker", "wandb"), steps=1033)
     stored = read_offline_run(tmp_path)
     steps = [line["_step"] for line in stored.history if "utilisation" in line]
     assert steps == [*range(1000), 1000, 1010, 1020, 1030, 1032]
@@ -164,16 +168,16 @@ def test_without_an_account_nothing_asks_for_one(tmp_path: Path, monkeypatch: py
     for name in ("WANDB_MODE", "WANDB_API_KEY", "NETRC", "WANDB_IDENTITY_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     assert not has_account()
-    _run(tmp_path / "auto", tracking.build("wandb"))
+    _run(tmp_path / "auto", registry.build("tracker", "wandb"))
     assert read_offline_run(tmp_path / "auto").exit_code == 0
     with pytest.warns(TrackerWarning, match="no API key"):
-        _run(tmp_path / "online", tracking.build("wandb", {"mode": "online"}))
+        _run(tmp_path / "online", registry.build("tracker", "wandb", {"mode": "online"}))
     (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
     assert has_account()
 
 
 def test_wandb_that_is_not_installed_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tracker = tracking.build("wandb")
+    tracker = registry.build("tracker", "wandb")
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.warns(TrackerWarning, match=r"WandbTracker\.start failed"):
         _run(tmp_path, tracker)
@@ -192,4 +196,4 @@ def test_wandb_that_is_not_installed_harms_nothing(tmp_path: Path, monkeypatch: 
 )
 def test_a_tracker_that_cannot_be_built_is_refused_before_the_run(name: str, options: dict, message: str) -> None:
     with pytest.raises(FrameworkError, match=message):
-        tracking.build(name, options)
+        registry.build("tracker", name, options)
