@@ -82,10 +82,10 @@ def folder_name(overrides: Sequence[str], varied: Collection[str] = ()) -> str:
             if len(",".join(kept)) > _LONGEST - _HASH_CHARACTERS - 1:
                 kept.pop()
                 break
-    return f"{','.join(kept)[:_LONGEST_NAME] or 'default'}-{digest_of(overrides)}"
+    return f"{','.join(kept)[:_LONGEST_NAME] or 'default'}-{folder_tail(overrides)}"
 
 
-def digest_of(overrides: Sequence[str]) -> str:
+def folder_tail(overrides: Sequence[str]) -> str:
     """The tail of an override set's folder."""
     words = sorted({word.lstrip("+") for word in overrides if not _NOT_A_JOB.match(word)})
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:_HASH_CHARACTERS]

@@ -10,7 +10,7 @@ import pytest
 
 from framework.config.hydra.overrides import normalise
 from framework.errors import ConfigError
-from framework.sweep.job import digest_of, folder_name
+from framework.sweep.job import folder_name, folder_tail
 
 WORDS = (
     "-m", "mode=replay", "workload=conversations", "workload.num_sessions=4", "backend=gather",
@@ -77,4 +77,4 @@ def test_no_varied_key_is_left_out_of_a_name() -> None:
     name = folder_name(words, varied)
     assert all(f"option_{index}={index}" in name for index in range(4)), name
     assert len(folder_name(words * 30 + ["a.b=" + "x" * 300], {"a.b", *varied})) < 255
-    assert name.endswith(digest_of(reversed(words)))  # type: ignore[arg-type]
+    assert name.endswith(folder_tail(reversed(words)))  # type: ignore[arg-type]

@@ -41,8 +41,8 @@ from framework.results.layout import RESULT, SWEEP
 from framework.sweep.identity import Repeats, identity
 from framework.sweep.job import (
     Outcome,
-    digest_of,
     folder_name,
+    folder_tail,
     is_done,
     key_of,
     require_sweep_folder,
@@ -198,7 +198,7 @@ def _jobs(sweep: _Sweep, sweeper: BasicSweeper, arguments: Sequence[str]) -> Ite
 
 def _job(sweep: _Sweep, number: int, words: Sequence[str], varied: Collection[str]) -> _Job:
     """A job in the folder that its overrides had in an earlier call, where the sweep may have varied other keys."""
-    name = sweep.existing.get(digest_of(words)) or folder_name(words, varied)
+    name = sweep.existing.get(folder_tail(words)) or folder_name(words, varied)
     return _Job(sweep, number, words, name)
 
 
