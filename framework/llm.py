@@ -29,6 +29,7 @@ from framework.groups.serving import GroupedAllocator, groups_of_model, reach, r
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
 from framework.interfaces.below import Below, BlockTensors, ServedPools
+from framework.interfaces.scheduling import Scheduling
 from framework.model.loading import LoadedModel, fingerprint
 from framework.model.tokenizer import encode
 from framework.parallel.serving import load_served, serving_executor
@@ -47,7 +48,7 @@ class LLM:
     """Serves prompts on a real model through any installed allocator, policy, hash and backend. See docs/python.md.
 
     Each component is a name ("prefix"), a mapping with options ({"name": "prefix", "watermark": 0.02}), a class, or,
-    for eviction, hash, backend and below, an object of your own.
+    for eviction, hash, backend, scheduling and below, an object of your own.
 
     Args:
         model: "tiny", a local checkpoint folder, a hub id, or a LoadedModel.
@@ -88,6 +89,7 @@ class LLM:
         device: str | None = None,
         cache: CacheOptions | None = None,
         engine: EngineOptions | None = None,
+        scheduling: Component = "fcfs",
         below: Component = "none",
         trial: Trial | None = None,
     ) -> None:
@@ -98,6 +100,7 @@ class LLM:
         self.cache, self._trial = cache, trial or Trial()
         require_no_foresight(eviction)
         self.below: Below = build_component("below", below, {})
+        self.scheduling: Scheduling = build_component("scheduling", scheduling, {"seed": self._trial.seed})
         self.below.check_served(options)
         self.device, self.seed = default_device(device), self._trial.seed
         chosen = backend
@@ -240,6 +243,7 @@ class LLM:
             options=options,
             trial=self._trial,
             stop_watch=watch if tokenizer.has_text else None,
+            scheduling=self.scheduling,
             tiers=self.below.serve(lambda: self._pools(allocator)),
         )
 

@@ -85,6 +85,7 @@ class Hint:
     Attributes:
         continues: probability, 0 to 1, that a later prompt extends this one; None when nothing is said.
         returns_s: expected seconds from this request's arrival to that later prompt's; None when nothing is said.
+        deadline_s: seconds from this request's arrival by which its first token is wanted; None when nothing is said.
 
     Raises:
         InvalidArgument: a probability outside 0 to 1, a time below 0, or neither a number nor None.
@@ -92,9 +93,10 @@ class Hint:
 
     continues: float | None = None
     returns_s: float | None = None
+    deadline_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name, most in (("continues", 1.0), ("returns_s", inf)):
+        for name, most in (("continues", 1.0), ("returns_s", inf), ("deadline_s", inf)):
             value = getattr(self, name)
             if value is None:
                 continue
@@ -112,9 +114,9 @@ class Hint:
         if value is None or isinstance(value, Hint):
             return value
         if isinstance(value, Mapping):
-            unknown = sorted(str(key) for key in set(value) - {"continues", "returns_s"})
+            unknown = sorted(str(key) for key in set(value) - {field.name for field in fields(cls)})
             if unknown:
-                raise InvalidArgument(f"a hint has continues and returns_s, found {', '.join(unknown)}")
+                raise InvalidArgument(f"a hint has continues, returns_s and deadline_s, found {', '.join(unknown)}")
             return cls(**value)
         return cls(continues=value)
 

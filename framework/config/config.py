@@ -77,6 +77,7 @@ class Config(Options):
     backend: Choice
     model: Choice
     workload: Choice
+    scheduling: Choice
     below: Choice
     tracker: Choice
 

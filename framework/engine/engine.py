@@ -28,6 +28,7 @@ from framework.engine.request import (
 from framework.engine.rows import Rows
 from framework.engine.scheduler import Scheduler
 from framework.engine.state import EngineState, EventLog, Log
+from framework.engine.waiting import OrderedQueue
 from framework.errors import (
     EngineInterrupted,
     InvalidArgument,
@@ -39,6 +40,7 @@ from framework.guard.observer import Observers
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.below import EngineBelow
 from framework.interfaces.observer import Note, Observed, Observer
+from framework.interfaces.scheduling import Scheduling
 from framework.registry.culprit import raise_named
 from framework.registry.signatures import check_arguments
 from framework.sampling import Sampling
@@ -105,6 +107,7 @@ class Engine:
         virtual_clock: the executor's clock is virtual, the same in every run: it is what policies see. Else they see
             the number of the step, so that what they do can be repeated.
         stop_watch: makes what watches a sequence for stop texts; without it, requests that have some are rejected.
+        scheduling: which waiting request is next; None: first come, first served within a priority.
         tiers: makes what lies below the pool, now and after each reset; None for nothing.
         trial: the seed, faults and who listens.
 
@@ -122,6 +125,7 @@ class Engine:
         options: EngineOptions | None = None,
         virtual_clock: bool = False,
         stop_watch: MakeStopWatch | None = None,
+        scheduling: Scheduling | None = None,
         tiers: MakeBelow | None = None,
         trial: Trial | None = None,
     ) -> None:
@@ -136,6 +140,7 @@ class Engine:
         self.limits, self.max_model_len, self._options = limits, limits.max_model_len, options
         self.seed, self.preempt_every = trial.seed, trial.faults.preempt_every
         self._stop_watch, self._make_tiers = stop_watch, tiers
+        self._scheduling = None if type(scheduling) is Scheduling else scheduling
         self.candidates: dict[int, list[Candidates]] | None = {} if trial.record else None
         self._num_submitted = 0
         self._torn = self._changing = False
@@ -163,6 +168,8 @@ class Engine:
         ))  # fmt: skip
         if self._make_tiers is not None:
             state.tiers = self._make_tiers(state, life)
+        if self._scheduling is not None:
+            state.waiting = state.ordered = OrderedQueue(self._scheduling, state)
         observers.listeners = state.listeners
         if observers:
             guarded.observe(observers)

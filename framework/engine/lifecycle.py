@@ -218,6 +218,8 @@ class Lifecycle:
         if request.group in self.state.groups:
             self.state.groups.remove(request.group)
         self.state.metrics.ended(request)
+        if self.state.ordered is not None:
+            self.state.ordered.ended(request)
         if request.sequences:
             self.state.note(status.value, request.sequences[0])
         if self.state.on_end is not None:

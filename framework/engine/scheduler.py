@@ -125,6 +125,8 @@ class Scheduler:
             hit: of a sequence that is about to be admitted.
         """
         count = max(0, min(need, budget, self.chunk_size))
+        if count > 1 and self.state.ordered is not None:
+            count = self.state.ordered.share(seq, need, count)
         if count and self._ends_steps:
             count = self.state.guarded.step_end(seq.info, start, start + count, hit) - start
         return count
@@ -139,7 +141,7 @@ class Scheduler:
                 enough = False
                 if tiers.give_up():
                     continue
-                victim = self._victim()
+                victim = self._victim(seq)
                 if victim is None:
                     self.life.fail(seq, error)
                 else:
@@ -151,14 +153,17 @@ class Scheduler:
             break
         return enough
 
-    def _victim(self) -> Sequence | None:
-        """Who is preempted next: the least important, newest row; None where nobody else holds blocks."""
-        rows = self.state.rows
+    def _victim(self, seq: Sequence) -> Sequence | None:
+        """Who is preempted so that `seq` gets blocks: the least important, newest row; None where nobody else has any.
+
+        A plugin chooses among `seq` and the rows after it: those before it have their blocks for this step.
+        """
+        rows, ordered = self.state.rows, self.state.ordered
         running = list(map(rows.sequence, rows.active().tolist()))
         last = running[-1]
         others = last.request.group is None and len(running) > 1
         if others or self.state.tiers.busy or any(seq.request is not last.request for seq in running):
-            return last
+            return last if ordered is None else ordered.victim(running[running.index(seq) :])
         return None
 
     def _publish(self, seq: Sequence, end: int) -> None:

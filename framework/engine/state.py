@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from framework.engine.executors.base import Executor
 from framework.engine.metrics import Metrics
 from framework.engine.request import BeamGroup, Request, Sequence
 from framework.engine.rows import Rows
+from framework.engine.waiting import OrderedQueue, WaitingQueue
 from framework.guard.allocator import GuardedAllocator
 from framework.guard.observer import Listener, Observers
 from framework.interfaces.allocator import CacheEvent
@@ -30,34 +30,6 @@ LOG_VERSION = 2
 """Of the event log. 1 had no line that says so, and called a `publish` "admit", as it does a request's admission."""
 
 
-class WaitingQueue:
-    """Sequences without a row: higher priority first, then preempted ones, then oldest."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, int, int, int, Sequence]] = []
-
-    def push(self, seq: Sequence) -> None:
-        """Enter, or re-enter after a preemption."""
-        restored = 0 if seq.was_admitted else 1
-        heapq.heappush(self._heap, (-seq.request.priority, restored, seq.request.number, seq.id, seq))
-
-    def peek(self) -> Sequence | None:
-        """The next to admit; drops those that were ended meanwhile."""
-        while self._heap and self._heap[0][-1].done:
-            heapq.heappop(self._heap)
-        return self._heap[0][-1] if self._heap else None
-
-    def pop(self) -> Sequence:
-        """Remove and return what `peek` shows."""
-        return heapq.heappop(self._heap)[-1]
-
-    def __len__(self) -> int:
-        return sum(not entry[-1].done for entry in self._heap)
-
-    def __bool__(self) -> bool:
-        return self.peek() is not None
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class EngineState:
     """The requests of an engine, the rows and blocks they hold, and what was counted of them.
@@ -71,6 +43,7 @@ class EngineState:
         on_end: called with each request as it ends, completions and status in place.
         requests: that have not ended, by number.
         arrivals: a heap of (arrival, number, request) that are not due yet.
+        ordered: the same as `waiting` where a plugin orders it, else None.
         groups: of beam searches that have arrived.
         tiers: what lies below the pool.
         listeners: of the tiers, which hear the allocator's events.
@@ -92,6 +65,7 @@ class EngineState:
     requests: dict[int, Request] = field(default_factory=dict)
     arrivals: list[tuple[float, int, Request]] = field(default_factory=list)
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
+    ordered: OrderedQueue | None = None
     groups: list[BeamGroup] = field(default_factory=list)
     reserved_rows: int = 0
     step_number: int = 0
@@ -105,7 +79,9 @@ class EngineState:
 
     def summary(self, *, complete: bool = True) -> dict[str, Any]:
         """What was counted so far, as a run's result has it. `complete`: see `Metrics.summary`."""
-        return self.metrics.summary(complete=complete) | self.tiers.summary()
+        ordered = {} if self.ordered is None else self.ordered.facts()
+        facts = {f"scheduling_{name}": value for name, value in ordered.items()}
+        return self.metrics.summary(complete=complete) | self.tiers.summary() | facts
 
     def step_row(self) -> dict[str, Any]:
         """One line for a run's metrics file."""

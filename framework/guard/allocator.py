@@ -44,6 +44,7 @@ class GuardedAllocator(Guard, Allocator):
         if allocator.max_request_tokens is not None:
             self.max_request_tokens = self._size("max_request_tokens")
         self.num_groups, self.ends_steps = allocator.num_groups, allocator.ends_steps
+        self.hits_whole_blocks = allocator.hits_whole_blocks
         self._max_blocks = 2**31 if max_table_blocks is None else max_table_blocks
         self._usual_blocks = min(self._max_blocks, self.num_blocks)
         self._num_null: dict[RequestId, int] = {}  # of requests that `unref_leading` took blocks from

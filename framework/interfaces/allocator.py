@@ -89,6 +89,10 @@ class Allocator(ABC):
     num_groups: int = 1
     """Groups of KV whose layers have block tables of their own; `num_blocks` is the first one's."""
 
+    hits_whole_blocks: bool = False
+    """Whether a hit is whole blocks, named by the first of `Hit.hashes`, and nothing but the publication or the
+    eviction of a block of these names changes it: who asks for it often asks again only then."""
+
     ends_steps: bool = False
     """Whether `step_end` has a say."""
 

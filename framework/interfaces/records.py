@@ -87,7 +87,7 @@ def text(record: Mapping[str, Any], field: str) -> str | None:
 
 
 def hint(record: Mapping[str, Any], field: str = "hint") -> Hint | None:
-    """The hint in `field`: a probability to continue, or an object of `continues` and `returns_s`; None when absent.
+    """The hint in `field`: a probability to continue, or an object of Hint's fields; None when absent.
 
     Raises:
         FieldError: something else.

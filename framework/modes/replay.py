@@ -70,7 +70,7 @@ def full_replay(session: Session, cache: OtherCache | None = None) -> dict[str, 
     source = open_source(session.config, trial, cache)
     engine, unit = source.engine, source.unit
     below: Below = build_component("below", session.config.below.plain(), {})
-    session.facts |= names_of(session.config, (*KINDS[cache is not None : 3], "workload")) | below.names()
+    session.facts |= names_of(session.config, (*KINDS[cache is not None : 3], "scheduling", "workload")) | below.names()
     session.begin("none")
     session.say_length(session.config.engine.max_model_len, None, engine.max_model_len, engine.limits.length_advice)
     if session.settings.requests:
@@ -245,6 +245,7 @@ def _engine(
         virtual_clock=True,
         trial=trial,
         stop_watch=lambda number, stream, stops: RecordedEnd(lengths.get((number, stream))),
+        scheduling=build_component("scheduling", config.scheduling.plain(), {"seed": seed}),
         tiers=below.replay(lambda: _pool(config, allocator, executor, max_len, timed=not steps)),
     )
     return engine, policy

@@ -144,6 +144,7 @@ def build_llm(config: Config, model: LoadedModel, *, longest: int, trial: Trial)
             **parts,
             device=default_device(config.device),
             cache=config.cache,
+            scheduling=config.scheduling.plain(),
             below=config.below.plain(),
             trial=trial,
             engine=engine if engine.max_model_len is not None else engine.changed(max_model_len=longest),
@@ -204,7 +205,7 @@ def what_fewer_bits_buy(config: Config, llm: LLM, requests: Sequence[Request]) -
 
 def summarise(llm: LLM, config: Config, *, complete: bool) -> dict[str, Any]:
     """What the run measured, and on what; of one that broke off (not `complete`) without what plugins report."""
-    result: dict[str, Any] = {"clock": "wall", **names_of(config, (*KINDS, "model", "workload"))}
+    result: dict[str, Any] = {"clock": "wall", **names_of(config, (*KINDS, "scheduling", "model", "workload"))}
     result.update(
         device=llm.device,
         dtype=llm.spec.dtype,

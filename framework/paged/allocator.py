@@ -130,6 +130,11 @@ class PagedAllocator(Allocator):
         return PrefixIndex(self.pool, compares_tokens=not hash.collision_resistant, keeps_duplicates=keep)
 
     @property
+    def hits_whole_blocks(self) -> bool:  # type: ignore[override]
+        """True unless a subclass looks up in its own way."""
+        return type(self).lookup is PagedAllocator.lookup
+
+    @property
     def version(self) -> int:
         """Grows with each change that makes an earlier hit invalid."""
         return self._version

@@ -54,6 +54,7 @@ _OWN: Mapping[str, Kind] = MappingProxyType(
                 command="python -m framework trace describe FILE --format {name}",
             ),
             Kind("tracker", "framework.interfaces.tracker:Tracker"),
+            Kind("scheduling", "framework.interfaces.scheduling:Scheduling"),
             Kind("below", "framework.interfaces.below:Below", kit=""),
             Kind("mode", "framework.interfaces.mode:Mode", kit=""),
             Kind(

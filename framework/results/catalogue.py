@@ -21,7 +21,7 @@ _PLUGINS = "plugins"
 
 FAMILIES: Mapping[str, str] = {
     kind: f"what the chosen {kind} reports of itself through `facts()`"
-    for kind in ("allocator", "eviction", "hash", "backend", "model", "workload")
+    for kind in ("allocator", "eviction", "hash", "backend", "scheduling", "model", "workload")
 }
 """Prefix (before an underscore) -> what keys so begun hold; they stand in the section "plugins"."""
 

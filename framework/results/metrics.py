@@ -61,6 +61,7 @@ DECLARED: tuple[Metric, ...] = (
     text("run", "workload", "workload", "Name of the workload."),
     text("run", "allocator", "allocator", "Name of the allocator."),
     text("run", "eviction", "eviction", "Name of the eviction policy."),
+    text("run", "scheduling", "scheduling", "Name of the order in which waiting requests are admitted."),
     text("run", "hash", "hash", "Name of the hash scheme."),
     text("run", "backend", "backend", "Name of the attention backend."),
     text("run", "device", "device", "Where the model or kernel ran, as torch names it."),

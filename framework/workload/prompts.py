@@ -34,7 +34,8 @@ class Prompts(Workload):
     A name ending in `.jsonl`, `.ndjson` or `.json` (also with `.gz`) is JSON lines: each object has one of `prompt`
     (text), `messages` (a list of `role` and `content`) or `tokens` (ids), and may set any field of Sampling,
     `arrival_s`, `priority`, `tenant`, `session`, `turn`, `category`, `hint` (a probability that the session goes on,
-    or an object of `continues` and `returns_s`), `key`, and `adapter` and `salt` of the namespace. A message may have
+    or an object of `continues`, `returns_s` and `deadline_s`), `key`, and `adapter` and `salt` of the namespace. A
+    message may have
     `tool_calls`, and those of role `tool` their `tool_call_id` and `name`, for the model's chat template. Also read are
     OpenAI's batch files (`custom_id`, `body`), vLLM's custom rows (`prompt`, `output_tokens`) and ShareGPT's
     `conversations`, a request for each question after what was said before it; and one JSON array of any of these,

@@ -20,7 +20,7 @@ _KINDS: dict[str, Kind | None] = {
 }  # fmt: skip
 """What `layer_types` calls a layer -> what it keeps."""
 _NEMOTRON = {"M": "mamba", "*": "full_attention", "-": "mlp", "E": "moe"}
-_DEEPSEEK_V4 = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+_DEEPSEEK_COMPRESSION = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
 _OF_STATES = ("mamba_", "ssm_", "linear_num_", "linear_attn_config", "conv_L_cache")
 _UNREAD = ("attn_type_list", "block_types", "layers_num_attention_heads", "is_encoder_decoder")
 
@@ -123,10 +123,14 @@ def _layer_names(config: Mapping[str, Any]) -> list[str]:
             raise ModelError(f"config.json: 'full_attn_layers' must be a list of layers, found {shown(full)}")
         return ["full_attention" if number in full else "linear_attention" for number in range(1, count + 1)]
     if ratios := config.get("compress_ratios"):
-        if not isinstance(ratios, list) or len(ratios) < count or not all(ratio in _DEEPSEEK_V4 for ratio in ratios):
+        if (
+            not isinstance(ratios, list)
+            or len(ratios) < count
+            or not all(ratio in _DEEPSEEK_COMPRESSION for ratio in ratios)
+        ):
             raise ModelError(f"config.json: 'compress_ratios' must be a list of {count}, one a layer, of "
-                             f"{', '.join(map(str, _DEEPSEEK_V4))}, found {shown(ratios)}")  # fmt: skip
-        return [_DEEPSEEK_V4[ratio] for ratio in ratios[:count]]
+                             f"{', '.join(map(str, _DEEPSEEK_COMPRESSION))}, found {shown(ratios)}")  # fmt: skip
+        return [_DEEPSEEK_COMPRESSION[ratio] for ratio in ratios[:count]]
     if config.get("attn_layer_period") is not None:
         period, first = value_of(config, "attn_layer_period", int), config.get("attn_layer_offset")
         if first not in range(period):
@@ -213,12 +217,12 @@ def _indexes(config: Mapping[str, Any], layer: int) -> bool:
 
 
 def _compressed(config: Mapping[str, Any], name: str) -> list[Layers]:
-    """DeepSeek V4: a window of latents in every layer, and one entry for every 4 or 128 tokens in most."""
+    """Layers of DeepSeek V4, a window of latents in every layer, and one entry for every 4 or 128 tokens in most."""
     latent = Plane("latent", 2 * value_of(config, "head_dim", int))
     window = Layers(kind="window", count=1, planes=(latent,), length=value_of(config, "sliding_window", int))
     if name == "sliding_attention":
         return [window]
-    tokens = next(ratio for ratio, other in _DEEPSEEK_V4.items() if other == name)
+    tokens = next(ratio for ratio, other in _DEEPSEEK_COMPRESSION.items() if other == name)
     planes: tuple[Plane, ...] = (latent,)
     if name == "compressed_sparse_attention":
         planes = latent, Plane("index", 2 * value_of(config, "index_head_dim", int))

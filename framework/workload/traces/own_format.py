@@ -11,8 +11,8 @@ notes. Request: `arrival_s` (seconds or steps, non-decreasing) and `output_token
 * `input_tokens` alone: lengths only.
 
 `scope`, `session`, `tenant`, `category` and `key` are optional texts, `turn` and `priority` optional whole numbers,
-`hint` an optional object of `continues` and `returns_s`; `n` (samples) and `beam_width` are optional numbers, not both
-above 1. Two statements of one length must agree. A reader refuses a version it does not know.
+`hint` an optional object of `continues`, `returns_s` and `deadline_s`; `n` (samples) and `beam_width` are optional
+numbers, not both above 1. Two statements of one length must agree. A reader refuses a version it does not know.
 """
 
 from __future__ import annotations

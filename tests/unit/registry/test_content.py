@@ -94,4 +94,4 @@ def test_the_built_in_plugins_are_the_framework_s_own_content() -> None:
     assert content_of(find("eviction", "lru")) == found
     files = {str(path) for top in ("framework", "framework_builtin") for _, path in contents._files(top)}
     assert any(name.endswith("framework_builtin/eviction/lru.py") for name in files), len(files)
-    assert any(name.endswith("framework/replay/reference.py") for name in files), len(files)
+    assert any(name.endswith("framework/replay/items.py") for name in files), len(files)

@@ -81,7 +81,7 @@ HUGE = 10**400
         ('{"prompt": "x", "session": "\\ud800"}', "session: holds a lone surrogate"),
         ('{"prompt": "x", "turn": -1.5}', "turn: expected a whole number"),
         ('{"prompt": "x", "hint": 2}', "hint: hint.continues must be"),
-        ('{"prompt": "x", "hint": {"when": 2}}', "hint: a hint has continues and returns_s"),
+        ('{"prompt": "x", "hint": {"when": 2}}', "hint: a hint has continues, returns_s and deadline_s"),
         ('{"tokens": []}', "at least one token"),
         ('{"tokens": [1.5]}', "tokens: expected a flat list of whole numbers"),
         ('{"tokens": [-1]}', "tokens: expected a flat list of whole numbers, 0 to"),

@@ -1,0 +1,1 @@
+"""Orders of the waiting queue, each from its source."""

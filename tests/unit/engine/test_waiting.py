@@ -1,0 +1,176 @@
+"""The waiting queue as a plugin orders it: what it learns of the cache, its bounds, and what the engine does first."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from framework.config.sections import EngineOptions
+from framework.engine.engine import Engine, ModelLimits
+from framework.engine.executors.replay import ReplayExecutor, constant_step
+from framework.errors import PluginError
+from framework.interfaces.scheduling import QueueView, Scheduling, WaitingRequest
+from framework.registry.components import build_allocator
+from framework.sampling import Sampling
+
+ONE = Sampling(max_tokens=1, ignore_eos=True)
+
+
+def engine_of(
+    plugin: Scheduling | None, *, num_blocks: int = 32, rows: int = 1, allocator: Any = "prefix_cow"
+) -> Engine:
+    return Engine(
+        build_allocator(allocator, "lru", "xxh64", num_blocks=num_blocks, block_size=4, max_model_len=128),
+        ReplayExecutor(constant_step(1.0)),
+        limits=ModelLimits(max_model_len=128),
+        options=EngineOptions(max_batch_tokens=64, max_batch_requests=rows),
+        virtual_clock=True,
+        scheduling=plugin,
+    )
+
+
+def order_of(engine: Engine) -> list[int]:
+    """Numbers of the requests as they end, one row at a time."""
+    ended: list[int] = []
+    engine.state.on_end = lambda request: ended.append(request.number)
+    engine.run()
+    return ended
+
+
+class Newest(Scheduling):
+    def order(self, waiting: Sequence[WaitingRequest], view: QueueView) -> Sequence[WaitingRequest] | None:
+        return waiting[::-1]
+
+
+class Looks(Scheduling):
+    """Compares what it learns with what a lookup says, whenever it is asked."""
+
+    needs_hits = True
+
+    def __init__(self, seed: int) -> None:
+        self.draw, self.engine, self.num_compared, self.num_hit = random.Random(seed), None, 0, 0
+
+    def order(self, waiting: Sequence[WaitingRequest], view: QueueView) -> Sequence[WaitingRequest] | None:
+        assert self.engine is not None
+        for request in waiting:
+            asked = self.engine.state.requests[request.number]
+            hit = self.engine.allocator.lookup(asked.prompt, asked.namespace)
+            assert request.hit_tokens == hit.num_tokens, request
+            assert list(request.hashes) == list(hit.hashes), request
+            self.num_compared += 1
+            self.num_hit += hit.num_tokens > 0
+        order = list(waiting)
+        self.draw.shuffle(order)
+        return order
+
+
+def test_without_a_plugin_and_with_the_base_class_the_engine_keeps_its_own_queue() -> None:
+    assert engine_of(None).state.ordered is None
+    assert engine_of(Scheduling()).state.ordered is None
+
+
+def test_the_order_is_the_plugins() -> None:
+    engine = engine_of(Newest())
+    for number in range(4):
+        engine.submit([number] * 5, ONE, arrival_s=0.0)
+    assert order_of(engine) == [3, 2, 1, 0]
+    assert engine.state.summary()["scheduling_bound"] == "none: a request may starve"
+
+
+def test_a_bound_on_those_that_pass_is_kept_and_counted() -> None:
+    plugin = Newest()
+    plugin.max_passed = 2
+    engine = engine_of(plugin)
+    for number in range(6):
+        engine.submit([number] * 5, ONE, arrival_s=0.0)
+    assert order_of(engine) == [5, 4, 0, 1, 2, 3], "after two have passed, the oldest go first"
+    assert engine.state.summary()["scheduling_overdue"] == 4
+    assert engine.state.summary()["scheduling_bound"] == "passed over 2 times"
+
+
+def test_a_bound_on_the_wait_is_kept() -> None:
+    plugin = Newest()
+    plugin.max_wait_s = 3.0
+    engine = engine_of(plugin)
+    for number in range(6):
+        engine.submit([number] * 5, ONE, arrival_s=0.0)
+    assert order_of(engine)[:3] == [5, 4, 3]
+    assert order_of(engine) == []
+
+
+@pytest.mark.parametrize("allocator", ["prefix_cow", "prefix", "radix"])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_an_order_learns_of_the_cache_is_what_a_lookup_says(allocator: str, seed: int) -> None:
+    draw, plugin = random.Random(seed), Looks(seed)
+    engine = engine_of(plugin, num_blocks=40, rows=2, allocator=allocator)
+    plugin.engine = engine  # type: ignore[assignment]
+    at_s = 0.0
+    for number in range(60):
+        at_s += draw.choice((0.0, 0.0, 1.0))
+        shared = [100 * draw.randrange(3) + token for token in range(draw.choice((0, 4, 12, 24)))]
+        prompt = [*shared, *(1000 + 40 * number + token for token in range(draw.randrange(1, 20)))]
+        engine.submit(prompt, Sampling(max_tokens=draw.randrange(1, 6), ignore_eos=True), arrival_s=at_s)
+    engine.run()
+    engine.check()
+    assert plugin.num_compared > 500
+    assert plugin.num_hit > 50
+    assert not engine.state.ordered._hits._watching, "what left the queue is watched no more"  # type: ignore[union-attr]
+
+
+def test_a_lookup_is_made_again_only_where_the_cache_changed_under_a_request() -> None:
+    class Asks(Scheduling):
+        needs_hits = True
+
+        def order(self, waiting: Sequence[WaitingRequest], view: QueueView) -> Sequence[WaitingRequest] | None:
+            self.seen = [request.hit_tokens for request in waiting]
+            return None
+
+    engine = engine_of(Asks(), num_blocks=256)
+    for number in range(20):  # no two share a block
+        engine.submit(range(1000 * number, 1000 * number + 40), ONE, arrival_s=0.0)
+    calls = 0
+    lookup = engine.state.guarded.lookup
+
+    def counted(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return lookup(*given)
+
+    engine.state.guarded.lookup = counted  # type: ignore[method-assign]
+    engine.run()
+    assert calls <= 20 + 20, "once as it is first asked about, once as it is admitted"
+
+
+def test_one_that_reads_hits_and_does_not_say_so_is_refused() -> None:
+    class Reads(Newest):
+        def order(self, waiting: Sequence[WaitingRequest], view: QueueView) -> Sequence[WaitingRequest] | None:
+            return sorted(waiting, key=lambda request: request.hit_tokens)
+
+    engine = engine_of(Reads())
+    engine.submit([1, 2, 3], ONE)
+    with pytest.raises(PluginError, match="needs_hits is False"):
+        engine.run()
+
+
+def test_preempted_requests_come_back_before_what_the_plugin_orders() -> None:
+    engine = engine_of(Newest(), num_blocks=12, rows=3)
+    long = Sampling(max_tokens=20, ignore_eos=True)
+    for number in range(5):
+        engine.submit([number] * 9, long, arrival_s=0.0)
+    ended = order_of(engine)
+    assert sorted(ended) == [0, 1, 2, 3, 4]
+    assert engine.metrics.num_preemptions > 0
+    engine.check()
+
+
+def test_a_cancelled_request_that_waits_is_forgotten() -> None:
+    engine = engine_of(Newest())
+    first, second, third = (engine.submit([number] * 5, ONE, arrival_s=0.0) for number in range(3))
+    engine.step()
+    engine.cancel(second)
+    assert len(engine.state.waiting) == 1
+    assert order_of(engine)[-1] == first.number
+    assert third.status.value == "finished"
