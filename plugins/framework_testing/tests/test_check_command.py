@@ -199,7 +199,7 @@ ONE_CHECK = {
     "allocator": ("naive", "max_request"), "eviction": ("fifo", "alike"), "hash": ("blake2b", "pure"),
     "backend": ("gather", "zero"), "workload": ("rag", "anew"), "trace": ("vidur", "damage"),
     "tiering": ("on_second_hit", "equal"), "store": ("host", "removed"), "tracker": ("none", "stay_apart"),
-    "observer": ("explain", "after_a_reset"),
+    "observer": ("explain", "after_a_reset"), "scheduling": ("fair", "alike"),
 }  # fmt: skip
 
 
