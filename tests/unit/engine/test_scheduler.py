@@ -43,6 +43,14 @@ def test_prompts_in_chunks_fill_the_budget() -> None:
     assert_right(requests)
 
 
+def test_the_last_row_of_a_step_computes_what_is_left_of_the_budget() -> None:
+    engine, steps = engine_of(chunk_size=5, max_batch_tokens=8)
+    requests = submit(engine, 12, 12, max_tokens=1)
+    drive(engine)
+    assert steps == [{0: 5, 1: 3}, {0: 5, 1: 3}, {0: 2, 1: 5}, {1: 1}], steps
+    assert_right(requests)
+
+
 def test_who_is_admitted_preempts_nobody() -> None:
     engine, _ = engine_of(num_blocks=32, max_batch_tokens=64)
     submit(engine, 6, max_tokens=8)

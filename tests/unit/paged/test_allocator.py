@@ -238,6 +238,14 @@ def test_a_part_is_more_than_the_hit_and_at_most_the_prompt(num_tokens: int) -> 
     allocator.check()
 
 
+def test_no_more_is_published_than_there_is_room_for() -> None:
+    allocator = make(8, 2)
+    part(allocator, 1, 5)
+    with pytest.raises(InvalidArgument, match="publish of 8 tokens for request 1: there is room for 6"):
+        allocator.publish(RequestId(1), PROMPT[:8])
+    assert allocator.lookup(PROMPT, NS).num_tokens == 0
+
+
 def test_what_was_published_and_not_committed_is_not_found_after_free() -> None:
     allocator = make(8, 2)
     part(allocator, 1, 11)
