@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from framework import registry
-from framework.cli.exit import sentence
-from framework.errors import FrameworkError
+from framework.errors import FrameworkError, plugin_note
 from framework.guard.backend import GuardedBackend
 from framework.guard.boundary import construct
 from framework.interfaces.backend import AttentionSpec
@@ -84,7 +83,7 @@ def _entry(plugin: registry.Plugin, device: str | None) -> Entry:
     try:
         reasons = tuple(GuardedBackend(construct(plugin.kind, plugin.name, cls, {})).check(SPEC, where))
     except Exception as error:  # of a check that raises: a reason too
-        reasons = (sentence(named(error)),)
+        reasons = (plugin_note(named(error)) or str(error),)
     return Entry(**facts, device=where, reasons=reasons)
 
 

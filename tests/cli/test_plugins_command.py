@@ -45,7 +45,7 @@ def test_a_backend_says_why_it_cannot_run_here(distribution: Any) -> None:
         f"dtype {SPEC.dtype} is not supported; supported: float16"
     )
     assert found["shy"].reasons == (
-        "moon 1.5: backend Shy.check: raised OSError('libmoon.so.1: cannot open shared object file')",
+        "moon 1.5: attention backend Shy.check: raised OSError('libmoon.so.1: cannot open shared object file')",
     )
 
 
