@@ -14,7 +14,7 @@ from framework.registry.components import build_component
 from framework.registry.culprit import raise_named
 
 _TORCHS = re.compile("can't allocate memory|out of memory")
-"""Of a CPU and of CUDA, which torch says as a RuntimeError."""
+"""What torch says as a RuntimeError where memory is short, on a CPU and on CUDA."""
 
 
 def run(config: Mapping[str, Any] | Config, *, on_begin: OnBegin = lambda path: None) -> dict[str, Any]:

@@ -207,7 +207,7 @@ class LLM:
 
     @property
     def allocator(self) -> Allocator:
-        """Of the blocks that are in use now; another object after `reset`."""
+        """The allocator of the blocks that are in use now; another object after `reset`."""
         return self.engine.allocator
 
     @property
@@ -273,7 +273,7 @@ class LLM:
 
     @property
     def kv_bytes(self) -> int:
-        """Of the KV pools of all ranks together, null blocks and states included; `pool.bytes` are one rank's."""
+        """Bytes of the KV pools of all ranks together, null blocks and states included; `pool.bytes` are one rank's."""
         return (self.pool.bytes + (self._states.bytes if self._states else 0)) * self.tensor_parallel_size
 
     def close(self, *, drain: bool = True) -> None:
@@ -432,7 +432,7 @@ class LLM:
             return served | state.holdings() | self.group_facts() | {"kv_bytes": self.kv_bytes}
 
     def group_facts(self) -> dict[str, Any]:
-        """Of a model that mixes full attention with windows or states: what each group of KV holds and found, or why
+        """What each group of KV holds and found, of a model that mixes full attention with windows or states, or why
         all layers share one table."""
         if isinstance(self.allocator, GroupedAllocator):
             return self.allocator.results()

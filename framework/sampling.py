@@ -124,4 +124,4 @@ _RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "ignore_eos": (False, lambda value: isinstance(value, bool), "true or false"),
     "logprobs": (None, _integer(0, 1024, none=True), "None or an integer, 0 to 1024"),
 }
-"""Of each field: a value known to be good, the test of any other, and the rule in words."""
+"""Each field's rule: a value known to be good, the test of any other, and the rule in words."""

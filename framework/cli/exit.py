@@ -187,7 +187,7 @@ def interrupts() -> Iterator[None]:
 
 
 def exit_status(error: BaseException) -> int:
-    """Of a process ended by Ctrl-C or a signal, as shells count: 130, or 128 and the signal's number."""
+    """The status of a process ended by Ctrl-C or a signal, as shells count: 130, or 128 and the signal's number."""
     return 128 + (error.number if isinstance(error, Interrupted) else signal.SIGINT)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from framework.config.config import Config
     from framework.config.sections import EngineOptions
     from framework.engine.lifecycle import Lifecycle
-    from framework.engine.request import Request
-    from framework.engine.request import Sequence as Row
+    from framework.engine.request import Request, Sequence
     from framework.engine.state import EngineState
     from framework.results.metric import Metric
 
@@ -102,7 +102,7 @@ class BlockTensors:
         share: blocks of its pool for each of the first group's.
     """
 
-    tensors: Sequence[Tensor]
+    tensors: SequenceOf[Tensor]
     kind: str = ""
     share: float = 1.0
 
@@ -123,7 +123,7 @@ class ServedPools:
     allocator: Allocator
     hash: HashScheme
     shared: Mapping[str, Any]
-    groups: Sequence[BlockTensors]
+    groups: SequenceOf[BlockTensors]
     dtype: str
     layout: str
     fingerprint: Callable[[], str]
@@ -162,7 +162,7 @@ class EngineBelow:
     """
 
     def __init__(self) -> None:
-        self.ready: list[tuple[Row, int]] = []
+        self.ready: list[tuple[Sequence, int]] = []
 
     def lies_below(self, key: BlockHash) -> bool:
         """Whether this content lies below the pool, or is on its way from there."""
@@ -178,21 +178,21 @@ class EngineBelow:
 
     # Admission
 
-    def plan(self, seq: Row, hit: Hit) -> Any:
+    def plan(self, seq: Sequence, hit: Hit) -> Any:
         """What to load for `seq` beyond the pool's hit; None if nothing.
 
         Its `hit` is the part of the pool, `num_tokens` what the sequence has once it is loaded.
         """
         return None
 
-    def park(self, seq: Row, plan: Any) -> bool:
+    def park(self, seq: Sequence, plan: Any) -> bool:
         """Let `seq` wait for contents that another sequence is loading already; False if there are none."""
         return False
 
-    def prefetch(self, seq: Row, hit: Hit) -> None:
+    def prefetch(self, seq: Sequence, hit: Hit) -> None:
         """`seq` is first in line and the pool has no room."""
 
-    def begin(self, seq: Row, hit: Hit, plan: Any) -> bool:
+    def begin(self, seq: Sequence, hit: Hit, plan: Any) -> bool:
         """`seq` has just got its table: whether it waits for blocks from below, and gets its row later.
 
         Raises:
@@ -205,13 +205,13 @@ class EngineBelow:
     def flush(self) -> None:
         """Blocks that were evicted are about to be overwritten."""
 
-    def committed(self, seq: Row, before: int, after: int) -> None:
+    def committed(self, seq: Sequence, before: int, after: int) -> None:
         """The KV of the tokens from `before` to `after` of `seq`, which has a table, is in the pool."""
 
-    def discard(self, seq: Row) -> None:
+    def discard(self, seq: Sequence) -> None:
         """The KV that the table of `seq` names is not sound: nothing of it stays below, nor goes there."""
 
-    def ending(self, seq: Row) -> None:
+    def ending(self, seq: Sequence) -> None:
         """`seq` is about to free its table."""
 
     # Sequences without a row
@@ -222,7 +222,7 @@ class EngineBelow:
     def wait(self, until: float | None) -> None:
         """Let time pass until a copy ends, at most to `until`."""
 
-    def drop(self, seq: Row, *, returning: bool = False) -> None:
+    def drop(self, seq: Sequence, *, returning: bool = False) -> None:
         """Free what `seq`, which has no row, holds, if anything: at once, or when its loads have ended.
 
         Args:
@@ -236,7 +236,7 @@ class EngineBelow:
             return True
         return False
 
-    def holding(self) -> Sequence[Row]:
+    def holding(self) -> SequenceOf[Sequence]:
         """The sequences that hold a table and no row."""
         return ()
 

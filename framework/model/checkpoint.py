@@ -64,7 +64,7 @@ def weight_targets(decoder: Decoder) -> dict[str, Target]:
 
 
 def _targets_of(module: nn.Module, prefix: str, config: ModelConfig) -> dict[str, Target]:
-    """Of one layer; or of the decoder's own weights, those of its layers left out."""
+    """The targets of one layer; or of the decoder's own weights, those of its layers left out."""
     if isinstance(module, DecoderLayer):
         return {f"model.{prefix}{name}": target for name, target in _layer_targets(module, config.family).items()}
     assert isinstance(module, Decoder)

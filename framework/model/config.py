@@ -103,7 +103,7 @@ class RecurrentConfig:
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
     def state_bytes(self, itemsize: int) -> int:
-        """Of one layer's state: a float32 memory, and the convolution's last inputs of `itemsize` bytes each."""
+        """Bytes of one layer's state: a float32 memory, and the convolution's last inputs of `itemsize` bytes each."""
         memory = self.num_value_heads * self.key_dim * self.value_dim
         return 4 * memory + itemsize * self.num_channels * (self.kernel - 1)
 

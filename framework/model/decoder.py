@@ -30,7 +30,7 @@ is contiguous; they stay valid for this call only.
 
 
 _PRODUCT_CACHES, _KEPT_PRODUCTS = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"), 128
-"""Of torch's own cache of oneDNN products and of oneDNN's."""
+"""Environment variables of torch's own cache of oneDNN products and of oneDNN's."""
 
 _KEPT_BYTES = 31 * 2**20
 """glibc's malloc maps whatever is larger than anything freed so far, 32 MiB at most, and hands freed memory beyond
@@ -38,7 +38,7 @@ twice that back. With one such buffer freed the activations of a step reuse the 
 of a prefill's time, are a twentieth of what they were. Source: mallopt(3), M_MMAP_THRESHOLD."""
 
 _CACHED_BYTES = 8 * 2**20
-"""Of gate and up: prefills of 2,048 rows in float32 took 4 to 12 % longer in one part than in four
+"""Bytes of gate and up: prefills of 2,048 rows in float32 took 4 to 12 % longer in one part than in four
 (tests/bench/test_bench_serve.py, `-k in_parts`)."""
 
 
@@ -94,7 +94,7 @@ class Decoder(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights, hidden states, and the KV it hands to attention."""
+        """The dtype of weights, hidden states, and the KV it hands to attention."""
         return self.embedding.dtype
 
     @property

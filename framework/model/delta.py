@@ -68,7 +68,7 @@ class GatedDelta(nn.Module):
         )
 
     def _heads(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of (T, C): queries and keys (T, N, K) of length 1, queries scaled; values (T, N, V)."""
+        """Heads of (T, C): queries and keys (T, N, K) of length 1, queries scaled; values (T, N, V)."""
         config = self.config
         width = config.num_key_heads * config.key_dim
         widths = [width, width, config.num_value_heads * config.value_dim]

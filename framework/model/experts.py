@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from framework.model.config import ExpertsConfig
 
 _SWIGLU_ALPHA, _SWIGLU_LIMIT = 1.702, 7.0
-"""Of gpt-oss. Source: its model card; transformers' GptOssConfig."""
+"""Constants of gpt-oss. Source: its model card; transformers' GptOssConfig."""
 
 
 NewWeight = Callable[..., nn.Parameter]

@@ -247,7 +247,7 @@ class Ranks:
         self._error: RankError | None = None
         self._members: list[_Member] = []
         self._num_threads = torch.get_num_threads()
-        """Of torch before; on a CPU the ranks share them."""
+        """Threads of torch before; on a CPU the ranks share them."""
 
     @classmethod
     def start(cls, decoder: Callable[[str, Shard], Decoder], config: ModelConfig, size: int, device: str) -> Ranks:

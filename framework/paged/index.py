@@ -179,7 +179,7 @@ class PrefixIndex:
         return not self.compares_tokens or self._data.startswith(data, node * self._step)
 
     def count_new(self, anchor: int, parent: int, hashes: Sequence[BlockHash], data: bytes) -> int:
-        """Of these contents below `parent`, how many leading ones no block holds and `insert` would take. Pure."""
+        """How many leading ones of these contents below `parent` no block holds and `insert` would take. Pure."""
         node, step = self._node[parent] if parent else anchor, self._step
         for offset, block_hash in enumerate(() if self.keeps_duplicates else hashes):
             node = self._child(node, block_hash)

@@ -127,7 +127,7 @@ def located(kind: str, name: str) -> Plugin | None:
 
 
 def clashes(config: Mapping[str, Any]) -> list[str]:
-    """Of a configuration's components: who else offers the chosen name, and how to choose theirs. Imports nothing."""
+    """Who else offers the chosen name of each component, and how to choose theirs. Imports nothing."""
     chosen = [(kind, config.get(kind)) for kind in kinds()]
     words = [(kind, node.get("name") if isinstance(node, Mapping) else node) for kind, node in chosen]
     return [sentence for kind, name in words if isinstance(name, str) and (sentence := _clash(kind, name))]

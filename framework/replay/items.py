@@ -185,7 +185,7 @@ def _admissible(requests: Iterable[WorkloadRequest], max_len: int, prompts: list
 
 
 def _following(nodes: list[npt.NDArray[np.int64]], prompts: list[int], num_nodes: int) -> list[npt.NDArray[np.float64]]:
-    """Of each request's nodes the next request, from 1, that has them among the first `prompts` (R,) of its blocks."""
+    """The next request, from 1, of each request's nodes that has them among the first `prompts` (R,) of its blocks."""
     coming, following = np.full(num_nodes, inf), list[npt.NDArray[np.float64]]()
     for request in range(len(nodes) - 1, -1, -1):
         path = nodes[request]

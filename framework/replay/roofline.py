@@ -77,7 +77,7 @@ def _attention(num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int
 def _shape(
     parameters: float, attention: dict[str, int], source: str, active: float = 0.0, experts: tuple[int, int] = (1, 1)
 ) -> RooflineShape:
-    """Of numbers of parameters in billions; `active` where not all are. Experts: of a layer, and of a token."""
+    """The shape of so many parameters, in billions; `active` where not all are. Experts: of a layer, and of a token."""
     return RooflineShape(
         num_parameters=round(parameters * 1e9),
         active_parameters=round((active or parameters) * 1e9),

@@ -274,7 +274,7 @@ class GroupedPolicy(EvictionPolicy):
             self._remember(self.blocks.key[block], group)
 
     def _remember(self, key: BlockHash | None, group: Group) -> None:
-        """Of an evicted block, by its name."""
+        """Keep what is known of an evicted block, by its name."""
         self._ghosts[key] = group
         self._forget()
         self._evicted += 1

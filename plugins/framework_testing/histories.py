@@ -28,10 +28,10 @@ WEIGHTS = {
 }  # fmt: skip
 
 SHARING_AHEAD = {**WEIGHTS, "publish": 3, "follow": 3, "fail_step": 1}
-"""Of an engine whose rows share blocks within a step."""
+"""The weights of steps of an engine whose rows share blocks within a step."""
 
 WINDOWED = {**WEIGHTS, "unref_leading": 8, "append": 9}
-"""Of a model whose layers all have a sliding window: rows grow, and let go of what the windows have passed."""
+"""The same of a model whose layers all have a sliding window: rows grow, and unreference what windows have passed."""
 
 
 def prompt(draw: Random, longest: int) -> list[int]:

@@ -30,7 +30,7 @@ def pool_bytes(parts: Sequence[Tensor]) -> HostPoolBytes | CudaPoolBytes:
 
 
 class HostPoolBytes:
-    """Of a pool in the host's memory. See `framework_tiers.worker.PoolBytes`."""
+    """The bytes of blocks of a pool in the host's memory. See `framework_tiers.worker.PoolBytes`."""
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
         self._parts = [part.numpy() for part in parts]
@@ -52,7 +52,7 @@ class HostPoolBytes:
 
 
 class CudaPoolBytes:
-    """Of a pool on a CUDA device: copies run on streams of their own, beside the engine's.
+    """The bytes of blocks of a pool on a CUDA device: copies run on streams of their own, beside the engine's.
 
     NOTE 1. A block lies in twice as many places as there are layers. It is gathered on the device first, and crosses
     the bus as one copy; a write crosses first and is spread out then. Both need a few blocks of device memory.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from framework_tiers.transfers import Copy
 
 if TYPE_CHECKING:
     from framework.engine.lifecycle import Lifecycle
-    from framework.engine.request import Sequence as Row
+    from framework.engine.request import Sequence
     from framework.engine.state import EngineState
 
 _SOON_S = 0.01
@@ -55,7 +56,7 @@ class Plan:
     hit: Hit
     found: int
     places: list[int]
-    parts: Sequence[Wanted]
+    parts: SequenceOf[Wanted]
     num_tokens: int
 
 
@@ -70,14 +71,14 @@ class Load:
         parked: sequences that wait for contents that this one loads.
     """
 
-    seq: Row
+    seq: Sequence
     plan: Plan
     copies: list[list[Copy | None]]
     left: int
     begun_s: float
     dropped: bool = False
     returns: bool = False
-    parked: list[Row] = field(default_factory=list)
+    parked: list[Sequence] = field(default_factory=list)
 
 
 class EngineTiers(EngineBelow):
@@ -103,7 +104,7 @@ class EngineTiers(EngineBelow):
         self.transfers, self._lower = self.placement.transfers, self.placement.lower
         self.loading: dict[RequestId, Load] = {}
         self.dropped: list[Load] = []
-        self._hits: dict[RequestId, Sequence[BlockHash]] = {}
+        self._hits: dict[RequestId, SequenceOf[BlockHash]] = {}
         self.pool_hits = 0
         self.num_loads = self.num_loaded = self.load_wait_s = 0.0
 
@@ -113,7 +114,7 @@ class EngineTiers(EngineBelow):
         for placement in self.placements:
             placement.flush()
 
-    def committed(self, seq: Row, before: int, after: int) -> None:
+    def committed(self, seq: Sequence, before: int, after: int) -> None:
         for placement in self.placements:
             placement.committed(seq, before, after)
 
@@ -123,7 +124,7 @@ class EngineTiers(EngineBelow):
     def full(self) -> bool:
         return len(self.loading) + len(self.ready) >= self._state.rows.max_rows
 
-    def plan(self, seq: Row, hit: Hit) -> Plan | None:
+    def plan(self, seq: Sequence, hit: Hit) -> Plan | None:
         placement, size = self.placement, self._size
         full, limit = hit.num_tokens // size, (len(seq.tokens) - 1) // size
         if full >= limit or len(hit.hashes) < limit:
@@ -146,7 +147,7 @@ class EngineTiers(EngineBelow):
         wanted = Wanted(placement, full, path[full : full + len(places)], places)
         return Plan(whole, full, [0] * full + places, [wanted], (full + len(places)) * size)
 
-    def prefetch(self, seq: Row, hit: Hit) -> None:
+    def prefetch(self, seq: Sequence, hit: Hit) -> None:
         placement = self.placement
         if not placement.rule.wants_prefetch or self._waiting == seq.id or (plan := self.plan(seq, hit)) is None:
             return
@@ -165,7 +166,7 @@ class EngineTiers(EngineBelow):
         for tier, keys in pins:
             tier.unpin(keys, placement.now)
 
-    def park(self, seq: Row, plan: Plan) -> bool:
+    def park(self, seq: Sequence, plan: Plan) -> bool:
         for part in plan.parts:
             for key in part.keys:
                 if key in part.placement.arriving:
@@ -173,21 +174,21 @@ class EngineTiers(EngineBelow):
                     return True
         return False
 
-    def begin(self, seq: Row, hit: Hit, plan: Plan | None) -> bool:
+    def begin(self, seq: Sequence, hit: Hit, plan: Plan | None) -> bool:
         self._use(seq, hit, plan)
         self.flush()  # what was evicted for it
         if plan is not None:
             self._load(seq, plan)
         return plan is not None
 
-    def _use(self, seq: Row, hit: Hit, plan: Plan | None) -> None:
+    def _use(self, seq: Sequence, hit: Hit, plan: Plan | None) -> None:
         """Count what `seq` uses, and pin it below."""
         if not seq.was_admitted and seq.id not in self._hits:  # once, however often it returns to wait
             self._count(seq, hit, plan)
         for tier, keys in () if plan is None else _by_tier(plan):
             tier.use(keys[::-1], self.placement.now)
 
-    def _count(self, seq: Row, hit: Hit, plan: Plan | None) -> None:
+    def _count(self, seq: Sequence, hit: Hit, plan: Plan | None) -> None:
         full, path = hit.num_tokens // self._size, hit.hashes[: len(seq.request.prompt) // self._size]
         places = [0] * full if plan is None else plan.places
         self.placement.contents.used(seq.info, path, len(seq.request.prompt), len(places))
@@ -200,7 +201,7 @@ class EngineTiers(EngineBelow):
     def lies_below(self, key: BlockHash) -> bool:
         return self._lower.where(key) > 0 or key in self.placement.arriving
 
-    def _load(self, seq: Row, plan: Plan) -> None:
+    def _load(self, seq: Sequence, plan: Plan) -> None:
         """Load what is planned into the table of `seq`, which has just got it."""
         executor = self._state.executor
         copies = [self._copies(seq, part, plan.num_tokens) for part in plan.parts]
@@ -216,7 +217,7 @@ class EngineTiers(EngineBelow):
         for part, coming in zip(plan.parts, wanted, strict=True):
             part.placement.transfers.submit(coming)
 
-    def _copies(self, seq: Row, part: Wanted, num_tokens: int) -> list[Copy | None]:
+    def _copies(self, seq: Sequence, part: Wanted, num_tokens: int) -> list[Copy | None]:
         """Copies into the table of `seq`, which has just got it; those within the pool are carried out."""
         executor, group = self._state.executor, part.placement.group
         table = part.placement.table(seq.id, num_tokens)
@@ -236,7 +237,7 @@ class EngineTiers(EngineBelow):
             executor.copy_blocks(within)
         return copies
 
-    def drop(self, seq: Row, *, returning: bool = False) -> None:
+    def drop(self, seq: Sequence, *, returning: bool = False) -> None:
         others = [one for one in self.ready if one[0] is not seq]
         if len(others) < len(self.ready):
             self.ready[:] = others
@@ -245,19 +246,19 @@ class EngineTiers(EngineBelow):
             load.dropped, load.returns = True, returning
             self.dropped.append(load)
 
-    def _free(self, seq: Row, *, returning: bool) -> None:
+    def _free(self, seq: Sequence, *, returning: bool) -> None:
         self._life.free_table(seq)
         if returning and not seq.done:
             self._state.waiting.push(seq)
         else:
             self._hits.pop(seq.id, None)
 
-    def ending(self, seq: Row) -> None:
+    def ending(self, seq: Sequence) -> None:
         keys = self._hits.pop(seq.id, ())
         for placement in self.placements:
             placement.used(keys)
 
-    def discard(self, seq: Row) -> None:
+    def discard(self, seq: Sequence) -> None:
         for placement in self.placements:
             placement.discard(placement.table(seq.id))
 
@@ -338,7 +339,7 @@ class EngineTiers(EngineBelow):
         for transfers in busy[:1]:
             transfers.wait(until)
 
-    def holding(self) -> list[Row]:
+    def holding(self) -> list[Sequence]:
         return [load.seq for load in self.loading.values()] + [seq for seq, _ in self.ready]
 
     def close(self, *, drain: bool) -> None:

@@ -14,7 +14,7 @@ from framework_tiers.placement import TierSetup
 
 if TYPE_CHECKING:
     from framework.engine.lifecycle import Lifecycle
-    from framework.engine.request import Sequence as Row
+    from framework.engine.request import Sequence
     from framework.engine.state import EngineState
 
 
@@ -40,11 +40,11 @@ class GroupedTiers(EngineTiers):
         self._loads_no_more: set[RequestId] = set()
         state.listeners.append(self._further.heard)
 
-    def committed(self, seq: Row, before: int, after: int) -> None:
+    def committed(self, seq: Sequence, before: int, after: int) -> None:
         self.placement.committed(seq, before, after)
         self._further.committed(seq, before, after, lambda index: self._groups.keeps(seq.id, index))
 
-    def plan(self, seq: Row, hit: Hit) -> Plan | None:
+    def plan(self, seq: Sequence, hit: Hit) -> Plan | None:
         first, further, size = self.placement, self._further, self._size
         limit = (len(seq.tokens) - 1) // size
         if not isinstance(hit, WindowedHit) or hit.num_tokens >= limit * size:
@@ -80,7 +80,7 @@ class GroupedTiers(EngineTiers):
             return None
         return len(load.plan.places)
 
-    def ending(self, seq: Row) -> None:
+    def ending(self, seq: Sequence) -> None:
         super().ending(seq)
         self._loads_no_more.discard(seq.id)
         last = seq.committed // self._size

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from framework_tiers.tiering import Tiering
 from framework_tiers.transfers import Copy, Transfers
 
 if TYPE_CHECKING:
-    from framework.engine.request import Sequence as Row
+    from framework.engine.request import Sequence
     from framework.engine.state import EngineState
 
 
@@ -40,12 +41,12 @@ class TierSetup:
         kind: of a further group of KV, as its results are called; empty of the first.
     """
 
-    tiers: Sequence[tuple[int, EvictionPolicy]]
+    tiers: SequenceOf[tuple[int, EvictionPolicy]]
     rule: Tiering
     transfers: Transfers
-    holds_kv: Sequence[bool]
-    media: Sequence[str] = ()
-    found: Sequence[Sequence[BlockHash]] = ()
+    holds_kv: SequenceOf[bool]
+    media: SequenceOf[str] = ()
+    found: SequenceOf[SequenceOf[BlockHash]] = ()
     recompute_s: Callable[[int, int], float] | None = None
     block_bytes: int = 0
     kind: str = ""
@@ -89,7 +90,7 @@ class Placement:
 
     @property
     def now(self) -> PolicyTime:
-        """Of the step that began last."""
+        """The time of the step that began last."""
         return self._state.now
 
     def holds(self, key: BlockHash) -> bool:
@@ -103,7 +104,7 @@ class Placement:
             return guarded.table(request, num_tokens=num_tokens, start=start)
         return guarded.table(request, self.group)
 
-    def adopt(self, number: int, keys: Sequence[BlockHash]) -> None:
+    def adopt(self, number: int, keys: SequenceOf[BlockHash]) -> None:
         """Hold what another process stored in a tier, as far as there is room."""
         tier = self.lower.tiers[number - 1]
         for key in keys:
@@ -114,7 +115,7 @@ class Placement:
 
     # What the allocator says
 
-    def heard(self, call: Call, events: Sequence[CacheEvent]) -> None:
+    def heard(self, call: Call, events: SequenceOf[CacheEvent]) -> None:
         """Blocks were published or given up in this call."""
         for event in events:
             if event.group != self.group:
@@ -166,7 +167,7 @@ class Placement:
 
     # As blocks come to lie in the pool, and are used there
 
-    def committed(self, seq: Row, before: int, after: int, keep: Callable[[int], bool] | None = None) -> None:
+    def committed(self, seq: Sequence, before: int, after: int, keep: Callable[[int], bool] | None = None) -> None:
         """The KV of the tokens from `before` to `after` of `seq`, which has a table, is in the pool.
 
         Args:
@@ -196,14 +197,14 @@ class Placement:
                     self.lower.drop(tier, [key], self.now)
         self.lower.ask(key, "written", self.now, pinned=False)
 
-    def used(self, keys: Sequence[BlockHash]) -> None:
+    def used(self, keys: SequenceOf[BlockHash]) -> None:
         """A request that is about to end used these contents."""
         for key in keys:
             if key in self.pool:
                 self.lower.ask(key, "used", self.now, pinned=False)
 
     def _costs(
-        self, tiers: Sequence[int], num_tokens: Sequence[int], cached: int
+        self, tiers: SequenceOf[int], num_tokens: SequenceOf[int], cached: int
     ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
         """See `movement.Costs`."""
         estimate, metrics = self.setup.recompute_s, self._state.metrics
@@ -317,7 +318,7 @@ class KnownContents:
         value, known = attrgetter(name), self._known
         return lambda key: value(known[key])
 
-    def used(self, request: RequestInfo, path: Sequence[BlockHash], num_tokens: int, num_cached: int) -> None:
+    def used(self, request: RequestInfo, path: SequenceOf[BlockHash], num_tokens: int, num_cached: int) -> None:
         """A request uses these contents, all full blocks of its prompt of `num_tokens`, `num_cached` of them found."""
         self._requests += 1
         tenant = self._tenants.setdefault(request.tenant, len(self._tenants))
@@ -340,7 +341,7 @@ class KnownContents:
         known.uses = max(1, known.uses)
         known.last_use = self._requests
 
-    def learn(self, path: Sequence[BlockHash]) -> None:
+    def learn(self, path: SequenceOf[BlockHash]) -> None:
         """These are the leading blocks of a prompt: where each stands is known from here on."""
         parent: BlockHash | None = None
         for depth, key in enumerate(path):

@@ -8,7 +8,7 @@ from pathlib import Path
 from framework.interfaces.backend import AttentionSpec
 
 ORDER = ("3", "4", "2")
-"""Of preference, where several can serve."""
+"""The order of preference, where several can serve."""
 
 _INSTALL = {
     "2": "flash_attn is not installed: pip install flash-attn --no-build-isolation",

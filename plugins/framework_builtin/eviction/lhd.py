@@ -164,7 +164,7 @@ class _Model:
 
     @property
     def densities(self) -> memoryview:
-        """Of a class and an age, by class * ages + age."""
+        """Hit densities by class * ages + age."""
         return self._table.ravel().data
 
     def learn(self) -> None:

@@ -56,7 +56,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say_and_the_error_is_th
 
 
 def test_each_half_is_timed_by_the_costs_of_the_other_half() -> None:
-    """Of an engine whose every second step takes half as long again."""
+    """In an engine whose every second step takes half as long again."""
     work = steps(801)
     slow = np.arange(len(work)) % 2 == 1
     seconds, predicted = work @ TRUE * np.where(slow, 1.5, 1.0), work @ TRUE * np.where(slow, 1.0, 1.5)

@@ -53,13 +53,13 @@ def num_pools(cell: Cell, cache_bytes: int) -> int:
 
 
 def bytes_needed(cell: Cell, cache_bytes: int) -> int:
-    """Of all tensors of `build`, without the backend's own."""
+    """Bytes of all tensors of `build`, without the backend's own."""
     work = work_of(cell)
     return work.kv_bytes * num_pools(cell, cache_bytes) + (work.bytes - work.kv_bytes)
 
 
 def most_bytes(device: str) -> int:
-    """Of a cell's tensors: half of a GPU's memory; 2 GiB on a CPU, whose cells are small."""
+    """The most bytes of a cell's tensors: half of a GPU's memory; 2 GiB on a CPU, whose cells are small."""
     if device.startswith("cuda"):
         return int(torch.cuda.get_device_properties(device).total_memory) // 2
     return 2 * 2**30
@@ -119,7 +119,7 @@ def _judge_row(bench: Bench, row: int, loss: Loss | None) -> Verdict:
 
 
 def last_level_cache_bytes(device: str) -> int:
-    """Of the device, as it says itself; 32 MiB for a CPU that does not."""
+    """Bytes of the device's last-level cache, as it says itself; 32 MiB for a CPU that does not."""
     if device.startswith("cuda"):
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
     sizes = []

@@ -52,7 +52,7 @@ class Cell:
 
     @property
     def context(self) -> int:
-        """Of the longest row, tokens."""
+        """Tokens of the longest row."""
         return max(self.contexts)
 
     @property

@@ -24,7 +24,7 @@ from framework_testing.kernel.options import KernelOptions
 
 _BYTES = {"cpu": 128 * 2**20, "cuda": 4 * 2**30}
 _SIDE = {"cpu": 1024, "cuda": 8192}
-"""Of the buffers and the square matrices by which ceilings are measured."""
+"""The side of the buffers and the square matrices by which ceilings are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Grid:
 
     @property
     def status(self) -> str:
-        """Of the whole run: failed if any cell is, unavailable if every cell is, else ok."""
+        """The status of the whole run: failed if any cell is, unavailable if every cell is, else ok."""
         found = {row["status"] for row in self.rows}
         if "failed" in found:
             return "failed"

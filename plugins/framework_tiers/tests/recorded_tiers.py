@@ -26,7 +26,7 @@ def conversation_paths(num_requests: int) -> RequestPaths:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Of one request in the first tier below the pool: nodes of the trace's prefix tree, each list in order.
+    """What one request moves in the first tier below the pool: nodes of the trace's prefix tree, each list in order.
 
     Attributes:
         path: the request's own nodes.

@@ -25,7 +25,7 @@ from framework_tiers.tiering import Tiering
 Node = tuple[int, ...]
 Tiers = tuple[frozenset[Node], ...]
 WEIGHTS = [(1, 1, 1), (2, 1, 0), (1, 0, 0), (9, 5, 4)]
-"""Of a hit in each tier, the pool first."""
+"""What a hit in each tier is worth, the pool first."""
 
 
 def best_value(requests: Sequence[Sequence[int]], sizes: Sequence[int], weights: Sequence[int], *, pinned: bool) -> int:

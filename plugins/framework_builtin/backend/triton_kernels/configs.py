@@ -164,7 +164,7 @@ ARCHS: dict[str, ArchConfig] = {
 
 
 def kind_of(dtype: str, kv_dtype: str | None) -> str:
-    """Of half-precision queries "half", over an e4m3 pool "fp8", over an int8 one "int8"; "float" and "float_bytes"."""
+    """For half-precision queries "half", over e4m3 "fp8", over int8 "int8"; for float32 "float" and "float_bytes"."""
     if dtype == "float32":
         return "float" if kv_dtype in (None, dtype) else "float_bytes"
     if kv_dtype in (None, dtype):

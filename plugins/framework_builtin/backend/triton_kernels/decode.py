@@ -83,7 +83,7 @@ def plan_splits(
 
 @Inlined
 def _tokens_of(work, live, LENS, WORK, window, N: tl.constexpr, SPLIT: tl.constexpr, HAS_WINDOW: tl.constexpr):
-    """Of work items: row, whether there is one, its context, first token and end of the part, splits of the row."""
+    """Work items: row, whether there is one, its context, first token and end of the part, splits of the row."""
     if SPLIT:
         row = tl.load(WORK + work * 4, mask=live, other=-1)
         live = live & (row >= 0)

@@ -446,7 +446,7 @@ class Launcher:
         return pool.k_scale, pool.v_scale
 
     def _scale_strides(self, pool: LayerKV) -> tuple[int, int, int]:
-        """Of tokens' scales: elements from block to block, token to token, head to head; zeros where there are none."""
+        """Elements between the scales of blocks, of tokens and of heads; zeros where there are none."""
         if self._constants["STORED"] != plans.INT8:
             return 0, 0, 0
         return strides(self._token_scales(pool)[0], pool.layout)

@@ -109,7 +109,7 @@ def split_shape(spec: AttentionSpec, shape: Shape) -> Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreShape:
-    """Of a write: pairs a head, heads and tokens of one program, programs a token."""
+    """The shape of a write: pairs a head, heads and tokens of one program, programs a token."""
 
     pairs: int
     heads: int

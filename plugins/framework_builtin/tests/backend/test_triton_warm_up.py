@@ -132,7 +132,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def described(options: dict[str, Any]) -> str:
-    """Of a case, for its name."""
+    """A case in words, for its name."""
     return " ".join(f"{key} {value}" for key, value in options.items()) or "plain"
 
 

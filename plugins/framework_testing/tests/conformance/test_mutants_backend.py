@@ -519,7 +519,7 @@ INTENDED = {
     "check_a_recorded_step_serves_other_lengths": "ReadsLengthsOnTheHost",
     "check_narrow_writes_round_to_nearest": "NarrowWritesAreCutOff Int8WritesAreCutOff Int8CopiesForgetTheScales",
 }  # fmt: skip
-"""Of a check, the mutants that it must catch alone; the others are caught by any."""
+"""The mutants that a check must catch alone; the others are caught by any."""
 CAUGHT_BY = {mutant: check for check, mutants in INTENDED.items() for mutant in mutants.split()}
 
 
