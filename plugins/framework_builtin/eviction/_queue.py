@@ -1,11 +1,14 @@
-"""A queue of resident blocks whose front is its first candidate."""
+"""A queue of resident blocks whose front is its first candidate, and what policies of such queues share."""
 
 from __future__ import annotations
 
 import heapq
+from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from framework.errors import NoCandidate
+from framework.interfaces.eviction import EvictionPolicy
 from framework.types import BlockHash, BlockId
 
 
@@ -70,6 +73,30 @@ class Queue:
             self._heap = [(self._rank[shown], shown) for shown in self._shown]
             heapq.heapify(self._heap)
             self._stacked = {rank for rank, _ in self._heap}
+
+
+class QueuePolicy(EvictionPolicy):
+    """A policy whose every block lies in one queue, where it keeps its place while it is pinned."""
+
+    @abstractmethod
+    def _queue_of(self, block: BlockId) -> Queue:
+        """The queue that a resident block lies in."""
+
+    def pin(self, blocks: Sequence[BlockId], now: float) -> None:
+        for block in blocks:
+            self._queue_of(block).hide(block)
+
+    def release(self, blocks: Sequence[BlockId], now: float) -> None:
+        for block in blocks:
+            self._queue_of(block).show(block)
+
+    def _first_of(self, *queues: Queue) -> BlockId:
+        """The front of the first queue that has a candidate; NoCandidate where none has."""
+        for queue in queues:
+            block = queue.front()
+            if block is not None:
+                return block
+        raise NoCandidate(f"{type(self).__name__} holds no candidate")
 
 
 class Recency:

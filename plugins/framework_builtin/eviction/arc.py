@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from framework.errors import NoCandidate
-from framework.interfaces.eviction import EvictionPolicy
 from framework.types import BlockId
-from framework_builtin.eviction._queue import Ghosts, Queue
+from framework_builtin.eviction._queue import Ghosts, Queue, QueuePolicy
 
 
-class Arc(EvictionPolicy):
+class Arc(QueuePolicy):
     """Adaptive replacement: T1 holds blocks used once, T2 more often, both by recency; B1, B2 the names they lost.
 
     A block whose name is in B1 raises the target size of T1, one in B2 lowers it, and enters T2. The victim is T1's
@@ -42,21 +40,9 @@ class Arc(EvictionPolicy):
             else:
                 self._often.append(block)
 
-    def pin(self, blocks: Sequence[BlockId], now: float) -> None:
-        for block in blocks:
-            self._queue_of(block).hide(block)
-
-    def release(self, blocks: Sequence[BlockId], now: float) -> None:
-        for block in blocks:
-            self._queue_of(block).show(block)
-
     def victim(self, now: float) -> BlockId:
         over = len(self._once) > self._target
-        for queue in (self._once, self._often) if over else (self._often, self._once):
-            block = queue.front()
-            if block is not None:
-                return block
-        raise NoCandidate("Arc holds no candidate")
+        return self._first_of(*((self._once, self._often) if over else (self._often, self._once)))
 
     def evicted(self, block: BlockId, now: float) -> None:
         lost = self._lost_once if block in self._once else self._lost_often

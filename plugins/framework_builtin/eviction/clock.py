@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from framework.errors import InvalidArgument, NoCandidate
-from framework.interfaces.eviction import EvictionPolicy
+from framework.errors import InvalidArgument
 from framework.types import BlockId
-from framework_builtin.eviction._queue import Queue
+from framework_builtin.eviction._queue import Queue, QueuePolicy
 
 
-class Clock(EvictionPolicy):
+class Clock(QueuePolicy):
     """FIFO with reinsertion: a block that was hit goes round again, its counter lowered by one.
 
     Within one admission the deepest block is first in the queue; pinned blocks keep their place. O(log n) amortised
@@ -41,19 +40,12 @@ class Clock(EvictionPolicy):
         for block in blocks:
             self._count[block] = min(self._count[block] + 1, self._max_count)
 
-    def pin(self, blocks: Sequence[BlockId], now: float) -> None:
-        for block in blocks:
-            self._queue.hide(block)
-
-    def release(self, blocks: Sequence[BlockId], now: float) -> None:
-        for block in blocks:
-            self._queue.show(block)
+    def _queue_of(self, block: BlockId) -> Queue:
+        return self._queue
 
     def victim(self, now: float) -> BlockId:
         while True:
-            block = self._queue.front()
-            if block is None:
-                raise NoCandidate("Clock holds no candidate")
+            block = self._first_of(self._queue)
             if not self._count[block]:
                 return block
             self._count[block] -= 1

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from framework.errors import InvalidArgument, NoCandidate
-from framework.interfaces.eviction import EvictionPolicy
+from framework.errors import InvalidArgument
 from framework.types import BlockId
-from framework_builtin.eviction._queue import Queue
+from framework_builtin.eviction._queue import Queue, QueuePolicy
 
 
-class Slru(EvictionPolicy):
+class Slru(QueuePolicy):
     """Segmented LRU: `num_segments` lists of equal size. A hit moves a block to the back of the next higher list; a
     list above its size sends its front back down. New blocks enter the lowest list with room, else list 0; the
     victim is the front of the lowest list that has a candidate.
@@ -42,20 +41,11 @@ class Slru(EvictionPolicy):
             if level + 1 < len(self._segments):
                 self._cool(level + 1)
 
-    def pin(self, blocks: Sequence[BlockId], now: float) -> None:
-        for block in blocks:
-            self._segments[self._level[block]].hide(block)
-
-    def release(self, blocks: Sequence[BlockId], now: float) -> None:
-        for block in blocks:
-            self._segments[self._level[block]].show(block)
+    def _queue_of(self, block: BlockId) -> Queue:
+        return self._segments[self._level[block]]
 
     def victim(self, now: float) -> BlockId:
-        for segment in self._segments:
-            block = segment.front()
-            if block is not None:
-                return block
-        raise NoCandidate("Slru holds no candidate")
+        return self._first_of(*self._segments)
 
     def evicted(self, block: BlockId, now: float) -> None:
         self._segments[self._level.pop(block)].remove(block)

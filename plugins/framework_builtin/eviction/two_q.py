@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from framework.errors import InvalidArgument, NoCandidate
-from framework.interfaces.eviction import EvictionPolicy
+from framework.errors import InvalidArgument
 from framework.types import BlockId
-from framework_builtin.eviction._queue import Ghosts, Queue
+from framework_builtin.eviction._queue import Ghosts, Queue, QueuePolicy
 
 
-class TwoQ(EvictionPolicy):
+class TwoQ(QueuePolicy):
     """Full 2Q: a FIFO of newcomers (A1in), a FIFO of the names it evicted (A1out), an LRU of the proven (Am).
 
     A new block enters A1in, or Am if its name is in A1out. Hits in A1in change nothing, in Am they move to the back.
@@ -43,21 +42,9 @@ class TwoQ(EvictionPolicy):
             if block in self._main:
                 self._main.append(block)
 
-    def pin(self, blocks: Sequence[BlockId], now: float) -> None:
-        for block in blocks:
-            self._queue_of(block).hide(block)
-
-    def release(self, blocks: Sequence[BlockId], now: float) -> None:
-        for block in blocks:
-            self._queue_of(block).show(block)
-
     def victim(self, now: float) -> BlockId:
         over = len(self._in) > int(self.blocks.num_blocks * self._newcomer_share)
-        for queue in (self._in, self._main) if over else (self._main, self._in):
-            block = queue.front()
-            if block is not None:
-                return block
-        raise NoCandidate("TwoQ holds no candidate")
+        return self._first_of(*((self._in, self._main) if over else (self._main, self._in)))
 
     def evicted(self, block: BlockId, now: float) -> None:
         if block in self._in:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import xxhash
 
 from framework.errors import InvalidArgument, NoCandidate
-from framework.interfaces.eviction import BlockView, EvictionPolicy
+from framework.interfaces.eviction import BlockView
 from framework.types import BlockHash, BlockId
-from framework_builtin.eviction._queue import Queue
+from framework_builtin.eviction._queue import Queue, QueuePolicy
 
 _HALVES = bytes(value >> 1 for value in range(256))
 
@@ -50,7 +50,7 @@ class FrequencySketch:
         return [(digest >> shift) & self._mask for shift in (0, 32, 64, 96)]
 
 
-class WTinyLfu(EvictionPolicy):
+class WTinyLfu(QueuePolicy):
     """A small LRU window in front of a segmented LRU. When the window is full, its oldest block duels with the main
     area's: the less often accessed is evicted, the newcomer in a tie; a newcomer that wins moves to the main area.
 
@@ -105,13 +105,11 @@ class WTinyLfu(EvictionPolicy):
                 return
             self._move(oldest, self._probation)
 
-    def pin(self, blocks: Sequence[BlockId], now: float) -> None:
-        for block in blocks:
-            self._home[block].hide(block)
+    def _queue_of(self, block: BlockId) -> Queue:
+        return self._home[block]
 
     def release(self, blocks: Sequence[BlockId], now: float) -> None:
-        for block in blocks:
-            self._home[block].show(block)
+        super().release(blocks, now)
         self._settle()
 
     def victim(self, now: float) -> BlockId:
