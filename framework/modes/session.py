@@ -22,9 +22,8 @@ from framework.modes.watchdog import Watchdog
 from framework.registry.components import build_component
 from framework.registry.culprit import named
 from framework.results.layout import EVENTS, JOB
-from framework.results.reading import read_json, status_at_the_end, what_went_wrong
+from framework.results.reading import status_at_the_end, what_went_wrong
 from framework.sweep import identity
-from framework.sweep.job import fail
 from framework.tracking.provenance import checkout_state, collect_provenance, headline
 from framework.tracking.run_directory import RunDirectory
 from framework.tracking.tracker import TrackedRun
@@ -61,7 +60,6 @@ class Session:
         self._watchdog = Watchdog(
             stall_s=config.run.stall_timeout_s if stalls else None,
             timeout_s=config.run.timeout_s,
-            on_abandon=self._abandon,
         )
         self._recorded = False
         self.observers: list[GuardedObserver] = []
@@ -225,13 +223,6 @@ class Session:
             return
         with suppress(FrameworkError, OSError):  # the error that ended the run is the one to report
             self._finish(self._failure(named(error)))
-
-    def _abandon(self, reason: str) -> None:
-        """The process is about to exit in the middle of a call that cannot be ended: leave the reason."""
-        with suppress(FrameworkError, OSError):
-            self.run.write_result({"status": "failed", **self.facts, "reasons": [reason]})
-        if (job := read_json(self.run.path / JOB)) is not None:
-            fail(self.run.path, "failed", reason, job.get("overrides") or ())
 
     def _provenance(self, device: str, checkout: Mapping[str, Any]) -> dict[str, Any]:
         plain = self.config.plain()
