@@ -13,8 +13,6 @@ import pytest
 
 from framework.errors import ConfigError
 from framework.workload.traces import WorkloadRequest, write_trace
-from framework_lab.search import axes_of
-from framework_lab.wandb_sweeps import sweep_config
 
 TYPED, TAKEN = "typed-hunter2", "taken-hunter2"
 POLICY = """
@@ -90,7 +88,7 @@ def test_a_sweep_over_keys_leaves_none(place: Path, words: list[str], command: A
 
 
 def test_wandb_gets_no_secret(place: Path, words: list[str]) -> None:
-    pytest.importorskip("wandb")
+    pytest.importorskip("framework_wandb.tracker")
     call = [sys.executable, "-m", "framework.run", *words, "eviction.fails=false", "tracker=wandb", "run.dir=mine"]
     done = subprocess.run(call, env={**os.environ, "WANDB_MODE": "offline"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -99,17 +97,20 @@ def test_wandb_gets_no_secret(place: Path, words: list[str]) -> None:
 
 
 def test_a_search_varies_no_secret(words: list[str], place: Path) -> None:
+    search = pytest.importorskip("framework_lab.search")
     with pytest.raises(ConfigError, match=r"eviction\.api_key looks like a secret"):
-        axes_of([*words, f"eviction.api_key={TYPED},{TYPED}-2"])
+        search.axes_of([*words, f"eviction.api_key={TYPED},{TYPED}-2"])
 
 
 def test_no_secret_goes_into_a_sweep_of_wandb(words: list[str], place: Path) -> None:
+    sweeps = pytest.importorskip("framework_lab.wandb_sweeps")
     with pytest.raises(ConfigError, match=r"eviction\.api_key=\*\*\*: .* give it as \$\{oc\.env:NAME\}"):
-        sweep_config([*words, "cache.num_blocks=8,16"])
+        sweeps.sweep_config([*words, "cache.num_blocks=8,16"])
 
 
 def test_a_search_leaves_no_secret(place: Path, words: list[str]) -> None:
     pytest.importorskip("optuna")
+    pytest.importorskip("framework_lab.search")
     from command_line import command
 
     main = command("search")

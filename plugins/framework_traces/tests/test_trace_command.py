@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from pathlib import Path
@@ -137,3 +138,14 @@ def test_synth_writes_what_the_workload_is(tmp_path: Path, capsys: pytest.Captur
     ):
         assert command("trace")(wrong) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_full_disk_behind_a_recording_is_named_by_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object, **options: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("framework_traces.request_log.convert", full)
+    assert command("trace")(["record", "log", "--out", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err == f"{tmp_path / 'out'}: No space left on device\n"
