@@ -15,9 +15,9 @@ import numpy as np
 
 from framework.engine.executors.base import work_of
 from framework.errors import ConfigError
-from framework.workload.traces.private import LiveRequest, PrivateTrace
 from framework_engines.vllm_connector import MovesNothing, connector_base, importable
 from framework_engines.vllm_watch import tenant_of
+from framework_traces.private import LiveRequest, PrivateTrace
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from framework.errors import WorkloadError
 from framework.files.jsonl import dump_line
-from framework.workload.traces.private import PrivateFile, Veil
 from framework_kv_events.file import JsonLines
 from framework_kv_events.index import Follower
 from framework_kv_events.schema import BlockRemoved, BlockStored, Event, EventBatch, Hash
 from framework_kv_events.zeromq import Subscriber
+from framework_traces.private import PrivateFile, Veil
 
 _POLL_S = 0.2
 

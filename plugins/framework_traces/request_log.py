@@ -14,7 +14,7 @@ import orjson
 from framework.errors import WorkloadError
 from framework.files.lines import read_lines
 from framework.interfaces.records import FieldError
-from framework.workload.traces.private import LiveRequest, PrivateTrace
+from framework_traces.private import LiveRequest, PrivateTrace
 
 _FINISHED = "request.finished"
 _FLAGS = "--log-requests --log-requests-level 3 --log-requests-format json"

@@ -123,28 +123,6 @@ def test_every_kind_has_a_page_that_names_its_group_and_its_kit() -> None:
             assert word in text, f"{kind}.md does not say {word}"
 
 
-def modules_on(page: Path) -> set[str]:
-    """The modules in the page's last table. `.b` behind `a.x`, in one list, is `a.b`."""
-    found, base = set(), ""
-    table = page.read_text().rpartition("| modules | for |\n|---|---|\n")[2]
-    for name in re.findall(r"`(\.?[\w.]+)`", "".join(line.split("|")[1] for line in table.splitlines())):
-        whole = base + name if name.startswith(".") else name
-        base = whole.rpartition(".")[0]
-        found.add(f"framework.{whole}")
-    return found
-
-
-def test_the_modules_that_packages_import_are_listed() -> None:
-    imported = set()
-    for path in (ROOT / "plugins").rglob("framework_*/**/*.py"):
-        if "tests" not in path.parts:
-            text = path.read_text()
-            for module, names in re.findall(r"^ *from (framework(?:\.\w+)*) import (.*)$", text, re.MULTILINE):
-                imported |= {f"framework.{name}" for name in names.split(", ")} if module == "framework" else {module}
-    listed = modules_on(ROOT / "docs" / "packages.md")
-    assert (sorted(imported - listed), sorted(listed - imported)) == ([], [])
-
-
 def test_every_package_is_on_the_page_and_in_the_map_and_has_a_readme() -> None:
     packages = {path.name for path in (ROOT / "plugins").glob("framework[-_]*") if path.is_dir()}
     for page in (ROOT / "docs" / "packages.md", ROOT / "framework" / "README.md"):

@@ -8,7 +8,7 @@ import pytest
 
 from framework.errors import ConfigError
 from framework.workload.traces import open_trace
-from framework.workload.traces.private import LiveRequest, PrivateTrace
+from framework_traces.private import LiveRequest, PrivateTrace
 
 
 def test_equal_hashes_are_equal_tokens_and_the_rest_is_each_requests_own(tmp_path: Path) -> None:
