@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from without_packages import CORE, ELSEWHERE, packages, remove, with_dependents
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    tomllib = pytest.importorskip("tomli")
 
 
 def test_the_core_s_tests_import_no_package_and_no_helper_of_its_tests(repository: Path) -> None:
