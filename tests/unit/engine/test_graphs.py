@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -187,7 +186,7 @@ def test_sizes_are_powers_of_two_and_the_most_rows() -> None:
 def test_graphs_asked_for_where_they_cannot_be_are_an_error_and_auto_says_why_not() -> None:
     four = EngineOptions(max_batch_requests=4)
     assert choose(four, StaticBackend(), "cuda:1") == ((1, 2, 4), "")
-    assert choose(replace(four, cuda_graphs=False), StaticBackend(), "cuda") == ((), "engine.cuda_graphs=false")
+    assert choose(four.changed(cuda_graphs=False), StaticBackend(), "cuda") == ((), "engine.cuda_graphs=false")
     sizes, why = choose(four, TorchBackend(), "cpu")
     assert sizes == ()
     assert "device cpu has no CUDA graphs" in why
