@@ -140,7 +140,8 @@ def refusal(error: ValidationError, where: str, given: Any, names: Iterable[str]
     rules = dict.fromkeys(_rule(one) for one in errors if _key(where, given, one) == key)
     choices = re.findall("'([^']*)'", str(first.get("ctx", {}).get("expected", "")))
     near = did_you_mean(found, choices)
-    return ConfigError(f"{key} must be {' or '.join(rules)}, found {found}{near}")
+    # Sorted, since Literal["auto"] | bool and bool | Literal["auto"] are one annotation to a cache.
+    return ConfigError(f"{key} must be {' or '.join(sorted(rules))}, found {found}{near}")
 
 
 def _rule(error: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
     python experiments/gpu/run.py [--wheels FOLDER] [--budget-s 540] [--only grid serve] [--out FOLDER] [--dry-run]
 
-Nothing is assumed but Python, torch, triton and numpy: the project need not be installed, and nothing is fetched. Each
+Nothing is assumed but Python, torch, triton, numpy and pydantic: the project need not be installed, and nothing is fetched. Each
 part is a process with a time limit, so that a crash or a hang costs that part alone. After every part `results.json` is
 rewritten, and each part's output is kept beside it: whatever stops this script, what was known by then is there.
 `--dry-run` takes tiny shapes on the CPU: it shows that the script works, and no number of it means anything.
@@ -28,7 +28,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-ASSUMED = ("torch", "triton", "numpy")
+ASSUMED = ("torch", "triton", "numpy", "pydantic")
 _DATE = "%Y-%m-%dT%H-%M-%SZ"
 
 
@@ -38,7 +38,7 @@ class Part:
 
     Attributes:
         limit_s: at most, of the budget's 540 s; less where the budget is. What a part leaves, later ones have.
-        modules: without which it is skipped, beside torch, triton and numpy.
+        modules: without which it is skipped, beside those that are assumed.
     """
 
     words: tuple[str, ...]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from framework.errors import ConfigError, InvalidPlugin, shown
 
@@ -83,8 +83,9 @@ def check_arguments(cls: type, given: Mapping[str, Any]) -> None:
     for one in signature(cls).parameters:
         try:
             fits = isinstance(given[one.name], one.annotation)
-        except TypeError:  # a generic type, such as that of a function
-            continue
+        except TypeError:  # a generic type: only that of a function is checked
+            kinds = (one.annotation, *get_args(one.annotation))
+            fits = given[one.name] is None or callable(given[one.name]) or Callable not in map(get_origin, kinds)
         if not fits:
             wanted = one.annotation.__name__ if isinstance(one.annotation, type) else one.annotation
             raise ConfigError(f"{one.name} must be {wanted}, found {shown(given[one.name])}")

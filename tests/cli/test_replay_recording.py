@@ -82,7 +82,7 @@ def test_a_model_of_sliding_windows_frees_blocks_early_and_its_replay_does_too(
 ) -> None:
     make_checkpoint(elsewhere / "mistral", "mistral", num_hidden_layers=2, sliding_window=20)
     work = ("workload.num_requests=8", "workload.output_tokens=60", "workload.prefix_tokens=24", "run.progress=false")
-    pool = ("cache.num_blocks=60", "cache.block_size=4", "engine.chunk_size=16")
+    pool = ("cache.num_blocks=72", "cache.block_size=4", "engine.chunk_size=16")
     command.ok(
         "model=mistral", *work, *pool, *PLAIN, "faults.poison=true", "run.record=true", "run.events=true",
         "run.dir=served",
@@ -92,7 +92,7 @@ def test_a_model_of_sliding_windows_frees_blocks_early_and_its_replay_does_too(
     replay = ("mode=replay", "executor=none", "workload=recording", "workload.path=served/recording.jsonl")
     command.ok(*replay, *pool, "run.events=true", "run.dir=replayed")
     assert events(elsewhere / "served") == events(elsewhere / "replayed")
-    assert served["num_preemptions"] == 0, "60 blocks of 4 are room for every window, not for every sequence"
+    assert served["num_preemptions"] == 0, "72 blocks of 4 are room for every window, not for every sequence"
 
 
 POOL = ("+allocator=prefix_cow", "+eviction=lru", "cache.num_blocks=40", "cache.block_size=4")

@@ -97,7 +97,7 @@ def test_every_block_stored_was_evicted_or_left_or_lies_there(seed: int, operati
         )
         for node in path:
             tree.last[node], tree.counts[node] = now, tree.counts.get(node, 0) + 1
-        lower.begin(path, places, [16] * len(places), now)
+        lower.begin(path, places, now)
         loaded += sum(map(bool, places))
         used = [(tier, node) for tier in tiers for node in path if node in tier]
         others = [node for node in pool if node not in path]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-CARRIED = ("torch", "triton", "numpy")
+CARRIED = ("torch", "triton", "numpy", "pydantic")
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def script(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter that finds torch, triton, numpy and what these need, and nothing else."""
+    """An interpreter that finds torch, triton, numpy, pydantic and what these need, and nothing else."""
     folder = tmp_path_factory.mktemp("bare")
     links = folder / "links"
     links.mkdir()
@@ -71,7 +71,7 @@ def dry_run(python: Path, repository: Path, out: Path, *words: str) -> dict[str,
     return {**found, "printed": done.stdout}
 
 
-def test_with_torch_triton_and_numpy_alone_it_serves_and_says_what_is_missing(
+def test_with_the_four_packages_alone_it_serves_and_says_what_is_missing(
     bare_python: Path, repository: Path, tmp_path: Path
 ) -> None:
     found = dry_run(bare_python, repository, tmp_path, "--wheels", str(tmp_path / "none"), "--only", "serve", "kit")
