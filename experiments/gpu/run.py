@@ -2,7 +2,8 @@
 
     python experiments/gpu/run.py [--wheels FOLDER] [--budget-s 540] [--only grid serve] [--out FOLDER] [--dry-run]
 
-Nothing is assumed but Python, torch, triton, numpy and pydantic: the project need not be installed, and nothing is fetched. Each
+Nothing is assumed but Python, torch, triton, numpy and pydantic: the project need not be installed, and nothing is
+fetched. Each
 part is a process with a time limit, so that a crash or a hang costs that part alone. After every part `results.json` is
 rewritten, and each part's output is kept beside it: whatever stops this script, what was known by then is there.
 `--dry-run` takes tiny shapes on the CPU: it shows that the script works, and no number of it means anything.

@@ -106,7 +106,7 @@ def test_holes_in_a_prefix_are_read_as_the_engine_found_them(tmp_path: Path, see
 def test_requests_that_allow_another_reading_are_counted(
     tmp_path: Path, eviction: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    requests, limits = documents(0), {"max_batch_requests": 3, "max_batch_tokens": 12}
+    requests, limits = documents(0), {"max_batch_requests": 4, "max_batch_tokens": 12}
     run, log = recorded(tmp_path, requests, engine=limits, eviction=eviction)
     seen, _, _, unsure = explain_stream(run / "kv_events.jsonl", requests, most_contents=2**20)
     truth = read_account(run)
