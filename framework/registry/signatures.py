@@ -84,8 +84,8 @@ def check_arguments(cls: type, given: Mapping[str, Any]) -> None:
         try:
             fits = isinstance(given[one.name], one.annotation)
         except TypeError:  # a generic type: only that of a function is checked
-            kinds = (one.annotation, *get_args(one.annotation))
-            fits = given[one.name] is None or callable(given[one.name]) or Callable not in map(get_origin, kinds)
+            kinds: list[Any] = [get_origin(part) for part in (one.annotation, *get_args(one.annotation))]
+            fits = given[one.name] is None or callable(given[one.name]) or Callable not in kinds
         if not fits:
             wanted = one.annotation.__name__ if isinstance(one.annotation, type) else one.annotation
             raise ConfigError(f"{one.name} must be {wanted}, found {shown(given[one.name])}")
