@@ -175,7 +175,7 @@ class Lifecycle:
         elif change.copies:  # of another group's blocks
             self.copy(change)
         self.state.rows.room[row] = count * self._size
-        self.state.rows.touch[row] = self.state.guarded.ends_steps
+        self.state.rows.touch[row] = False
         if self.state.guarded.num_groups > 1:
             self._set_further(seq)
 

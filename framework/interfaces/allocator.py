@@ -94,7 +94,7 @@ class Allocator(ABC):
     eviction of a block of these names changes it: who asks for it often asks again only then."""
 
     ends_steps: bool = False
-    """Whether `step_end` has a say, and `extend` is to be asked before every step."""
+    """Whether `step_end` has a say."""
 
     @abstractmethod
     def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:

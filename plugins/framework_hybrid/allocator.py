@@ -93,6 +93,7 @@ class SharedGroups(Allocator):
         names: of each node of the memory.
     """
 
+    num_groups = 2  # so that the engine asks before every step
     ends_steps = True
 
     def __init__(
@@ -379,8 +380,13 @@ class SharedGroups(Allocator):
                 self._samples, self._every = self._samples[1::2], 2 * self._every
 
     def table(self, request: RequestId, group: int = 0) -> npt.NDArray[np.int32]:
-        """As long as the request's room; its entries are all 1."""
+        """As long as the request's room; its entries are all 1.
+
+        Other groups' are without room: `extend` is called before every step, which may let go of something.
+        """
         run = self._run(request)
+        if group:
+            return _NO_TABLE
         count = -(-run.room // self.block_size)
         if count != len(run.table):
             run.table = np.ones(count, dtype=np.int32)

@@ -118,19 +118,6 @@ def test_a_state_that_is_computed_a_second_time_is_there_once_the_step_is_over()
     assert allocator.fits(info(3), prompt, hit)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_engine_asks_before_every_step_and_for_no_table_of_a_further_group(
-    layout: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, allocator = over(empty_memory("one pool", LAYOUTS[layout], 4000), Retention(0))
-    asked, extended, table, extend = set[int](), list[int](), allocator.table, allocator.extend
-    monkeypatch.setattr(allocator, "table", lambda request, group=0: (asked.add(group), table(request, group))[1])
-    monkeypatch.setattr(allocator, "extend", lambda request, to: (extended.append(to), extend(request, to))[1])
-    run(engine, [([1] * 40, [*range(7)])])
-    assert asked == {0}
-    assert extended[-6:] == [*range(41, 47)]
-
-
 def watched(memory: Memory) -> list[tuple[int, int]]:
     """Fills with what the memory gives up."""
     gone = list[tuple[int, int]]()

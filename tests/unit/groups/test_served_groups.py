@@ -199,8 +199,6 @@ def test_few_states_are_kept_and_at_the_places_that_later_prompts_resume_from(st
     first, second = (llm.generate([*prompt[:30], *tail], s)[0] for tail in ([5] * 9, [6] * 9))
     assert first.num_cached_tokens == 0, "no state lies where these prompts part from the first one"
     assert second.num_cached_tokens == 28, "they part at 30 tokens, which the first of them made known"
-    others = [llm.generate([*prompt[:30], *[token] * 9], s)[0].num_cached_tokens for token in (7, 8)]
-    assert others == [28, 28], "a state that one request keeps is not given up by those that pass it"
     assert llm.stats()["state_lost_tokens"] == 28
 
 
