@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -463,8 +463,7 @@ class Engine:
         now_computed = step.computed + step.num_new
         rows.computed[step.rows] = now_computed
         filled = now_computed // size > step.computed // size
-        counts: Iterable[tuple[int, int]] = zip(step.rows[filled].tolist(), now_computed[filled].tolist(), strict=True)
-        for row, count in counts:
+        for row, count in zip(step.rows[filled].tolist(), now_computed[filled].tolist(), strict=True):
             self.life.commit(rows.sequence(row), count)
         if self.limits.window is not None:
             self.life.unref_passed(step, self.limits.window)

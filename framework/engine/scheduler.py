@@ -174,10 +174,6 @@ class Scheduler:
 
     # What waits
 
-    def _next(self) -> Sequence | None:
-        """Which waiting sequence is admitted next; None if none waits."""
-        return self.state.waiting.peek()
-
     def _has_row(self, seq: Sequence) -> bool:
         return self.state.rows.num_free - self.state.reserved_rows > seq.forks_due
 
@@ -197,7 +193,7 @@ class Scheduler:
     def admit(self, budget: int, num_new: IntArray) -> None:
         """Let waiting sequences run, or load what lies below the pool, while rows, budget and blocks last."""
         state, guarded, tiers, waiting = self.state, self.state.guarded, self.state.tiers, self.state.waiting
-        while budget > 0 and (seq := self._next()) is not None and self._has_row(seq):
+        while budget > 0 and (seq := waiting.peek()) is not None and self._has_row(seq):
             hit = seq.hit = guarded.lookup(seq.tokens, seq.request.namespace, seq.hit)
             plan = None if tiers.full else tiers.plan(seq, hit)
             if plan is not None and tiers.park(seq, plan):

@@ -147,7 +147,7 @@ def check_its_bound_is_kept(make: Make) -> None:
     for number in range(8):  # what fills all rows first
         run.submit([*prefix, 500 + number], 6, 0.0, tenant="a", session="a")
     run.submit(range(2000, 2100), 2, 0.0, tenant="b", session="b")
-    for number in range(20 * plugin.max_passed if plugin.max_passed < 20 else 400):
+    for number in range(min(20 * plugin.max_passed, 400)):
         run.submit([*prefix, 600 + number], 2, 0.5 * number, tenant="a", session="a", hint=Hint(deadline_s=0.1))
     run.finish()
     later = [number for number in run.admitted[: run.admitted.index(8)] if number > 8]

@@ -9,7 +9,7 @@ import numpy as np
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import DigestScheme
 from framework.paged.allocator import PagedAllocator
-from framework.types import Namespace, RequestId, RequestInfo
+from framework.types import Namespace, RequestFacts, RequestId, RequestInfo
 from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.hash.sha256 import Sha256
@@ -69,3 +69,32 @@ def serve(allocator: Any, number: int, prompt: Any, namespace: Namespace = NS, *
 
 def table(allocator: Any, number: int) -> list[int]:
     return [int(block) for block in allocator.table(RequestId(number))]
+
+
+class Watching(Lru):
+    """LRU that writes down what it could read at each call."""
+
+    needs_requests = True
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, list[tuple[int, int, RequestFacts]]]] = []
+
+    def _note(self, call: str, blocks: Any) -> None:
+        view = self.blocks
+        self.seen.append((call, [(view.depth[b], view.parent[b], view.last_request[b]) for b in blocks]))
+
+    def admit(self, blocks: Any, now: float) -> None:
+        self._note("admit", blocks)
+        super().admit(blocks, now)
+
+    def hit(self, blocks: Any, now: float) -> None:
+        self._note("hit", blocks)
+        super().hit(blocks, now)
+
+    def release(self, blocks: Any, now: float) -> None:
+        self._note("release", blocks)
+        super().release(blocks, now)
+
+    def turns(self, call: str) -> list[int | None]:
+        """The turns that the first block of each such call had."""
+        return [facts[0][2].turn for name, facts in self.seen if name == call]

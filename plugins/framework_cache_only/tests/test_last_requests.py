@@ -3,50 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from paged_helpers import NS, info, tokens
+from paged_helpers import Watching, serve, tokens
 
-from framework.types import RequestFacts
 from framework.workload.traces import WorkloadRequest
 from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.hash.sha256 import Sha256
 from framework_cache_only.paths import build_paths
 from framework_cache_only.reference import replay
-
-
-class Watching(Lru):
-    """LRU that writes down what it could read at each call."""
-
-    needs_requests = True
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, list[tuple[int, int, RequestFacts]]]] = []
-
-    def _note(self, call, blocks):
-        view = self.blocks
-        self.seen.append((call, [(view.depth[b], view.parent[b], view.last_request[b]) for b in blocks]))
-
-    def admit(self, blocks, now):
-        self._note("admit", blocks)
-        super().admit(blocks, now)
-
-    def hit(self, blocks, now):
-        self._note("hit", blocks)
-        super().hit(blocks, now)
-
-    def release(self, blocks, now):
-        self._note("release", blocks)
-        super().release(blocks, now)
-
-    def turns(self, call):
-        return [facts[0][2].turn for name, facts in self.seen if name == call]
-
-
-def serve(allocator, number, prompt, **facts):
-    request, ids = info(number, NS, **facts), tokens(*prompt)
-    allocator.allocate(request, ids, allocator.lookup(ids, NS))
-    allocator.commit(request.id, ids)
-    allocator.free(request.id)
 
 
 def test_a_cache_only_replay_and_an_engine_infer_the_same_turns():
@@ -70,7 +34,7 @@ def test_a_cache_only_replay_and_an_engine_infer_the_same_turns():
     engine_policy = Watching()
     allocator = PrefixCowAllocator(num_blocks=100, block_size=2, hash=Sha256(), eviction=engine_policy)
     for number, prompt in enumerate(prompts):
-        serve(allocator, number + 1, prompt)
+        serve(allocator, number + 1, tokens(*prompt))
     assert engine_policy.turns("release") == [turn for turn, p in zip(wanted, prompts, strict=True) if len(p) > 1]
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from fake_engines import FakeExecutor, make_engine
-from paged_helpers import NS, info, tokens
+from paged_helpers import Watching, serve, tokens
 
 from framework import registry
 from framework.errors import InvalidArgument
@@ -15,46 +15,10 @@ from framework.paged.pool import PromptEnds
 from framework.sampling import Sampling
 from framework.types import UNKNOWN_REQUEST, Hint, RequestFacts
 from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
-from framework_builtin.eviction.lru import Lru
 from framework_builtin.hash.sha256 import Sha256
 
 PREFIXES = ("prefix", "prefix_cow", "radix", "native", "native_cow")
 KINDS = [registry.load("allocator", name) for name in registry.names("allocator") if name in PREFIXES]
-
-
-class Watching(Lru):
-    """LRU that writes down what it could read at each call."""
-
-    needs_requests = True
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, list[tuple[int, int, RequestFacts]]]] = []
-
-    def _note(self, call, blocks):
-        view = self.blocks
-        self.seen.append((call, [(view.depth[b], view.parent[b], view.last_request[b]) for b in blocks]))
-
-    def admit(self, blocks, now):
-        self._note("admit", blocks)
-        super().admit(blocks, now)
-
-    def hit(self, blocks, now):
-        self._note("hit", blocks)
-        super().hit(blocks, now)
-
-    def release(self, blocks, now):
-        self._note("release", blocks)
-        super().release(blocks, now)
-
-    def turns(self, call):
-        return [facts[0][2].turn for name, facts in self.seen if name == call]
-
-
-def serve(allocator, number, prompt, **facts):
-    request, ids = info(number, NS, **facts), tokens(*prompt)
-    allocator.allocate(request, ids, allocator.lookup(ids, NS))
-    allocator.commit(request.id, ids)
-    allocator.free(request.id)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -62,8 +26,8 @@ def test_a_policy_sees_the_request_that_last_used_a_block(kind):
     policy = Watching()
     allocator = kind(num_blocks=8, block_size=2, hash=Sha256(), eviction=policy)
     hint = Hint(continues=0.5, returns_s=9.0)
-    serve(allocator, 1, [1, 1, 2, 2, 3], session="a", category="chat", tenant="t", hint=hint, arrival=1.0)
-    serve(allocator, 2, [1, 1, 2, 2, 4, 4], session="a", arrival=2.0)
+    serve(allocator, 1, tokens(1, 1, 2, 2, 3), session="a", category="chat", tenant="t", hint=hint, arrival=1.0)
+    serve(allocator, 2, tokens(1, 1, 2, 2, 4, 4), session="a", arrival=2.0)
     first = RequestFacts(turn=0, prompt_tokens=5, new_blocks=3, arrival=1.0, session="a", category="chat", tenant="t",
                          hint=hint)  # fmt: skip
     second = RequestFacts(turn=1, prompt_tokens=6, new_blocks=1, arrival=2.0, session="a")
@@ -84,8 +48,8 @@ def test_a_policy_sees_the_request_that_last_used_a_block(kind):
 def test_a_given_turn_is_believed_and_a_preempted_request_keeps_its_prompt(kind):
     policy = Watching()
     allocator = kind(num_blocks=8, block_size=2, hash=Sha256(), eviction=policy)
-    serve(allocator, 1, [1, 1, 2, 2], turn=7)
-    serve(allocator, 2, [1, 1, 2, 2, 3, 3, 3, 3], prompt_tokens=5)
+    serve(allocator, 1, tokens(1, 1, 2, 2), turn=7)
+    serve(allocator, 2, tokens(1, 1, 2, 2, 3, 3, 3, 3), prompt_tokens=5)
     (_, released) = policy.seen[-1]
     assert policy.turns("release") == [7, 0], "a prompt of equal full blocks is the same prompt, not one extended"
     assert released[0][2].prompt_tokens == 5
