@@ -67,19 +67,25 @@ def _number_of(owner: Any) -> int:
     return number
 
 
-_WORK: dict[str, tuple[str, Callable[..., Any]]] = {
+_WORK: dict[str, tuple[str, Callable[..., Any], Callable[..., Tensor]]] = {
     "attend": (
         "(Tensor q, Tensor k, Tensor v, int layer, int number) -> Tensor",
         lambda q, k, v, layer, number: _OWNERS[number].attend(layer, q, k, v),
+        lambda q, k, v, layer, number: q.new_empty(*q.shape[:2], v.shape[-1]),
     ),
-    "sum": ("(Tensor x, int number) -> Tensor", lambda x, number: _OWNERS[number].sum(x.clone())),
+    "sum": (
+        "(Tensor x, int number) -> Tensor",
+        lambda x, number: _OWNERS[number].sum(x.clone()),
+        lambda x, number: torch.empty_like(x),
+    ),
 }
+"""Of an operator its schema, what it does, and an empty tensor of its result's shape."""
 
 
 @functools.cache
 def _operator(name: str) -> Callable[..., Any]:
-    """The operator that does this work and gives a tensor like its first argument; one of a name for the process."""
-    schema, work = _WORK[name]
+    """The operator that does this work; one of a name for the process."""
+    schema, work, fake = _WORK[name]
     operator = torch.library.custom_op(f"kvcache_framework::{name}", work, mutates_args=(), schema=schema)
-    operator.register_fake(lambda first, *others: torch.empty_like(first))
+    operator.register_fake(fake)
     return operator

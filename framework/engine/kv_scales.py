@@ -16,6 +16,7 @@ from framework.files.jsonl import read_object
 from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder
 from framework.model.dense import DenseCache
+from framework.model.latent import Index
 
 SCALED = "float8_e4m3fn"
 
@@ -96,10 +97,11 @@ def calibrate(pool: KVPool, decoder: Decoder) -> None:
     attention = DenseCache(decoder).attend
     kv_of = dict(zip(decoder.config.attention_layers, pool.layers, strict=True))
 
-    def observed(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if layer in kv_of:
-            kv_of[layer].k_scale, kv_of[layer].v_scale = _scale(k), _scale(v)
-        return attention(layer, q, k, v)
+    def observed(layer: int, q: Tensor, k: Tensor, v: Tensor, *index: Index) -> Tensor:
+        if (kv := kv_of.get(layer)) is not None:
+            kv.k_scale = _scale(k)
+            kv.v_scale = kv.k_scale if kv.is_latent else _scale(v)
+        return attention(layer, q, k, v, *index)
 
     decoder(tokens.to(decoder.device), torch.arange(count, device=decoder.device), observed)
 

@@ -1,5 +1,7 @@
 """The memory that holds the KV of all blocks, layer by layer."""
 
+# Shapes: N blocks, the null block included  S tokens a block
+
 from __future__ import annotations
 
 import math
@@ -19,10 +21,10 @@ _DTYPES = ("float64", "float32", "bfloat16", "float16", _FP8, _INT8)
 
 
 class KVPool:
-    """K and V of `num_blocks` blocks in every layer, and of block 0, the null block: zeros, always.
+    """What `num_blocks` blocks keep in every layer, and block 0, the null block: zeros, always.
 
     Args:
-        spec: heads, layout ("NHD" or "HND", see LayerKV), block size, and the dtype of K and V: "float8_e4m3fn" pools
+        spec: planes, layout ("NHD" or "HND", see LayerKV), block size, and the dtype of K and V: "float8_e4m3fn" pools
             store value / scale, with a scale of 1 a head until set on the layers; "int8" pools hold a float32 scale for
             each token and head beside it.
         num_layers: with attention.
@@ -59,34 +61,39 @@ class KVPool:
         free = free_bytes(self.device)
         if self.bytes > free:
             raise _too_large(self.bytes, free, num_blocks, self.device)
-        heads = spec.num_kv_heads
-        inner = (self.block_size, heads) if self.layout == "NHD" else (heads, self.block_size)
-        shapes = [(self._sizes[group] + 1, *inner, spec.head_dim) for group in self.group_of]
-        scales = [{_FP8: (heads,), _INT8: shape[:-1]}.get(self.dtype) for shape in shapes]
         try:
-            self.layers = list(map(self._layer, shapes, scales))
+            self.layers = [self._layer(spec, self._sizes[group] + 1) for group in self.group_of]
         except (RuntimeError, MemoryError) as error:
             raise _too_large(self.bytes, free, num_blocks, self.device) from error
 
-    def _layer(self, shape: tuple[int, ...], scales: tuple[int, ...] | None) -> LayerKV:
-        dtype = torch_dtype(self.dtype)
-        k, v = (torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(2))
-        layer = LayerKV(k, v, self.layout)
-        if scales:
-            layer.k_scale, layer.v_scale = (torch.ones(scales, device=self.device) for _ in range(2))
+    def _layer(self, spec: AttentionSpec, num_blocks: int) -> LayerKV:
+        heads, device = spec.num_kv_heads, self.device
+        inner = (self.block_size, heads) if self.layout == "NHD" else (heads, self.block_size)
+        shape = (num_blocks, *inner, spec.head_dim)
+        scales = {_FP8: (heads,), _INT8: shape[:-1]}.get(self.dtype)
+
+        def tensors() -> tuple[torch.Tensor, torch.Tensor | None]:
+            stored = torch.zeros(shape, dtype=torch_dtype(self.dtype), device=device)
+            return stored, None if scales is None else torch.ones(scales, device=device)
+
+        if spec.latent_dim is None:
+            (k, k_scale), (v, v_scale) = tensors(), tensors()
+            layer = LayerKV(k, v, self.layout, k_scale, v_scale)
+        else:
+            rows, scale = tensors()
+            layer = LayerKV.of_rows(rows, spec.latent_dim, self.layout, scale)
+        if spec.index_dim is not None:
+            index = (num_blocks, self.block_size, spec.index_dim)
+            layer.index = torch.zeros(index, dtype=torch_dtype(spec.dtype), device=device)
         if self.poison:
             self._poison(layer, slice(1, None))
         return layer
 
     def _poison(self, layer: LayerKV, blocks: slice | torch.Tensor) -> None:
-        """NaN in these blocks, or, where an integer cannot be it, in their scales."""
-        if self.dtype != _INT8:
-            nan = torch.full((1,), math.nan).to(torch_dtype(self.dtype)).to(self.device)
-            layer.k[blocks], layer.v[blocks] = nan, nan
-            return
-        for scale in (layer.k_scale, layer.v_scale):
-            assert scale is not None
-            scale[blocks] = math.nan
+        """NaN in all that these blocks have, where it is no integer: those have their scales."""
+        for stored in layer.tensors.values():
+            if stored.is_floating_point():
+                stored[blocks] = torch.full((1,), math.nan).to(stored.dtype).to(self.device)
 
     def copy(self, backend: AttentionBackend, copies: Sequence[BlockCopy]) -> None:
         """Do these block copies, in order, in every layer of their group."""
@@ -103,9 +110,8 @@ class KVPool:
         return [layer for layer, layer_group in zip(self.layers, self.group_of, strict=True) if layer_group == group]
 
     def tensors_of(self, group: int) -> list[torch.Tensor]:
-        """(N + 1, ...) tensors of all that a block of this group has: K and V of each layer, an int8 pool's scales."""
-        names = ("k", "v", "k_scale", "v_scale") if self.dtype == _INT8 else ("k", "v")
-        return [getattr(layer, name) for layer in self.layers_of(group) for name in names]
+        """(N, ...) tensors of all that a block of this group has: see `LayerKV.tensors`, layer by layer."""
+        return [stored for layer in self.layers_of(group) for stored in layer.tensors.values()]
 
     def freed(self, blocks: npt.NDArray[np.integer], group: int = 0) -> None:
         """These blocks hold no request's KV any more. With `poison` they become NaN, else nothing happens."""
@@ -117,10 +123,12 @@ class KVPool:
 
 
 def block_bytes(spec: AttentionSpec, num_layers: int) -> int:
-    """Bytes of one block's K and V in so many layers, with the scales that belong to its tokens (int8)."""
-    dtype = spec.kv_dtype or spec.dtype
-    each = spec.head_dim * torch_dtype(dtype).itemsize + (4 if dtype == _INT8 else 0)
-    return 2 * num_layers * spec.block_size * spec.num_kv_heads * each
+    """Bytes of all that one block keeps in so many layers, with the scales that belong to its tokens (int8)."""
+    stored, planes = spec.kv_dtype or spec.dtype, spec.planes
+    index = planes.pop("index", 0) * torch_dtype(spec.dtype).itemsize
+    scales = 4 * spec.vectors if stored == _INT8 else 0
+    token = sum(planes.values()) * torch_dtype(stored).itemsize + index + scales
+    return num_layers * spec.block_size * token
 
 
 def num_blocks_for(

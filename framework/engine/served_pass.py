@@ -12,9 +12,11 @@ from torch import Tensor
 
 from framework.engine.kv_scales import SCALED
 from framework.engine.pool import KVPool
+from framework.engine.sparse import sparse_attention
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, Batch
 from framework.model.decoder import Decoder
 from framework.model.dense import DenseCache
+from framework.model.latent import Index
 
 Gaps: TypeAlias = list[tuple[float, float]]
 """Of each call and layer, in order: largest difference of an attention output from the exact one, and largest |V|."""
@@ -68,7 +70,7 @@ class _Pass:
             if pool.dtype == SCALED:
                 layer.k_scale, layer.v_scale = served.k_scale, served.v_scale
         self._table = torch.arange(1, num_blocks + 1, dtype=torch.int32, device=pool.device)[None]
-        self._length, self._exact = 0, DenseCache(decoder)
+        self._length, self._exact, self._sparse = 0, DenseCache(decoder), sparse_attention(decoder, backends, spec)
         self.gaps: Gaps = []
         self._batch: Batch | None = None
 
@@ -82,16 +84,20 @@ class _Pass:
             backend.plan(self._batch)
         return self._decoder.logits(self._decoder(tokens, positions, self._attend))
 
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, index: Index | None = None) -> Tensor:
         attention_layers = self._decoder.config.attention_layers
         if layer not in attention_layers:
             return self._exact.attend(layer, q, k, v)
         assert self._batch is not None
-        index, out = attention_layers.index(layer), torch.empty_like(q)
-        kv, backend = self._pool.layers[index], self._backends[index]
+        place, out = attention_layers.index(layer), q.new_empty(*q.shape[:2], v.shape[-1])
+        kv, backend = self._pool.layers[place], self._backends[place]
         backend.write(kv, k, v, self._batch.slot_mapping)
-        backend.attend(q, kv, self._batch, out)
-        exact = self._exact.attend(layer, q.double(), k.double(), v.double())
+        if index is None:
+            backend.attend(q, kv, self._batch, out)
+        else:
+            assert self._sparse is not None
+            self._sparse.attend(q, kv, index, self._batch, out)
+        exact = self._exact.attend(layer, q.double(), k.double(), v.double(), index)
         largest = self._exact.kv[layer][1].abs().max()
         self.gaps.append((float((out.double() - exact).abs().max()), float(largest)))
         return out

@@ -1,4 +1,4 @@
-"""Plain torch defaults of AttentionBackend's write and copy, correct on any device."""
+"""Plain torch defaults of AttentionBackend: write, copy, and select; correct on any device."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import torch
 from torch import Tensor
 
 from framework.errors import InvalidArgument
-from framework.interfaces.attention import LayerKV, Rope
+from framework.interfaces.attention import Batch, LayerKV, Rope
 
 
 def write(pool: LayerKV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
     """Store k, v (T, K, D) at slots (T,) int64, skipping negative ones. Waits for no device: graphs can capture it."""
-    size = pool.block_size
-    padding = None
+    size, padding = pool.block_size, None
+    sources = [(pool.k, k, pool.k_scale)] if pool.is_latent else [(pool.k, k, pool.k_scale), (pool.v, v, pool.v_scale)]
     if slot_mapping.device.type != "cpu":
         padding = slot_mapping < 0
         slot_mapping = slot_mapping.clamp(min=0)
     elif bool((slot_mapping < 0).any()):
         keep = slot_mapping >= 0
-        k, v, slot_mapping = k[keep], v[keep], slot_mapping[keep]
+        slot_mapping = slot_mapping[keep]
+        sources = [(stored, values[keep], scale) for stored, values, scale in sources]
     block, offset = slot_mapping // size, slot_mapping % size
-    for stored, values, scale in ((pool.k, k, pool.k_scale), (pool.v, v, pool.v_scale)):
+    for stored, values, scale in sources:
         if scale is not None and scale.dim() == 3:
             values, token_scales = per_token_int8(values)
             _place(scale, token_scales, block, offset, pool.layout, padding)
@@ -70,13 +71,46 @@ def rotate(x: Tensor, rope: Rope) -> Tensor:
 
 
 def gather(pool: LayerKV, block_table: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """K and V of a row's first `context` tokens, each (C, K, D), in the pool's dtype; one copy."""
+    """K (C, K, D) and V (C, K, V) of a row's first `context` tokens, in the pool's dtype; one copy."""
     blocks = block_table[: -(-context // pool.block_size)].long()
     pair = []
-    for stored in (pool.k, pool.v):
+    for stored in (pool.k,) if pool.is_latent else (pool.k, pool.v):
         tokens = stored[blocks] if pool.layout == "NHD" else stored[blocks].transpose(1, 2)
         pair.append(tokens.flatten(0, 1)[:context])
-    return pair[0], pair[1]
+    return pair[0], pair[0][..., : pool.v.shape[-1]] if pool.is_latent else pair[1]
+
+
+def write_index(pool: LayerKV, keys: Tensor, slot_mapping: Tensor) -> None:
+    """Store keys (T, `index_dim`) of an indexer at slots (T,) int64, skipping negative ones."""
+    assert pool.index is not None
+    index = LayerKV.of_rows(pool.index[:, :, None], pool.index.shape[-1])
+    write(index, keys[:, None], keys[:, None], slot_mapping)
+
+
+def select(q: Tensor, weights: Tensor, pool: LayerKV, batch: Batch, count: int) -> Tensor:
+    """See `AttentionBackend.select`: row by row, the scores in float32 at least."""
+    assert pool.index is not None
+    starts, contexts = batch.host_query_starts.tolist(), batch.host_context_lens.tolist()
+    slots = torch.zeros(len(q), min(count, batch.max_context_len), dtype=torch.int32, device=q.device)
+    wide, size = torch.promote_types(q.dtype, torch.float32), pool.block_size
+    for row, context in enumerate(contexts):
+        first, last = starts[row], starts[row + 1]
+        if context == 0:
+            continue
+        table = batch.block_tables[row, : -(-context // size)].long()
+        keys = pool.index[table].flatten(0, 1)[:context].to(wide)
+        scores = torch.relu(q[first:last].to(wide) @ keys.T)
+        scores = torch.einsum("th,thc->tc", weights[first:last].to(wide), scores)
+        key, query = (
+            torch.arange(context, device=q.device),
+            torch.arange(context - last + first, context, device=q.device),
+        )
+        scores.masked_fill_(key > query[:, None], -torch.inf)
+        chosen = scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+        found = table[chosen // size] * size + chosen % size
+        seen = torch.arange(found.shape[1], device=q.device) <= query[:, None]
+        slots[first:last, : found.shape[1]] = torch.where(seen, found, 0).int()
+    return slots
 
 
 def copy_blocks(pool: LayerKV, copies: Tensor) -> None:
@@ -91,18 +125,12 @@ def copy_blocks(pool: LayerKV, copies: Tensor) -> None:
         raise InvalidArgument("copy_blocks: a destination block is named twice")
     if len(copies) > 1 and bool(torch.isin(source, destination).any()):
         for pair in copies.tolist():
-            for stored in _stored_by_block(pool):
+            for stored in map(_raw, pool.tensors.values()):
                 stored[pair[1]].copy_(stored[pair[0]])
         return
     source, destination = copies.to(pool.k.device, non_blocking=True).unbind(1)
-    for stored in _stored_by_block(pool):
+    for stored in map(_raw, pool.tensors.values()):
         stored[destination] = stored[source]
-
-
-def _stored_by_block(pool: LayerKV) -> list[Tensor]:
-    """K and V, and their scales where each token has its own."""
-    scales = [scale for scale in (pool.k_scale, pool.v_scale) if scale is not None and scale.dim() == 3]
-    return [_raw(pool.k), _raw(pool.v), *scales]
 
 
 def _raw(tensor: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Values that attention backends work with: specifications, capabilities, and the tensors of a step."""
 
 # Shapes: T query tokens (packed)  B requests  N blocks in the pool, the null block included  S tokens a block
-#         M blocks a table row     H query heads  K kv heads  D head dim
+#         M blocks a table row     H query heads  K kv heads  D head dim  V value dim
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ class AttentionSpec:
     soft_cap * tanh(score / soft_cap); with `alibi`, plus slope * (j - p). With `sliding_window` w only the w keys
     p - w < j <= p take part, the query's own among them. With `sinks` one more logit a head joins the denominator.
     `kv_dtype` is that of K and V in the pool where it is not `dtype`: a float, "float8_e4m3fn" or "int8"; see LayerKV.
+
+    With `latent_dim` the cache is latent (multi-head latent attention, arXiv:2405.04434 section 2.1): a token keeps one
+    row for all heads, its latent and then its rotated key, `head_dim` elements in all. The row is K, its first
+    `latent_dim` elements are V, and `num_kv_heads` is 1. With `index_dim` a token keeps the key of an indexer as well,
+    in `dtype`, by which `AttentionBackend.select` chooses the tokens that are attended to.
     """
 
     num_heads: int
@@ -44,6 +49,26 @@ class AttentionSpec:
     soft_cap: float | None = None
     sinks: bool = False
     alibi: bool = False
+    latent_dim: int | None = None
+    index_dim: int | None = None
+
+    @property
+    def value_dim(self) -> int:
+        """V: elements of a head's output."""
+        return self.latent_dim or self.head_dim
+
+    @property
+    def planes(self) -> dict[str, int]:
+        """What a token keeps in a layer: elements by name, all heads together."""
+        if self.latent_dim is None:
+            return dict.fromkeys(("k", "v"), self.num_kv_heads * self.head_dim)
+        found = {"latent": self.latent_dim, "rope": self.head_dim - self.latent_dim, "index": self.index_dim or 0}
+        return {name: width for name, width in found.items() if width}
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of K and V that a token keeps in a layer, each with a scale of its own in an int8 pool."""
+        return 2 * self.num_kv_heads if self.latent_dim is None else 1
 
     @property
     def softmax_scale(self) -> float:
@@ -77,8 +102,9 @@ class Capabilities:
     Attributes:
         head_dims, dtypes, kv_dtypes, devices, layouts: allowed values. `kv_dtypes` None means: that of q only.
         block_size_multiple_of, max_block_size: rule for the block size, tokens.
-        features: of {"sliding_window", "soft_cap", "sinks", "alibi", "lse", "rope"}; "rope": `rotate_and_write` is one
-            pass, worth calling instead of rotating and `write`.
+        features: of {"sliding_window", "soft_cap", "sinks", "alibi", "latent", "lse", "rope"}; "latent": caches with
+            `latent_dim`, for which `head_dims` says nothing; "rope": `rotate_and_write` is one pass, worth calling
+            instead of rotating and `write`.
         batch_invariant: a row's output does not depend, bit for bit, on the other rows of the batch.
         graph_safe: `plan`, `write` and `attend` read no lengths on the host and wait for nothing; launches depend on
             shapes and host bounds only. The engine then captures all three in the CUDA graph of a decode step, whose
@@ -116,7 +142,10 @@ class Capabilities:
         need("dtype", spec.dtype, self.dtypes)
         if spec.kv_dtype not in (None, spec.dtype):
             need("KV dtype", spec.kv_dtype, (self.kv_dtypes or frozenset()) | {spec.dtype})
-        need("head dim", spec.head_dim, self.head_dims)
+        if spec.latent_dim is None:
+            need("head dim", spec.head_dim, self.head_dims)
+        else:
+            reasons += self._reasons_against_latent(spec, spec.latent_dim)
         need("layout", spec.layout, self.layouts)
         step = self.block_size_multiple_of
         if spec.block_size % step:
@@ -130,6 +159,15 @@ class Capabilities:
         if spec.num_heads % spec.num_kv_heads:
             reasons.append(f"{spec.num_heads} query heads are not a multiple of {spec.num_kv_heads} kv heads")
         return reasons
+
+    def _reasons_against_latent(self, spec: AttentionSpec, latent_dim: int) -> list[str]:
+        if "latent" not in self.features:
+            return [f"a latent cache (one row of {spec.head_dim} for all heads, of which {latent_dim} are V) is not "
+                    "supported"]  # fmt: skip
+        if spec.num_kv_heads != 1 or not 1 <= latent_dim <= spec.head_dim:
+            return [f"a latent cache has one row for all heads, and its latent is part of it: found "
+                    f"{spec.num_kv_heads} kv heads, {latent_dim} of {spec.head_dim} elements"]  # fmt: skip
+        return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,10 +218,13 @@ class LayerKV:
     """The KV pool of one layer. Block 0 is the null block: finite, never written.
 
     Attributes:
-        k, v: (N, S, K, D) when layout is "NHD", (N, K, S, D) when "HND". Possibly more than 2**31 elements.
+        k, v: (N, S, K, D) when layout is "NHD", (N, K, S, D) when "HND". Possibly more than 2**31 elements. Of a latent
+            cache v is a view, k's first V elements: see `of_rows`.
         k_scale, v_scale: float32, value = stored * scale: (K,), of a head, for fp8 pools; of a token and head for int8
             pools, (N, S, K) or (N, K, S) as the layout has it, written and copied with the block; else None.
         sinks, alibi_slopes: (H,) float32, the layer's own, when the spec has `sinks` or `alibi`, else None.
+        index: (N, S, `index_dim`), an indexer's keys, when the spec has `index_dim`, else None.
+        is_latent: v is a view of k.
     """
 
     k: Tensor
@@ -193,6 +234,27 @@ class LayerKV:
     v_scale: Tensor | None = None
     sinks: Tensor | None = None
     alibi_slopes: Tensor | None = None
+    index: Tensor | None = None
+    is_latent: bool = False
+
+    @classmethod
+    def of_rows(
+        cls,
+        rows: Tensor,
+        latent_dim: int,
+        layout: str = "NHD",
+        scale: Tensor | None = None,
+        index: Tensor | None = None,
+    ) -> LayerKV:
+        """Of a latent cache: rows (N, S, 1, D) or (N, 1, S, D), and what they are scaled by."""
+        return cls(rows, rows[..., :latent_dim], layout, scale, scale, index=index, is_latent=True)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a block has, each tensor once: K and V or rows, tokens' scales, an indexer's keys; (N, ...)."""
+        names = ("k", "k_scale", "index") if self.is_latent else ("k", "v", "k_scale", "v_scale", "index")
+        found = {name: stored for name in names if (stored := getattr(self, name)) is not None}
+        return {name: stored for name, stored in found.items() if stored.dim() > 1}  # an fp8 pool's scales are heads'
 
     @property
     def num_blocks(self) -> int:

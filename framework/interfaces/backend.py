@@ -1,7 +1,7 @@
 """The extension point for attention backends: attention over a paged KV pool."""
 
 # Shapes: T query tokens (packed)  B requests  N blocks in the pool, the null block included  S tokens a block
-#         M blocks a table row     H query heads  K kv heads  D head dim
+#         M blocks a table row     H query heads  K kv heads  D head dim  V value dim
 
 from __future__ import annotations
 
@@ -74,9 +74,10 @@ class AttentionBackend(ABC):
         """Write softmax(q k^T * scale) v, causally masked, into `out`.
 
         Args:
-            q: (T, H, D). Queries of all rows, packed in row order. May be non-contiguous in T.
+            q: (T, H, D). Queries of all rows, packed in row order. May be non-contiguous in T. Of a latent cache the
+                queries are in its space: a row's latent, then its rotated key.
             pool: only slots below each row's context length are read; all others may hold NaN.
-            out: (T, H, D), dtype of q. Overwritten; must not alias q. Rows of context 0 give zeros.
+            out: (T, H, V), dtype of q. Overwritten; must not alias q. Rows of context 0 give zeros.
             lse: (T, H) float32 or None: natural log of the softmax's denominator, a sink included; -inf where
                 context is 0.
 
@@ -103,8 +104,9 @@ class AttentionBackend(ABC):
                 f"{type(self).__name__} was set up for (dtype, layout, block size, heads, head dim) {asked}, "
                 f"got {found}"
             )
-        if out.shape != q.shape or out.dtype != q.dtype:
-            raise InvalidArgument(f"out is {tuple(out.shape)} {out.dtype}; it must be as q, {tuple(q.shape)} {q.dtype}")
+        asked_out = (*q.shape[:2], spec.value_dim)
+        if tuple(out.shape) != asked_out or out.dtype != q.dtype:
+            raise InvalidArgument(f"out is {tuple(out.shape)} {out.dtype}; it must be {asked_out} {q.dtype}")
         capacity = batch.block_tables.shape[1] * spec.block_size
         if batch.max_context_len > capacity:
             raise InvalidArgument(
@@ -116,6 +118,7 @@ class AttentionBackend(ABC):
         """Store k, v (T, K, D) at `slot_mapping` (T,) int64; negative slots are skipped.
 
         `attend` of any row of the step may read them: rows admitted together share blocks that one of them writes.
+        Of a latent cache k (T, 1, D) are the rows, and v, a view of them, is not stored.
         """
         from framework.interfaces import _torch_ops
 
@@ -136,13 +139,35 @@ class AttentionBackend(ABC):
         return _torch_ops.rotate(q, rope)
 
     def copy_blocks(self, pool: LayerKV, copies: Tensor) -> None:
-        """For each row (source, destination) of `copies` (n, 2) int64, in order: copy one block's K and V.
+        """For each row (source, destination) of `copies` (n, 2) int64, in order: copy all that one block has.
 
         `copies` lies on the pool's device or, as the engine gives it, on the host: to check it then costs no wait.
         """
         from framework.interfaces import _torch_ops
 
         _torch_ops.copy_blocks(pool, copies)
+
+    def write_index(self, pool: LayerKV, keys: Tensor, slot_mapping: Tensor) -> None:
+        """Store an indexer's keys (T, `index_dim`) at `slot_mapping` (T,) int64; negative slots are skipped."""
+        from framework.interfaces import _torch_ops
+
+        _torch_ops.write_index(pool, keys, slot_mapping)
+
+    def select(self, q: Tensor, weights: Tensor, pool: LayerKV, batch: Batch, count: int) -> Tensor:
+        """The slots (T, min(count, `max_context_len`)) int32 of the tokens that each query is to attend to.
+
+        Of the C positions a query sees, the `count` with the highest sum over heads of weights * relu(q . key), of
+        equal ones the first; all of them where they are no more. A query's first min(C, count) entries are slots, in
+        any order, the others 0: they are a block table for blocks of one token. Reads the lengths on the host.
+
+        Args:
+            q: (T, heads, `index_dim`), of the indexer, scaled. weights: (T, heads).
+
+        Source: DeepSeek-V3.2, arXiv:2512.02556 section 2.1.
+        """
+        from framework.interfaces import _torch_ops
+
+        return _torch_ops.select(q, weights, pool, batch, count)
 
 
 class DenseBackend(AttentionBackend):
@@ -153,16 +178,16 @@ class DenseBackend(AttentionBackend):
 
     @abstractmethod
     def attend_one(self, q: Tensor, k: Tensor, v: Tensor, row: Row) -> Tensor:
-        """One row's output (Tq, H, D), dtype of q.
+        """One row's output (Tq, H, V), dtype of q.
 
         Args:
             q: (Tq, H, D), the last Tq positions of the context.
-            k, v: (C, K, D), dtype of q. Query head h reads kv head h // (H / K).
+            k, v: (C, K, D) and (C, K, V), dtype of q. Query head h reads kv head h // (H / K).
             row: lengths, mask and parameters.
         """
 
     def gather(self, pool: LayerKV, block_table: Tensor, context: int) -> tuple[Tensor, Tensor]:
-        """K and V of a row's first `context` tokens, each (C, K, D), in the pool's dtype; a copy.
+        """K (C, K, D) and V (C, K, V) of a row's first `context` tokens, in the pool's dtype; a copy.
 
         `block_table` (M,) int32 is the row's.
         """

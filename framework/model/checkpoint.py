@@ -16,6 +16,7 @@ from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder, DecoderLayer
 from framework.model.delta import GatedDelta
 from framework.model.experts import RoutedExperts
+from framework.model.latent import LatentAttention
 
 _INDEX = "model.safetensors.index.json"
 _SHOWN = 4
@@ -129,6 +130,8 @@ def _expert_views(experts: RoutedExperts, family: str) -> dict[str, Tensor]:
     if family == "mixtral":
         room, names = "block_sparse_moe", ("w1", "w3", "w2")
     views: dict[str, Tensor] = {f"{room}.gate.weight": experts.router}
+    if experts.choice_bias is not None:
+        views[f"{room}.gate.e_score_correction_bias"] = experts.choice_bias
     for index, (gate_up, down) in enumerate(zip(experts.gate_up, experts.down, strict=True)):
         parts = (*gate_up.chunk(2), down)
         views |= {f"{room}.experts.{index}.{name}.weight": part for name, part in zip(names, parts, strict=True)}
@@ -137,10 +140,18 @@ def _expert_views(experts: RoutedExperts, family: str) -> dict[str, Tensor]:
 
 def _layer_targets(layer: DecoderLayer, family: str) -> dict[str, Target]:
     views = _norm_views(layer)
-    views |= _attention_views(layer, family) if layer.delta is None else _delta_views(layer.delta)
-    views |= _mlp_views(layer, family) if layer.experts is None else _expert_views(layer.experts, family)
+    if layer.delta is not None:
+        views |= _delta_views(layer.delta)
+    elif layer.latent is not None:
+        views |= _latent_views(layer.latent)
+    else:
+        views |= _attention_views(layer, family)
+    if layer.experts is not None:
+        views |= _expert_views(layer.experts, family)
+    if layer.has_mlp:
+        views |= _mlp_views(layer, family, "mlp" if layer.experts is None else "mlp.shared_experts")
     targets: dict[str, Target] = {name: (view, tuple(view.shape)) for name, view in views.items()}
-    if layer.delta is None and layer.qk_norm is not None:
+    if layer.delta is None and layer.latent is None and layer.qk_norm is not None:
         # One row of the checkpoint fills the rows of all heads.
         shape = (layer.head_dim,)
         targets["self_attn.q_norm.weight"] = (layer.qk_norm[: layer.num_heads], shape)
@@ -173,15 +184,42 @@ def _delta_views(delta: GatedDelta) -> dict[str, Tensor]:
     }
 
 
-def _mlp_views(layer: DecoderLayer, family: str) -> dict[str, Tensor]:
+def _latent_views(latent: LatentAttention) -> dict[str, Tensor]:
+    rank, rest = latent.widths[0], sum(latent.widths[1:])
+    views: dict[str, Tensor] = {
+        f"self_attn.{'q_b_proj' if rank else 'q_proj'}.weight": latent.queries,
+        "self_attn.kv_a_layernorm.weight": latent.latent_norm,
+        "self_attn.kv_b_proj.weight": latent.expansion.flatten(0, 1),
+    }
+    if latent.query_norm is not None:
+        views["self_attn.q_a_layernorm.weight"] = latent.query_norm
+    biases = ("bias", latent.inputs_bias, latent.output_bias)
+    for kind, inputs, output in (("weight", latent.inputs, latent.output), biases):
+        if inputs is not None:
+            queries, views[f"self_attn.kv_a_proj_with_mqa.{kind}"] = torch.split(inputs, [rank, rest])
+            views |= {f"self_attn.q_a_proj.{kind}": queries} if rank else {}
+        if output is not None:
+            views[f"self_attn.o_proj.{kind}"] = output
+    if (indexer := latent.indexer) is not None:
+        views |= {
+            "self_attn.indexer.wq_b.weight": indexer.queries,
+            "self_attn.indexer.wk.weight": indexer.key,
+            "self_attn.indexer.k_norm.weight": indexer.key_norm,
+            "self_attn.indexer.k_norm.bias": indexer.key_norm_bias,
+            "self_attn.indexer.weights_proj.weight": indexer.weights,
+        }
+    return views
+
+
+def _mlp_views(layer: DecoderLayer, family: str, room: str) -> dict[str, Tensor]:
     views: dict[str, Tensor] = {}
     for kind, gate_up, down in (("weight", layer.gate_up, layer.down), ("bias", layer.gate_up_bias, layer.down_bias)):
         if gate_up is not None and family == "phi3":
-            views[f"mlp.gate_up_proj.{kind}"] = gate_up
+            views[f"{room}.gate_up_proj.{kind}"] = gate_up
         elif gate_up is not None:
-            views[f"mlp.gate_proj.{kind}"], views[f"mlp.up_proj.{kind}"] = gate_up.chunk(2)
+            views[f"{room}.gate_proj.{kind}"], views[f"{room}.up_proj.{kind}"] = gate_up.chunk(2)
         if down is not None:
-            views[f"mlp.down_proj.{kind}"] = down
+            views[f"{room}.down_proj.{kind}"] = down
     return views
 
 
@@ -221,8 +259,10 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _known_extra(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor without a place is harmless: a tied head stored twice, a table that old versions saved, or of
-    Qwen3.5 what reads images or drafts tokens."""
+    """Whether a tensor without a place is harmless: a tied head stored twice, a table that old versions saved, of
+    Qwen3.5 what reads images or drafts tokens, of DeepSeek the layer that drafts, behind the last one."""
+    if config.latent is not None and name.startswith(f"model.layers.{config.num_layers}."):
+        return True
     if config.family == "qwen3_5_text" and name.startswith(("model.visual.", "mtp.")):
         return True
     return (name == "lm_head.weight" and config.tie_word_embeddings) or name.endswith("rotary_emb.inv_freq")

@@ -9,7 +9,7 @@ from framework.errors import ModelError
 
 FAMILIES = (
     "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss",
-    "qwen3_5_text",
+    "qwen3_5_text", "deepseek_v3", "deepseek_v32", "minicpm3",
 )  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -43,6 +43,20 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingConfig:
+    """How DeepSeek V3 chooses experts: sigmoid scores, a bias for the choice alone, and the best groups first.
+
+    Attributes:
+        num_groups, groups_per_token: experts in groups of equal size, and from how many of them a token may choose.
+        scaling: of the chosen weights.
+    """
+
+    num_groups: int
+    groups_per_token: int
+    scaling: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
     """Routed experts in place of a layer's MLP.
 
@@ -52,6 +66,9 @@ class ExpertsConfig:
         renormalise: the weights of the chosen experts sum to 1; else they are what a softmax over all gives them.
         bias: the router and all projections have one.
         clamped: gpt-oss's activation, with gate and up interleaved.
+        routing: None: by a softmax.
+        shared_size: intermediate size of the MLP that every token goes through beside its experts; 0: there is none.
+        first_layer: the layers before it have an MLP alone.
     """
 
     count: int
@@ -60,8 +77,18 @@ class ExpertsConfig:
     renormalise: bool = True
     bias: bool = False
     clamped: bool = False
+    routing: RoutingConfig | None = None
+    shared_size: int = 0
+    first_layer: int = 0
 
     def __post_init__(self) -> None:
+        if self.routing is not None:
+            groups = self.routing.num_groups
+            if self.count % groups or not 1 <= self.routing.groups_per_token <= groups or self.count < 2 * groups:
+                raise ModelError(
+                    f"{self.routing.groups_per_token} of {groups} groups of {self.count} experts: groups are of equal "
+                    "size, at least 2, and no more are chosen than there are"
+                )
         if not 1 <= self.per_token <= self.count <= 2**14 or not 1 <= self.intermediate_size <= 2**24:
             raise ModelError(
                 f"a token goes through {self.per_token} of {self.count} experts of {self.intermediate_size} elements: "
@@ -109,6 +136,44 @@ class RecurrentConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexConfig:
+    """An indexer: its heads, the elements of its keys, and how many tokens it selects."""
+
+    num_heads: int
+    dim: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentConfig:
+    """Multi-head latent attention: a token keeps one latent and one rotated key for all heads.
+
+    Attributes:
+        query_rank: of the queries' own latent; None: queries are projected at once.
+        latent_dim: elements of the latent, `kv_lora_rank`.
+        nope_dim, rope_dim: elements of a head's queries and keys that are not and that are rotated.
+        value_dim: elements of a head's values.
+        interleaved: what is rotated are the pairs (2i, 2i + 1).
+        index: of an indexer, where attention is to the tokens that it selects alone.
+    """
+
+    query_rank: int | None
+    latent_dim: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    interleaved: bool
+    index: IndexConfig | None = None
+
+    def __post_init__(self) -> None:
+        sizes = (self.query_rank or 1, self.latent_dim, self.nope_dim, self.rope_dim, self.value_dim)
+        if not all(1 <= size <= 2**16 for size in sizes) or self.rope_dim % 2:
+            raise ModelError(f"latent attention of sizes {sizes}: each must be 1 to 65,536, and what is rotated even")
+        if self.index is not None and self.query_rank is None:
+            raise ModelError("an indexer reads the queries' own latent, and there is none: q_lora_rank is missing")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """A decoder-only transformer of one of `FAMILIES`. Sizes in elements, positions in tokens.
 
@@ -122,11 +187,13 @@ class ModelConfig:
         attention_scale: of q . k; None: 1 / sqrt(head_dim). soft_cap: of the scores. logit_cap: of the logits.
         activation: of the gate.
         norms_plus_one: norms multiply by 1 + weight. sandwich_norms: attention and MLP end in a norm of their own.
-        scaled_embeddings: multiplied by sqrt(hidden_size).
+        embedding_scale: of the embeddings. residual_scale: of what a layer's attention and MLP add.
+        logit_scale: of the last hidden states.
         sinks: one more logit a head in every softmax.
         experts: in place of each layer's MLP.
         recurrent: layers without attention; None: there are none.
-        rotary_dim: leading elements of a head that are rotated; None: all.
+        latent: multi-head latent attention; `num_kv_heads` is then 1, and `head_dim` that of a head's queries.
+        rotary_dim: elements of a head that are rotated, the first ones, of latent attention the last; None: all.
         output_gate: what attention gives is multiplied by the sigmoid of a gate, one for each element.
         eos_token_ids: as config.json has them; a checkpoint's generation_config.json overrides them on loading.
         dtype: torch's name of the dtype the weights were saved in.
@@ -158,10 +225,13 @@ class ModelConfig:
     activation: Literal["silu", "gelu_tanh"] = "silu"
     norms_plus_one: bool = False
     sandwich_norms: bool = False
-    scaled_embeddings: bool = False
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     sinks: bool = False
     experts: ExpertsConfig | None = None
     recurrent: RecurrentConfig | None = None
+    latent: LatentConfig | None = None
     rotary_dim: int | None = None
     output_gate: bool = False
     bos_token_id: int | None = None

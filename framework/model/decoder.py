@@ -18,12 +18,15 @@ from framework.errors import InvalidArgument
 from framework.model.config import ModelConfig, RopeScaling
 from framework.model.delta import GatedDelta
 from framework.model.experts import NewWeight, RoutedExperts
+from framework.model.functions import linear, rms_norm, rotate
+from framework.model.latent import LatentAttention
 from framework.model.shard import WHOLE, Group, Shard
 
-Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Attention = Callable[..., Tensor]
 """(layer, q (T, H, D), k (T, K, D), v (T, K, D)) -> (T, H, D).
 
-Of a recurrent layer what `GatedDelta.forward` hands to `recur` instead: (layer, (T, C), (T, N), (T, N)) -> (T, N, V).
+Of latent attention what `LatentAttention.forward` hands to `attend`, after the layer. Of a recurrent layer what
+`GatedDelta.forward` hands to `recur`: (layer, (T, C), (T, N), (T, N)) -> (T, N, V).
 q and k are rotated, unless the pass was asked to leave that to attention. All are views whose last dimension alone
 is contiguous; they stay valid for this call only.
 """
@@ -78,7 +81,7 @@ class Decoder(nn.Module):
         self.embedding = weight(len(self.vocabulary), config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(shard_config, index, weight) for index in range(config.num_layers))
         self.norm = weight(config.hidden_size)
-        self._embedding_scale = float(torch.tensor(config.hidden_size**0.5).to(dtype))  # rounded, as it was trained
+        self._embedding_scale = float(torch.tensor(config.embedding_scale).to(dtype))  # rounded, as it was trained
         self.lm_head = self.embedding
         if not config.tie_word_embeddings:
             self.lm_head = weight(len(self.vocabulary), config.hidden_size)
@@ -122,11 +125,11 @@ class Decoder(nn.Module):
         rope = self.rope(positions) if rotate else None
         local = self.rope(positions, local=True) if rotate and self.local_frequencies is not None else rope
         x = self._embed(tokens)
-        if self.config.scaled_embeddings:
+        if self._embedding_scale != 1.0:
             x = x * self._embedding_scale
         for layer in self.layers:
             x = layer(x, local if layer.slides else rope, attention, rows if layer is self.layers[-1] else None)
-        return _rms_norm(x, self.norm, self.config.rms_norm_eps, self.config.norms_plus_one)
+        return rms_norm(x, self.norm, self.config.rms_norm_eps, self.config.norms_plus_one)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -134,7 +137,9 @@ class Decoder(nn.Module):
 
         Of several ranks rank 0 alone gets them; the others keep the columns of their own vocabulary.
         """
-        logits = _linear(hidden, self.lm_head, None)
+        if self.config.logit_scale != 1.0:
+            hidden = hidden * self.config.logit_scale
+        logits = linear(hidden, self.lm_head, None)
         if self.config.logit_cap is not None:
             logits = self.config.logit_cap * torch.tanh(logits / self.config.logit_cap)
         if self.group is not None:
@@ -215,24 +220,31 @@ class DecoderLayer(nn.Module):
         self.group: Group | None = None
         self.index, self.eps, self.plus_one = index, config.rms_norm_eps, config.norms_plus_one
         self.slides, self.activation = config.slides(index), config.activation
+        self.residual_scale = config.residual_scale
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         hidden = config.hidden_size
         self.input_norm = weight(hidden)
         self.delta: GatedDelta | None = None
+        self.latent: LatentAttention | None = None
         self.sinks: nn.Parameter | None = None
         if config.recurrent is not None and config.recurrent.layers[index]:
             self.delta = GatedDelta(config.recurrent, hidden, config.rms_norm_eps, weight)
+        elif config.latent is not None:
+            self.latent = LatentAttention(config, config.latent, weight)
         else:
             self._make_attention(config, weight)
         self.attention_end_norm = weight(hidden) if config.sandwich_norms else None
         self.post_norm = weight(hidden)
         self.mlp_end_norm = weight(hidden) if config.sandwich_norms else None
-        self.experts = None if config.experts is None else RoutedExperts(config.experts, hidden, weight)
-        if self.experts is not None:
+        self.experts, width = None, config.intermediate_size
+        if config.experts is not None and index >= config.experts.first_layer:
+            self.experts, width = RoutedExperts(config.experts, hidden, weight), config.experts.shared_size
+        self.has_mlp = width > 0
+        if not self.has_mlp:
             return
-        self.gate_up = weight(2 * config.intermediate_size, hidden)
-        self.gate_up_bias = weight(2 * config.intermediate_size) if config.mlp_bias else None
-        self.down = weight(hidden, config.intermediate_size)
+        self.gate_up = weight(2 * width, hidden)
+        self.gate_up_bias = weight(2 * width) if config.mlp_bias else None
+        self.down = weight(hidden, width)
         self.down_bias = weight(hidden) if config.mlp_bias else None
 
     def _make_attention(self, config: ModelConfig, weight: NewWeight) -> None:
@@ -261,7 +273,7 @@ class DecoderLayer(nn.Module):
             thought = self._mlp(self._norm(part, self.post_norm))
             if self.mlp_end_norm is not None:
                 thought = self._norm(thought, self.mlp_end_norm)
-            part.add_(thought)
+            part.add_(thought, alpha=self.residual_scale)
         return x
 
     def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -273,7 +285,13 @@ class DecoderLayer(nn.Module):
     def _attend(
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attention: Attention, rows: Tensor | None
     ) -> Tensor:
-        qkv = _linear(self._norm(x, self.input_norm), self.qkv, self.qkv_bias)
+        if self.latent is not None:
+            assert rope is not None
+            mixed = self.latent(self._norm(x, self.input_norm), rope, partial(attention, self.index))
+            x, mixed = (x, mixed) if rows is None else (x[rows], mixed[rows])
+            mixed = self._from_parts(mixed, self.latent.output, self.latent.output_bias)
+            return torch.add(x, mixed, alpha=self.residual_scale)
+        qkv = linear(self._norm(x, self.input_norm), self.qkv, self.qkv_bias)
         qkv = qkv.view(len(x), -1, self.head_dim)
         qk, v = qkv[:, : -self.num_kv_heads], qkv[:, -self.num_kv_heads :]
         if self.output_gate:
@@ -282,7 +300,7 @@ class DecoderLayer(nn.Module):
         if self.qk_norm is not None:
             qk = self._norm_heads(qk, self.qk_norm)
         if rope is not None:
-            qk = _rotate(qk, rope)
+            qk = rotate(qk, rope)
         mixed = attention(self.index, qk[:, : self.num_heads], qk[:, self.num_heads :], v)
         if self.output_gate:
             mixed = mixed * gate.sigmoid()
@@ -296,25 +314,28 @@ class DecoderLayer(nn.Module):
     def _mlp(self, x: Tensor) -> Tensor:
         if self.experts is not None:
             routed: Tensor = self.experts(x)
-            return routed
-        gate, up = _linear(x, self.gate_up, self.gate_up_bias).chunk(2, -1)
+            return routed + self._gated(x) if self.has_mlp else routed
+        return self._gated(x)
+
+    def _gated(self, x: Tensor) -> Tensor:
+        gate, up = linear(x, self.gate_up, self.gate_up_bias).chunk(2, -1)
         gate = F.silu(gate) if self.activation == "silu" else F.gelu(gate, approximate="tanh")
         return self._from_parts(gate.mul_(up), self.down, self.down_bias)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return _rms_norm(x, weight, self.eps, self.plus_one)
+        return rms_norm(x, weight, self.eps, self.plus_one)
 
     def _norm_heads(self, qk: Tensor, weight: Tensor) -> Tensor:
         """qk (T, N, D) with a row of weights (N, D) for each head."""
         if self.plus_one:
-            return (_rms_norm(qk.float(), None, self.eps) * (1 + weight.float())).to(qk.dtype)
-        return _rms_norm(qk, None, self.eps) * weight
+            return (rms_norm(qk.float(), None, self.eps) * (1 + weight.float())).to(qk.dtype)
+        return rms_norm(qk, None, self.eps) * weight
 
     def _from_parts(self, x: Tensor, weight: nn.Parameter, bias: Tensor | None) -> Tensor:
         """x times weight plus bias, where each rank holds its columns of both factors; the bias is added once."""
         if self.group is None:
-            return _linear(x, weight, bias)
-        total = self.group.sum(_linear(x, weight, None))
+            return linear(x, weight, bias)
+        total = self.group.sum(linear(x, weight, None))
         return total if bias is None else total.add_(bias)
 
 
@@ -347,28 +368,3 @@ def _yarn(frequencies: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
     ramp = (torch.arange(dim // 2).float() - low) / (high - low if high != low else 0.001)
     stretched = ramp.clamp(0, 1)
     return frequencies / scaling.factor * stretched + frequencies * (1 - stretched)
-
-
-def _linear(x: Tensor, weight: nn.Parameter, bias: Tensor | None) -> Tensor:
-    """x (T, I) times weight (O, I) transposed, plus bias (O,): through the packed copy where there is one."""
-    packed = getattr(weight, "packed", None)
-    if packed is None:
-        return F.linear(x, weight, bias)
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-    return product
-
-
-def _rms_norm(x: Tensor, weight: Tensor | None, eps: float, plus_one: bool = False) -> Tensor:
-    """`plus_one`: times 1 + weight, all in float32 at least and rounded once."""
-    if plus_one and weight is not None:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return (F.rms_norm(x.to(wide), x.shape[-1:], None, eps) * (1 + weight.to(wide))).to(x.dtype)
-    return F.rms_norm(x, x.shape[-1:], weight, eps)
-
-
-def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate pairs (i, i + R/2) of the first R elements of x (T, N, D): x * cos + swapped halves * signed sin."""
-    cos, sin = rope
-    if (width := cos.shape[-1]) < x.shape[-1]:
-        return torch.cat((_rotate(x[..., :width], rope), x[..., width:]), -1)
-    return torch.addcmul(x * cos, x.roll(width // 2, -1), sin)

@@ -1,6 +1,6 @@
 """The plain dense answer: causal attention over whole sequences, one at a time. The engine's oracle."""
 
-# Shapes: T tokens of one sequence  H query heads  K kv heads  D head dim  V vocabulary
+# Shapes: T tokens of one sequence  C of its context  H query heads  K kv heads  D head dim  V value dim; vocabulary
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from framework.errors import InvalidArgument
 from framework.model.decoder import Decoder, DecoderLayer
 from framework.model.delta import SequenceStates
+from framework.model.latent import Index
 
 TokenIds = Sequence[int] | npt.NDArray[np.int32] | Tensor
 
@@ -40,14 +41,15 @@ class DenseCache:
     """The attention of one sequence, call by call, without blocks.
 
     Attributes:
-        kv: K and V (C, K, D) of each layer so far.
+        kv: K and V (C, K, D) of each layer so far; of latent attention rows (C, 1, D) and latents.
     """
 
     def __init__(self, decoder: Decoder):
         self._decoder, self._states = decoder, SequenceStates()
         self.kv: dict[int, tuple[Tensor, Tensor]] = {}
+        self._index_keys: dict[int, Tensor] = {}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, index: Index | None = None) -> Tensor:
         """See `framework.model.decoder.Attention`."""
         config, module = self._decoder.config, self._decoder.layers[layer]
         assert isinstance(module, DecoderLayer)
@@ -56,10 +58,27 @@ class DenseCache:
         if layer in self.kv:
             k, v = (torch.cat((before, new)) for before, new in zip(self.kv[layer], (k, v), strict=True))
         self.kv[layer] = k, v
+        selected = None if index is None else self._selected(layer, index)
         return dense_attention(
             q, k, v, window=config.window(layer), scale=config.attention_scale, soft_cap=config.soft_cap,
-            sinks=module.sinks,
+            sinks=module.sinks, selected=selected,
         )  # fmt: skip
+
+    def _selected(self, layer: int, index: Index) -> Tensor:
+        """Which positions each of the last tokens may attend to, (T, C) bool: those of the highest scores."""
+        latent = self._decoder.config.latent
+        assert latent is not None
+        assert latent.index is not None
+        before = self._index_keys.get(layer, index.keys[:0])
+        keys = self._index_keys[layer] = torch.cat((before, index.keys))
+        wide = torch.promote_types(keys.dtype, torch.float32)
+        scores = torch.relu(index.queries.to(wide) @ keys.to(wide).T)
+        scores = torch.einsum("th,thc->tc", index.weights.to(wide), scores)
+        scores = scores.masked_fill(~_causal(len(scores), len(keys), keys.device), -torch.inf)
+        chosen = scores.sort(dim=-1, descending=True, stable=True).indices[
+            :, : latent.index.count
+        ]  # of equal ones the first
+        return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, chosen, True)
 
 
 def dense_attention(
@@ -71,18 +90,19 @@ def dense_attention(
     scale: float | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
+    selected: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of the last T positions of one sequence: q (T, H, D), k and v (C, K, D) -> (T, H, D).
+    """Causal attention of the last T positions of one sequence: q (T, H, D), k (C, K, D), v (C, K, V) -> (T, H, V).
 
     Query i stands at position C - T + i. `window`: it sees only the last so many positions, its own included. `scale`,
-    `soft_cap` and `sinks` (H,) as in AttentionSpec.
+    `soft_cap` and `sinks` (H,) as in AttentionSpec. `selected` (T, C) bool: what else it may see.
     """
     queries, context = len(q), len(k)
-    position = torch.arange(context - queries, context, device=q.device)[:, None]
-    column = torch.arange(context, device=q.device)[None]
-    mask = column <= position
+    mask = _causal(queries, context, q.device)
     if window is not None:
-        mask &= column > position - window
+        mask &= ~_causal(queries, context, q.device, back=window)
+    if selected is not None:
+        mask &= selected
     group = q.shape[1] // k.shape[1]
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
     if soft_cap is None and sinks is None:
@@ -95,6 +115,12 @@ def dense_attention(
     if sinks is not None:
         scores = torch.cat((scores, sinks.to(wide)[:, None, None].expand(-1, queries, 1)), -1)
     return (scores.softmax(-1)[..., :context] @ v[0].to(wide)).to(v.dtype).transpose(0, 1)
+
+
+def _causal(queries: int, context: int, device: torch.device, back: int = 0) -> Tensor:
+    """Which of `context` positions the last `queries` ones see, (T, C) bool, from `back` positions behind them."""
+    position = torch.arange(context - queries, context, device=device)[:, None]
+    return torch.arange(context, device=device)[None] <= position - back
 
 
 def dense_logits(decoder: Decoder, tokens: TokenIds) -> Tensor:

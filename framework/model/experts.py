@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from framework.model.config import ExpertsConfig
+from framework.model.config import ExpertsConfig, RoutingConfig
 
 _SWIGLU_ALPHA, _SWIGLU_LIMIT = 1.702, 7.0
 """Constants of gpt-oss. Source: its model card; transformers' GptOssConfig."""
@@ -35,6 +35,10 @@ class RoutedExperts(nn.Module):
 
         self.router = weight(count, hidden)
         self.router_bias = weight(count) if config.bias else None
+        self.choice_bias: nn.Parameter | None = None
+        if config.routing is not None:  # in float32 at least: half precision would choose others
+            wide = torch.promote_types(self.router.dtype, torch.float32)
+            self.choice_bias = nn.Parameter(weight(count).to(wide), requires_grad=False)
         self.gate_up = weight(count, 2 * width, hidden)
         self.gate_up_bias = weight(count, 2 * width) if config.bias else None
         self.down = weight(count, hidden, width)
@@ -57,12 +61,28 @@ class RoutedExperts(nn.Module):
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (T, A) in x's dtype, and the experts (T, A) they are for."""
+        if self._config.routing is not None:
+            return self._route_by_group(x, self._config.routing)
         scores = F.linear(x, self.router, self.router_bias)
         if self._config.renormalise:  # a softmax over the chosen ones alone is the same
             top, chosen = scores.topk(self._config.per_token, -1)
             return top.float().softmax(-1).to(x.dtype), chosen
         top, chosen = scores.float().softmax(-1).topk(self._config.per_token, -1)
         return top.to(x.dtype), chosen
+
+    def _route_by_group(self, x: Tensor, routing: RoutingConfig) -> tuple[Tensor, Tensor]:
+        """See RoutingConfig: a group is as good as its two best experts. Source: arXiv:2412.19437 section 2.1.2."""
+        assert self.choice_bias is not None
+        wide = self.choice_bias.dtype
+        scores = F.linear(x.to(wide), self.router.to(wide)).sigmoid()
+        biased = (scores + self.choice_bias).view(len(x), routing.num_groups, -1)
+        groups = biased.topk(2, -1).values.sum(-1).topk(routing.groups_per_token, -1).indices
+        left = torch.ones_like(biased[..., 0], dtype=torch.bool).scatter(-1, groups, False)
+        chosen = biased.masked_fill(left.unsqueeze(-1), -torch.inf).flatten(-2).topk(self._config.per_token, -1).indices
+        top = scores.gather(-1, chosen)
+        if self._config.renormalise:
+            top = top / (top.sum(-1, keepdim=True) + 1e-20)
+        return (top * routing.scaling).to(x.dtype), chosen
 
     def _expert(self, x: Tensor, expert: int) -> Tensor:
         first = None if self.gate_up_bias is None else self.gate_up_bias[expert]

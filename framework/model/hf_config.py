@@ -14,7 +14,17 @@ from typing import Any, TypeVar
 
 from framework.errors import ModelError, shown
 from framework.files.jsonl import read_object
-from framework.model.config import FAMILIES, LARGEST, ExpertsConfig, ModelConfig, RecurrentConfig, RopeScaling
+from framework.model.config import (
+    FAMILIES,
+    LARGEST,
+    ExpertsConfig,
+    IndexConfig,
+    LatentConfig,
+    ModelConfig,
+    RecurrentConfig,
+    RopeScaling,
+    RoutingConfig,
+)
 from framework.sampling import is_integer
 
 T = TypeVar("T", int, float, bool, dict[str, Any])
@@ -23,7 +33,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
 _LARGEST_INTEGER = 2**31 - 1
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-_GEMMA = {"activation": "gelu_tanh", "norms_plus_one": True, "sandwich_norms": True, "scaled_embeddings": True}
+_GEMMA = {"activation": "gelu_tanh", "norms_plus_one": True, "sandwich_norms": True}
+_LATENT = ("deepseek_v3", "deepseek_v32", "minicpm3")
 
 _DECODERS: dict[str, dict[str, Any]] = {
     "qwen2": {"attention_bias": True},
@@ -36,6 +47,12 @@ _DECODERS: dict[str, dict[str, Any]] = {
 }
 """What the decoder of a family has, whatever config.json says."""
 
+_DEEPSEEK: dict[str, Any] = {
+    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "n_group": 8, "topk_group": 4, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+    "n_shared_experts": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "first_k_dense_replace": 3,
+    "rope_interleave": True,
+}  # fmt: skip
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "mixtral": {"rope_theta": 1e6},
     "qwen3": {"head_dim": 128},
@@ -47,13 +64,19 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"head_dim": 256, "full_attention_interval": 4, "linear_num_key_heads": 16,
                      "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
                      "linear_conv_kernel_dim": 4},
+    "deepseek_v3": _DEEPSEEK,
+    "deepseek_v32": _DEEPSEEK | {"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64},
+    "minicpm3": {"kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
+                 "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "rms_norm_eps": 1e-5,
+                 "tie_word_embeddings": True},
 }  # fmt: skip
 """What transformers assumes where a family's config.json leaves a key out."""
 
-_NULL_IS_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+_NULL_IS_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "q_lora_rank", "scale_depth",
+                 "dim_model_base")  # fmt: skip
 """Keys whose null says that there is none; elsewhere null leaves a key out."""
 
-_WHOLE_BIAS = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "qwen3_5_text", "gemma2", "gemma3_text")
+_WHOLE_BIAS = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "qwen3_5_text", "gemma2", "gemma3_text", *_LATENT)
 """`attention_bias` means the output projection too."""
 
 
@@ -130,14 +153,14 @@ def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
         "num_heads": heads,
         "num_kv_heads": value_of(config, "num_key_value_heads", int, heads),
         "head_dim": value_of(config, "head_dim", int, max(1, hidden // heads)),
-        "intermediate_size": value_of(config, "intermediate_size", int) if not experts else experts.intermediate_size,
+        "intermediate_size": _intermediate_size(config, experts),
         "rope_theta": theta,
         "rope_scaling": scaling,
         "rms_norm_eps": value_of(config, "rms_norm_eps", float, 1e-6),
         "tie_word_embeddings": value_of(config, "tie_word_embeddings", bool, False),
         "attention_bias": bias,
         "output_bias": bias,
-        "mlp_bias": value_of(config, "mlp_bias", bool, False) and family == "llama",
+        "mlp_bias": value_of(config, "mlp_bias", bool, False) and family in ("llama", "minicpm3"),
         "max_position_embeddings": value_of(config, "max_position_embeddings", int, 2048),
         "sliding_window": window,
         "sliding_layers": sliding,
@@ -153,6 +176,9 @@ def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
         facts["attention_scale"] = value_of(config, "query_pre_attn_scalar", float) ** -0.5
         for field, key in (("soft_cap", "attn_logit_softcapping"), ("logit_cap", "final_logit_softcapping")):
             facts[field] = None if config.get(key) is None else value_of(config, key, float)
+        facts["embedding_scale"] = hidden**0.5
+    if family in _LATENT:
+        facts |= _latent(config)
     return ModelConfig(**facts | _DECODERS.get(family, {}))
 
 
@@ -292,12 +318,14 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
 def _yarn_attention(parameters: Mapping[str, Any], factor: float) -> float:
     """The factor of cos and sin that transformers infers where none is given. Source: arXiv:2309.00071 section 3.4."""
 
-    def growth(scale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
-
     if parameters.get("mscale") and parameters.get("mscale_all_dim"):
-        return growth(value_of(parameters, "mscale", float)) / growth(value_of(parameters, "mscale_all_dim", float))
-    return growth(1.0)
+        scales = (value_of(parameters, name, float) for name in ("mscale", "mscale_all_dim"))
+        return _growth(factor, next(scales)) / _growth(factor, next(scales))
+    return _growth(factor, 1.0)
+
+
+def _growth(factor: float, scale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
 def _local_theta(config: Mapping[str, Any]) -> float | None:
@@ -311,9 +339,88 @@ def _local_theta(config: Mapping[str, Any]) -> float | None:
     return value_of(parameters, "rope_theta", float, value_of(config, "rope_local_base_freq", float, 10_000.0))
 
 
+def _latent(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model with latent attention has of its own."""
+    family, heads = config["model_type"], value_of(config, "num_attention_heads", int)
+    hidden, layers = value_of(config, "hidden_size", int), num_layers_of(config)
+    names = {"latent_dim": "kv_lora_rank", "nope_dim": "qk_nope_head_dim", "rope_dim": "qk_rope_head_dim"}
+    sizes = {name: value_of(config, key, int) for name, key in names.items()}
+    index = None
+    if family == "deepseek_v32":
+        names = {"num_heads": "index_n_heads", "dim": "index_head_dim", "count": "index_topk"}
+        index = IndexConfig(**{name: value_of(config, key, int) for name, key in names.items()})
+    width = sizes["nope_dim"] + sizes["rope_dim"]
+    found = {
+        "latent": LatentConfig(
+            query_rank=None if config.get("q_lora_rank") is None else value_of(config, "q_lora_rank", int),
+            value_dim=value_of(config, "v_head_dim", int, max(1, hidden // heads)),
+            interleaved=family != "minicpm3" and value_of(config, "rope_interleave", bool, True),
+            index=index,
+            **sizes,
+        ),
+        "num_kv_heads": 1,
+        "head_dim": width,
+        "rotary_dim": sizes["rope_dim"],
+        "attention_scale": _yarn_scale(config) * width**-0.5,
+    }
+    if family == "minicpm3":
+        depth = None if config.get("scale_depth") is None else value_of(config, "scale_depth", float)
+        base = None if config.get("dim_model_base") is None else value_of(config, "dim_model_base", int)
+        found["embedding_scale"] = value_of(config, "scale_emb", float)
+        found["residual_scale"] = 1.0 if depth is None else depth / layers**0.5
+        found["logit_scale"] = 1.0 if base is None else base / hidden
+    return found
+
+
+def _yarn_scale(config: Mapping[str, Any]) -> float:
+    """What scores are multiplied by where `mscale_all_dim` says so. Source: transformers' DeepseekV3."""
+    parameters, (_, scaling) = _rope_parameters(config), _rope(config)
+    if scaling is None or not parameters.get("mscale_all_dim"):
+        return 1.0
+    return _growth(scaling.factor, value_of(parameters, "mscale_all_dim", float)) ** 2
+
+
+def _intermediate_size(config: Mapping[str, Any], experts: ExpertsConfig | None) -> int:
+    """That of the MLP; of experts where no layer has another."""
+    if experts is None or experts.routing is not None:
+        return value_of(config, "intermediate_size", int)
+    return experts.intermediate_size
+
+
+def _experts_by_group(config: Mapping[str, Any]) -> ExpertsConfig:
+    """Of DeepSeek V3."""
+    first = value_of(config, "first_k_dense_replace", int) if config.get("first_k_dense_replace") else 0
+    kinds = config.get("mlp_layer_types")
+    if kinds is not None:
+        layers = num_layers_of(config)
+        first = kinds.count("dense") if isinstance(kinds, list) else 0
+        if kinds != ["dense"] * first + ["sparse"] * (layers - first):
+            raise _wrong("mlp_layer_types", f"a list of {layers}, dense ones first and then sparse ones", kinds)
+    for key, known in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1)):
+        if config.get(key, known) != known:
+            raise ModelError(f"{key} {shown(config[key])} is not supported; supported: {known}")
+    width = value_of(config, "moe_intermediate_size", int)
+    shared = value_of(config, "n_shared_experts", int) if config.get("n_shared_experts") else 0
+    return ExpertsConfig(
+        count=value_of(config, "n_routed_experts", int),
+        per_token=value_of(config, "num_experts_per_tok", int),
+        intermediate_size=width,
+        renormalise=value_of(config, "norm_topk_prob", bool),
+        routing=RoutingConfig(
+            num_groups=value_of(config, "n_group", int),
+            groups_per_token=value_of(config, "topk_group", int),
+            scaling=value_of(config, "routed_scaling_factor", float),
+        ),
+        shared_size=shared * width,
+        first_layer=first,
+    )
+
+
 def _experts(config: Mapping[str, Any]) -> ExpertsConfig | None:
-    """Routed experts of Mixtral, Qwen3-MoE and gpt-oss; layers without them among others are refused."""
+    """Routed experts; of Mixtral, Qwen3-MoE and gpt-oss layers without them among others are refused."""
     family = config["model_type"]
+    if family in ("deepseek_v3", "deepseek_v32"):
+        return _experts_by_group(config)
     if family not in ("mixtral", "qwen3_moe", "gpt_oss"):
         return None
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:

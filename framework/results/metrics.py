@@ -210,6 +210,10 @@ DECLARED: tuple[Metric, ...] = (
     execution("graph_batch_sizes", "list", "", "batch sizes captured", "Batch sizes of the captured graphs.",
               hide_zero=True),
     execution("graph_steps", "steps", "", "steps from a graph", "Decode steps replayed from a graph.", hide_zero=True),
+    execution("kv_bytes_read", "bytes", "lower", "bytes of KV read", "That attention to selected tokens read of the "
+              "pool: an indexer's keys of each query's context, and the rows that it selected.", hide_zero=True),
+    execution("kv_bytes_dense", "bytes", "lower", "bytes of KV without a selection", "That attention to all tokens "
+              "would have read.", hide_zero=True),
     execution("graph_padded_rows", "sequences", "lower", "padded rows", "Rows that filled graphs up.", hide_zero=True),
     execution("graph_capture_s", "s", "lower", "capture", "Time to capture the graphs.", wall=True),
     execution("warm_up_s", "s", "lower", "warm-up", "Steps of every kind, computed before the first request.",

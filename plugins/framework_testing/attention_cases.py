@@ -1,7 +1,7 @@
 """Paged-attention problems for backends to be tried on: what varies in them, and how one is built."""
 
 # Shapes: T query tokens (packed)  B rows  N blocks  S tokens a block  M blocks a table row
-#         H query heads  K kv heads  D head dim  C context length
+#         H query heads  K kv heads  D head dim  V value dim  C context length
 
 from __future__ import annotations
 
@@ -99,8 +99,11 @@ def build_problem(
     for row, context in enumerate(case.contexts):
         shape = (context, spec.num_kv_heads, spec.head_dim)
         slots = tables[row].long().repeat_interleave(size)[:context] * size + torch.arange(size).repeat(width)[:context]
-        for stored, scale in ((pool.k, pool.k_scale), (pool.v, pool.v_scale)):
+        for stored, scale in [(pool.k, pool.k_scale), (pool.v, pool.v_scale)][: 1 if pool.is_latent else 2]:
             place(stored, torch.randn(shape, generator=generator), slots, scale, pool.layout, size)
+        if pool.index is not None:
+            keys = torch.randn(context, pool.index.shape[-1], generator=generator)
+            place(pool.index, keys, slots, None, "NHD", size)
     tokens = sum(case.queries)
     packed = torch.randn(tokens, spec.num_heads + 2, spec.head_dim, generator=generator) * scale_q
     q = packed.to(torch_dtype(spec.dtype)).to(device)[:, 1:-1]  # a slice of a packed qkv: not contiguous in T
@@ -125,14 +128,21 @@ def _empty_pool(spec: AttentionSpec, num_blocks: int, fill: float) -> LayerKV:
         scale[0] = NULL_FILL / 127
         return stored, scale
 
-    if spec.kv_dtype == "int8":
-        (k, k_scale), (v, v_scale) = int8(), int8()
-        return LayerKV(k, v, spec.layout, k_scale, v_scale, sinks, slopes)
-    scales = [torch.rand(heads, generator=torch.Generator().manual_seed(seed)) * 0.05 + 0.02 for seed in (1, 2)]
-    pool = LayerKV(tensor(), tensor(), spec.layout, sinks=sinks, alibi_slopes=slopes)
-    if low_range:
-        pool.k_scale, pool.v_scale = scales
-    return pool
+    def scaled(seed: int) -> tuple[Tensor, Tensor | None]:
+        if spec.kv_dtype == "int8":
+            return int8()
+        scale = torch.rand(heads, generator=torch.Generator().manual_seed(seed)) * 0.05 + 0.02
+        return tensor(), scale if low_range else None
+
+    (k, k_scale), (v, v_scale) = scaled(1), scaled(2)
+    if spec.latent_dim is not None:
+        pool = LayerKV.of_rows(k, spec.latent_dim, spec.layout, k_scale)
+        pool.sinks, pool.alibi_slopes = sinks, slopes
+        if spec.index_dim is not None:
+            pool.index = torch.full((num_blocks, size, spec.index_dim), fill, dtype=torch_dtype(spec.dtype))
+            pool.index[0] = NULL_FILL
+        return pool
+    return LayerKV(k, v, spec.layout, k_scale, v_scale, sinks, slopes)
 
 
 def place(stored: Tensor, values: Tensor, slots: Tensor, scale: Tensor | None, layout: str, size: int) -> None:
@@ -163,6 +173,8 @@ def places(slots: Tensor, size: int, layout: str) -> tuple[Any, ...]:
 def _to(pool: LayerKV, device: str) -> LayerKV:
     values = ((field.name, getattr(pool, field.name)) for field in fields(pool))
     moved: dict[str, Any] = {name: value.to(device) for name, value in values if torch.is_tensor(value)}
+    if pool.is_latent:
+        moved["v"] = moved["k"][..., : pool.v.shape[-1]]
     return replace(pool, **moved)
 
 

@@ -149,6 +149,10 @@ _GRID: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 
 
+LATENTS = ((512, 64), (64, 16), (256, 32), (24, 8))
+"""Elements of the latent and of the rotated key of the rows in the grid: DeepSeek's, small ones, MiniCPM3's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """How far from the fp64 oracle a backend came, absolute, and how far it may come."""
@@ -170,7 +174,7 @@ class Verdict:
 
 
 def judge(out: Tensor, problem: Problem, loss: Loss | None = None) -> Verdict:
-    """Compare `out` (T, H, D) with the oracle.
+    """Compare `out` (T, H, V) with the oracle.
 
     Args:
         loss: what the backend declares to lose: its share of the problem's largest |V| is allowed on top.
@@ -210,12 +214,18 @@ def wrong_lse(sums: Tensor, problem: Problem, verdict: Verdict) -> list[str]:
 
 
 def run_attention(backend: AttentionBackend, problem: Problem, *, lse: bool = False) -> tuple[Tensor, Tensor | None]:
-    """plan, then attend into an output full of NaN: out (T, H, D) and lse (T, H) or None."""
-    out = torch.full(problem.q.shape, math.nan, dtype=problem.q.dtype, device=problem.q.device)
+    """plan, then attend into an output full of NaN: out (T, H, V) and lse (T, H) or None."""
+    out = empty_output(problem)
     sums = torch.full(problem.q.shape[:2], math.nan, dtype=torch.float32, device=out.device) if lse else None
     backend.plan(problem.batch)
     backend.attend(problem.q, problem.pool, problem.batch, out, lse=sums)
     return out, sums
+
+
+def empty_output(problem: Problem) -> Tensor:
+    """(T, H, V), full of NaN."""
+    shape = (*problem.q.shape[:2], problem.spec.value_dim)
+    return torch.full(shape, math.nan, dtype=problem.q.dtype, device=problem.q.device)
 
 
 def prepared(make: Make, spec: AttentionSpec, device: str) -> AttentionBackend:
@@ -268,6 +278,8 @@ def grid(make: Make, device: str, cases: str) -> list[Case]:
     factors["dtype"] = sorted(can.dtypes, key=lambda name: (name != "float32", name))
     factors["layout"] = sorted(can.layouts, key=LAYOUTS.index)
     factors["kv_dtype"] = (None, *sorted(can.kv_dtypes or ()))
+    if "latent" in can.features:
+        factors["latent"] = (None, *LATENTS)
     for feature in ("soft_cap", "sinks", "alibi"):
         factors[feature] = (False, True) if feature in can.features else (False,)
     if "sliding_window" not in can.features:
@@ -277,12 +289,13 @@ def grid(make: Make, device: str, cases: str) -> list[Case]:
 
 
 def _case(row: dict[str, Any], seed: int = 0) -> Case:
-    size, heads = row["block_size"], row["heads"]
+    size, heads, latent = row["block_size"], row["heads"], row.get("latent")
     contexts, queries = query_lengths(row["queries"], LENGTHS[row["lengths"]](size), size)
     spec = AttentionSpec(
         num_heads=heads[0],
-        num_kv_heads=heads[1],
-        head_dim=row["head_dim"],
+        num_kv_heads=1 if latent else heads[1],
+        head_dim=sum(latent) if latent else row["head_dim"],
+        latent_dim=latent[0] if latent else None,
         dtype=row["dtype"],
         block_size=size,
         kv_dtype=row["kv_dtype"],
@@ -312,11 +325,11 @@ def refusal(what: str, kind: type[Exception]) -> Iterator[None]:
     raise AssertionError(f"{what}: must raise {kind.__name__}, and did not")
 
 
-def pool_bytes(pool: LayerKV) -> tuple[Tensor, Tensor]:
-    """Copies of K and V as raw bytes: what NaN compares equal in."""
-    return pool.k.clone().view(torch.uint8), pool.v.clone().view(torch.uint8)
+def pool_bytes(pool: LayerKV) -> dict[str, Tensor]:
+    """Copies, on the CPU, of all that the pool's blocks have, as raw bytes: what NaN compares equal in."""
+    return {name: stored.cpu().clone().view(torch.uint8) for name, stored in pool.tensors.items()}
 
 
-def same_bytes(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> bool:
+def same_bytes(before: dict[str, Tensor], after: dict[str, Tensor]) -> bool:
     """Whether two `pool_bytes` agree everywhere."""
-    return all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    return all(torch.equal(before[name], after[name]) for name in before)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from framework.errors import FrameworkError, Unsupported
-from framework.interfaces.backend import LAYOUTS, AttentionBackend, AttentionSpec, LayerKV, Rope
+from framework.interfaces.backend import LAYOUTS, AttentionBackend, AttentionSpec, Batch, LayerKV, Rope
 from framework_testing.attention_cases import (
     LENGTHS,
     NULL_FILL,
@@ -35,6 +35,7 @@ from framework_testing.attention_cases import (
 from framework_testing.attention_runs import (
     Make,
     ReplayRecorder,
+    empty_output,
     grid,
     judge,
     pool_bytes,
@@ -96,6 +97,7 @@ def check_what_is_declared_is_served(make: Make, device: str = "cpu", cases: str
     asked += [{"kv_dtype": dtype} for dtype in sorted(can.kv_dtypes or ())]
     values: dict[str, Any] = {"sliding_window": 5, "soft_cap": 2.0, "sinks": True, "alibi": True}
     asked += [{name: values[name]} for name in sorted(can.features & set(values))]
+    asked += [_LATENT] * ("latent" in can.features)
     for change in asked if cases == "full" else asked[:: max(1, len(asked) // 6)]:
         spec = replace(base, **change)
         reasons = make().check(spec, device)
@@ -115,6 +117,7 @@ def check_what_is_not_declared_is_refused(make: Make, device: str = "cpu", cases
     outside += [{"kv_dtype": name} for name in ("float8_e5m2", "float8_e4m3fn", "int8") if name not in stored]
     values: dict[str, Any] = {"sliding_window": 5, "soft_cap": 2.0, "sinks": True, "alibi": True}
     outside += [{name: value} for name, value in values.items() if name not in can.features]
+    outside.append(_LATENT | {"num_kv_heads": 2} if "latent" in can.features else _LATENT)
     if can.block_size_multiple_of > 1:
         outside.append({"block_size": can.block_size_multiple_of + 1})
     if can.max_block_size is not None:
@@ -145,7 +148,7 @@ def check_written_tokens_are_stored_exactly(make: Make, device: str = "cpu", cas
 
     70000 stays 70000, and the null block keeps its bytes.
     """
-    for spec in _layouts(make, device):
+    for spec in _layouts(make, device, latent=True):
         backend = prepared(make, spec, device)
         for tokens, padding in product((1, 7) if cases == "small" else (0, 1, 7, 33), (False, True)):
             pool, generator = _random_pool(spec, 8, device), torch.Generator().manual_seed(tokens)
@@ -154,6 +157,7 @@ def check_written_tokens_are_stored_exactly(make: Make, device: str = "cpu", cas
             if tokens and spec.dtype != "float16":
                 packed[0, 0, 0] = packed[0, -1, -1] = 70000.0
             k, v = packed[:, : spec.num_kv_heads], packed[:, 2 * spec.num_kv_heads :]  # slices: not contiguous in T
+            v = v if spec.latent_dim is None else k[..., : spec.latent_dim]
             slots = torch.randperm(7 * spec.block_size, generator=generator)[:tokens] + spec.block_size
             if len(slots) < tokens:
                 continue
@@ -167,10 +171,18 @@ def check_written_tokens_are_stored_exactly(make: Make, device: str = "cpu", cas
 
 def written(pool: LayerKV, k: Tensor, v: Tensor, slots: Tensor) -> LayerKV:
     """What `write` owes, on the CPU."""
-    want, kept = LayerKV(pool.k.cpu().clone(), pool.v.cpu().clone(), pool.layout), slots >= 0
+    want, kept = _on_cpu(pool), slots >= 0
     index = places(slots[kept], pool.block_size, pool.layout)
     want.k[index], want.v[index] = k[kept], v[kept]
     return want
+
+
+def _on_cpu(pool: LayerKV) -> LayerKV:
+    """A copy of all that its blocks have."""
+    index = None if pool.index is None else pool.index.cpu().clone()
+    if pool.is_latent:
+        return LayerKV.of_rows(pool.k.cpu().clone(), pool.v.shape[-1], pool.layout, index=index)
+    return LayerKV(pool.k.cpu().clone(), pool.v.cpu().clone(), pool.layout)
 
 
 def check_tokens_are_rotated_on_their_way(make: Make, device: str = "cpu", cases: str = "full") -> None:
@@ -256,7 +268,7 @@ def _rotation_error(got: Tensor, x: Tensor, rope: Rope) -> str:
 
 def check_block_copies_are_exact_and_in_order(make: Make, device: str = "cpu", cases: str = "full") -> None:
     """`copy_blocks` copies whole blocks in order (chains, swaps); a destination named twice is refused, unchanged."""
-    for spec in _layouts(make, device):
+    for spec in _layouts(make, device, latent=True):
         backend = prepared(make, spec, device)
         for pairs in (
             [],
@@ -268,9 +280,10 @@ def check_block_copies_are_exact_and_in_order(make: Make, device: str = "cpu", c
             [(1, 3), (1, 4)],
         ):
             pool = _random_pool(spec, 8, device)
-            want = LayerKV(pool.k.cpu().clone(), pool.v.cpu().clone(), pool.layout)
+            want = _on_cpu(pool)
             for source, destination in pairs:
-                want.k[destination], want.v[destination] = want.k[source].clone(), want.v[source].clone()
+                for stored in want.tensors.values():
+                    stored[destination] = stored[source].clone()
             backend.copy_blocks(pool, torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).to(device))
             wrong = first_difference(pool, want)
             assert not wrong, f"{spec}: copies {pairs}: {wrong}"
@@ -281,20 +294,28 @@ def check_block_copies_are_exact_and_in_order(make: Make, device: str = "cpu", c
         assert same_bytes(before, pool_bytes(pool)), "a refused copy changed the pool"
 
 
-def _layouts(make: Make, device: str) -> list[AttentionSpec]:
+_LATENT: dict[str, Any] = {"num_kv_heads": 1, "head_dim": 80, "latent_dim": 64}
+
+
+def _layouts(make: Make, device: str, *, latent: bool = False) -> list[AttentionSpec]:
+    """A spec of each layout; with `latent` also caches of rows, with an indexer's keys, where those are served."""
     base = supported(make, device)
     specs = [replace(base, layout=layout) for layout in LAYOUTS]
+    if latent and "latent" in make().capabilities.features:
+        specs += [replace(spec, **_LATENT, index_dim=24) for spec in specs]
     return [spec for spec in specs if not make().check(spec, device)]
 
 
 def _random_pool(spec: AttentionSpec, num_blocks: int, device: str) -> LayerKV:
     problem = build_problem(Case(spec, (spec.block_size * (num_blocks - 1),), (1,)), device, extra_blocks=0)
-    problem.pool.k[0] = problem.pool.v[0] = 0.0
+    for stored in problem.pool.tensors.values():
+        stored[0] = 0.0
     return problem.pool
 
 
 def first_difference(pool: LayerKV, want: LayerKV) -> str:
-    for name, got, right in (("K", pool.k.cpu(), want.k), ("V", pool.v.cpu(), want.v)):
+    for name, right in want.tensors.items():
+        got = pool.tensors[name].cpu()
         unequal = torch.nonzero(got.view(torch.uint8) != right.view(torch.uint8))
         if len(unequal):
             index = tuple(unequal[0].tolist())
@@ -398,6 +419,8 @@ def check_rows_of_unequal_length(make: Make, device: str = "cpu", cases: str = "
     Wherever a row is split its parts merge right, lse too, and no group of heads is cut to what one tile holds.
     """
     wanted: list[dict[str, int]] = [{"block_size": 16}, {"num_heads": 32, "num_kv_heads": 1}]
+    if "latent" in make().capabilities.features:
+        wanted.append({"num_heads": 128, "num_kv_heads": 1, "head_dim": 576, "latent_dim": 512})
     if cases == "full":
         wanted += [{"block_size": 3}, {"block_size": 32}, {"num_heads": 128, "num_kv_heads": 1}]
     for choice in wanted:
@@ -491,9 +514,89 @@ def check_values_decide_and_not_shapes(make: Make, device: str = "cpu", cases: s
     _judged(make, _overwrite(problem, shorter), backend=backend)
 
 
+def check_an_index_selects_the_highest_scores(make: Make, device: str = "cpu", cases: str = "full") -> None:
+    """`write_index` stores the keys, and `select` gives each query the slots of the tokens that score highest.
+
+    Of decode rows and chunks, of contexts below and above what is selected, each by its own table, causally; with NaN
+    in the keys that no row has. What is selected is a block table: `attend` over it is attention to those tokens alone.
+    """
+    if "latent" not in make().capabilities.features:
+        raise unittest.SkipTest("latent caches are not declared")
+    for spec in _layouts(make, device, latent=True)[-1:]:
+        size = spec.block_size
+        contexts, queries = (size + 3, 3 * size, 1, 0, 2 * size + 1, 5), (1, 1, 1, 1, size + 2, 5)
+        problem = build_problem(Case(spec, contexts, queries, seed=4), device)
+        backend, pool, batch = prepared(make, spec, device), problem.pool, problem.batch
+        generator, tokens = torch.Generator().manual_seed(5), sum(queries)
+        assert pool.index is not None
+        keys = torch.randn(tokens, pool.index.shape[-1], generator=generator).to(pool.index.dtype)
+        want = _on_cpu(pool)
+        assert want.index is not None
+        kept = batch.slot_mapping.cpu() >= 0
+        slots = batch.slot_mapping.cpu()[kept]
+        want.index[slots // size, slots % size] = keys[kept]
+        backend.write_index(pool, keys.to(device), batch.slot_mapping)
+        wrong = first_difference(pool, want)
+        assert not wrong, f"{spec}: an indexer's keys at slots {slots.tolist()[:9]}...: {wrong}"
+        q = torch.randn(tokens, 3, pool.index.shape[-1], generator=generator).to(pool.index.dtype)
+        weights = torch.randn(tokens, 3, generator=generator).to(pool.index.dtype)
+        for count in (1, size, 4 * size):
+            found = backend.select(q.to(device), weights.to(device), pool, batch, count)
+            _check_selection(found.cpu(), _index_scores(q, weights, want, problem), count, batch.max_context_len)
+        _check_sparse(make, problem, backend.select(q.to(device), weights.to(device), pool, batch, size))
+
+
+def _index_scores(q: Tensor, weights: Tensor, pool: LayerKV, problem: Problem) -> list[dict[int, float]]:
+    """Of each query, the score of each slot that it sees, in fp64."""
+    assert pool.index is not None
+    size, found = pool.block_size, list[dict[int, float]]()
+    for table, context, count in zip(
+        problem.batch.block_tables.tolist(), problem.case.contexts, problem.case.queries, strict=True
+    ):
+        for position in range(context - count, context):
+            query, token = q[len(found)].double(), {}
+            for key in range(position + 1):
+                stored = pool.index[table[key // size], key % size].double()
+                score = torch.relu(query @ stored) @ weights[len(found)].double()
+                token[table[key // size] * size + key % size] = float(score)
+            found.append(token)
+    return found
+
+
+def _check_selection(found: Tensor, scores: list[dict[int, float]], count: int, longest: int) -> None:
+    assert found.shape == (len(scores), min(count, longest)), f"select {count}: slots are {tuple(found.shape)}"
+    assert found.dtype == torch.int32, f"select {count}: slots are {found.dtype}"
+    for token, (row, seen) in enumerate(zip(found.tolist(), scores, strict=True)):
+        chosen, rest = row[: min(count, len(seen))], row[min(count, len(seen)) :]
+        assert not any(rest), f"select {count}, query {token}: {rest} follow the slots of {len(seen)} tokens, must be 0"
+        assert len(set(chosen)) == len(chosen), f"select {count}, query {token}: a slot is named twice: {chosen}"
+        assert set(chosen) <= seen.keys(), f"select {count}, query {token}: {chosen} are not all slots that it sees"
+        left = [score for slot, score in seen.items() if slot not in chosen]
+        least = min((seen[slot] for slot in chosen), default=0.0)
+        assert least >= max(left, default=least) - 1e-3, (
+            f"select {count}, query {token}: {least} chosen, {max(left)} not"
+        )
+
+
+def _check_sparse(make: Make, problem: Problem, slots: Tensor) -> None:
+    """`attend` over selected slots, each a block of one token, is attention to these tokens."""
+    spec, pool, device = replace(problem.spec, block_size=1, index_dim=None), problem.pool, str(slots.device)
+    if make().check(spec, device):
+        return
+    rows = pool.k.reshape(-1, 1, 1, spec.head_dim)
+    counts = [min(len(slots[0]), position + 1)
+              for context, count in zip(problem.case.contexts, problem.case.queries, strict=True)
+              for position in range(context - count, context)]  # fmt: skip
+    case = Case(spec, tuple(counts), (1,) * len(counts))
+    batch = Batch.of(slots, problem.batch.slot_mapping, counts, case.queries)
+    sparse = Problem(case, problem.q, LayerKV.of_rows(rows, pool.v.shape[-1], spec.layout), batch)
+    _judged(make, sparse, what="over selected tokens: ")
+
+
 def _overwrite(into: Problem, other: Problem) -> Problem:
     """`other`'s values in the tensors of `into`, which have its shapes; the batch object stays, host copies too."""
-    pairs = [(into.q, other.q), (into.pool.k, other.pool.k), (into.pool.v, other.pool.v)]
+    stored = into.pool.tensors
+    pairs = [(into.q, other.q), *((stored[name], theirs) for name, theirs in other.pool.tensors.items())]
     batch, new = into.batch, other.batch
     pairs += [(getattr(batch, n), getattr(new, n)) for n in ("context_lens", "query_starts", "slot_mapping")]
     for mine, theirs in pairs:
@@ -582,7 +685,7 @@ def check_a_recorded_step_serves_other_lengths(make: Make, device: str = "cpu", 
     problem.batch.max_context_len = problem.batch.block_tables.shape[1] * size
     host = problem.batch.host_context_lens.copy()
     backend = prepared(make, spec, device)
-    out = torch.full(problem.q.shape, math.nan, dtype=problem.q.dtype, device=device)
+    out = empty_output(problem)
 
     def step() -> None:
         backend.plan(problem.batch)

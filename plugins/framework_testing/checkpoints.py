@@ -78,6 +78,9 @@ def make_checkpoint(
             else:
                 gain = 0.3 if name.endswith("bias") else 1.5 * parameter.shape[-1] ** -0.5
                 parameter.data.copy_(gain * noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.3 * torch.randn(buffer.shape))
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
 

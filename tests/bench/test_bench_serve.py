@@ -17,7 +17,7 @@ import torch
 
 from framework.engine.request import Status
 from framework.llm import LLM, CacheOptions, EngineOptions
-from framework.model.decoder import _linear
+from framework.model.functions import linear
 from framework.model.loading import load_model, random_model
 from framework.model.shapes import SHAPES
 from framework.sampling import Sampling
@@ -140,7 +140,7 @@ def test_what_the_matrix_products_of_a_step_take_alone(benchmark, tokens):
         start = time.process_time()
         with torch.inference_mode():
             for weight in weights:
-                _linear(inputs[weight.shape[1]], weight, None)
+                linear(inputs[weight.shape[1]], weight, None)
             logits = decoder.logits(sampled)
         spent.append(time.process_time() - start)
         assert logits.shape == (rows, decoder.config.vocab_size)

@@ -111,6 +111,35 @@ CASES |= {
     ),
 }
 
+LATENT = {"num_key_value_heads": 4, "head_dim": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12,
+          "kv_lora_rank": 32, "q_lora_rank": 24}  # fmt: skip
+DEEPSEEK = LATENT | {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+                     "moe_intermediate_size": 40, "first_k_dense_replace": 1}  # fmt: skip
+CASES |= {
+    "deepseek_v3": ("deepseek_v3", DEEPSEEK),
+    "deepseek_v3 yarn rope in halves, biases, plain queries": (
+        "deepseek_v3",
+        DEEPSEEK
+        | {
+            "q_lora_rank": None,
+            "norm_topk_prob": False,
+            "n_shared_experts": 2,
+            "attention_bias": True,
+            "rope_interleave": False,
+            "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.4},
+        },
+    ),
+    "deepseek_v32, 12 tokens selected": (
+        "deepseek_v32",
+        DEEPSEEK | {"index_topk": 12, "index_head_dim": 16, "index_n_heads": 16},
+    ),
+    "minicpm3 untied": ("minicpm3", LATENT | {"tie_word_embeddings": False, "dim_model_base": 32}),
+    "minicpm3 no scales": (
+        "minicpm3",
+        LATENT | {"v_head_dim": None, "scale_depth": None, "dim_model_base": None, "tie_word_embeddings": False},
+    ),
+}
+
 
 @pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
 def pair(request, tmp_path_factory):

@@ -13,6 +13,7 @@ from framework.engine.kv_scales import set_scales
 from framework.engine.pool import KVPool
 from framework.engine.rows import Rows
 from framework.engine.sizes import Sizes
+from framework.engine.sparse import sparse_attention
 from framework.engine.states import StatePool
 from framework.engine.tables import BlockTables
 from framework.engine.warm_up import warm_up
@@ -63,7 +64,10 @@ def make_executor(
     captured, off = graphs.choose(options, backend, device)
     if states is not None:
         captured, off = (), "recurrent layers are not captured"
-    executor = ModelExecutor(decoder, backends, pool, tables, others, states)
+    sparse = sparse_attention(decoder, backends, sizes.spec)
+    if sparse is not None:
+        captured, off = (), "what an indexer selects is not captured"
+    executor = ModelExecutor(decoder, backends, pool, tables, others, states, sparse)
     if options.compile:
         if decoder.group is not None and not isinstance(decoder.group, OpaqueGroup):
             decoder.join(OpaqueGroup(decoder.group))

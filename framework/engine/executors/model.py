@@ -17,6 +17,7 @@ from framework.engine.executors.base import BoolArray, Executor, FloatArray, Ste
 from framework.engine.graphs import DecodeGraphs, Recorder
 from framework.engine.pool import KVPool
 from framework.engine.rows import IntArray, Rows
+from framework.engine.sparse import SparseAttention
 from framework.engine.staging import Staging
 from framework.engine.states import StatePool
 from framework.engine.tables import BlockTables
@@ -24,6 +25,7 @@ from framework.errors import ConfigError
 from framework.interfaces.backend import AttentionBackend, Batch, Rope
 from framework.model import sampler
 from framework.model.decoder import Attention, Decoder
+from framework.model.latent import Index
 from framework.types import BlockCopy
 
 
@@ -37,6 +39,7 @@ class ModelExecutor(Executor):
         pool, tables: on the decoder's device.
         further: tables of the pool's groups after the first; with `states` of theirs alone.
         states: of the recurrent layers, where the decoder has any.
+        sparse: of a decoder with an indexer.
 
     Attributes:
         graphs: the captured decode steps, None without `capture`.
@@ -52,8 +55,9 @@ class ModelExecutor(Executor):
         tables: BlockTables,
         further: Sequence[BlockTables] = (),
         states: StatePool | None = None,
+        sparse: SparseAttention | None = None,
     ) -> None:
-        self.states = states
+        self.states, self.sparse = states, sparse
         self.decoder, self.by_layer, self.pool, self.tables, self._further = decoder, by_layer, pool, tables, further
         self.device = torch.device(tables.device)
         self.graphs: DecodeGraphs | None = None
@@ -97,8 +101,9 @@ class ModelExecutor(Executor):
         self._forward = compiled_forward(self.decoder)
 
     def summary(self) -> dict[str, Any]:
-        graphs = self.graphs
+        graphs, sparse = self.graphs, self.sparse
         return {
+            **({"kv_bytes_read": sparse.bytes_read, "kv_bytes_dense": sparse.bytes_dense} if sparse else {}),
             "cuda_graphs": graphs is not None and self.device.type == "cuda",
             "cuda_graphs_off": self.graphs_off or None,
             "graph_batch_sizes": list(graphs.sizes) if graphs else [],
@@ -220,21 +225,25 @@ class ModelExecutor(Executor):
             hidden = self._forward(tokens, positions, self._attention, rotate)[rows]
         return hidden
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, index: Index | None = None) -> Tensor:
         """One layer's attention over the batch that was planned last."""
-        index = self._kv_of.get(layer)
-        if index is None:
+        place = self._kv_of.get(layer)
+        if place is None:
             assert self.states is not None
             return self.states.recur(layer, q, k, v)
-        kv, backend = self.pool.layers[index], self.by_layer[index]
-        batch = self._batches[self.pool.group_of[index]]
+        kv, backend = self.pool.layers[place], self.by_layer[place]
+        batch = self._batches[self.pool.group_of[place]]
         if self._rope is None:
             backend.write(kv, k, v, batch.slot_mapping)
         else:
             rope = self._rope[self.decoder.config.slides(layer)]
             q = backend.rotate_and_write(kv, q, k, v, rope, batch.slot_mapping)
-        out = torch.empty_like(q)
-        backend.attend(q, kv, batch, out)
+        out = q.new_empty(*q.shape[:2], v.shape[-1])
+        if index is None:
+            backend.attend(q, kv, batch, out)
+        else:
+            assert self.sparse is not None
+            self.sparse.attend(q, kv, index, batch, out)
         return out
 
     @torch.inference_mode()

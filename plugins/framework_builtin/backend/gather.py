@@ -1,6 +1,6 @@
 """Attention over blocks gathered one by one in Python: what everybody writes first."""
 
-# Shapes: Tq queries of one row  C context length  H query heads  K kv heads  D head dim  G = H / K
+# Shapes: Tq queries of one row  C context length  H query heads  K kv heads  D head dim  V value dim  G = H / K
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GatherBackend(DenseBackend):
         dtypes=frozenset({"float64", "float32", "bfloat16", "float16"}),
         devices=frozenset({"cpu", "cuda"}),
         layouts=frozenset({"NHD", "HND"}),
-        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi"}),
+        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "latent"}),
         batch_invariant=True,
     )
 
@@ -34,12 +34,15 @@ class GatherBackend(DenseBackend):
         blocks = block_table[: -(-context // size)].tolist()
         heads, dim = self.spec.num_kv_heads, self.spec.head_dim
         padded = max(len(blocks), -(-self._longest // size)) * size
-        k, v = pool.k.new_zeros(padded, heads, dim), pool.v.new_zeros(padded, heads, dim)
+        pair = [(pool.k, pool.k.new_zeros(padded, heads, dim))]
+        if not pool.is_latent:
+            pair.append((pool.v, pool.v.new_zeros(padded, heads, dim)))
         for index, block in enumerate(blocks):
-            for stored, dense in ((pool.k, k), (pool.v, v)):
+            for stored, dense in pair:
                 tokens = stored[block] if pool.layout == "NHD" else stored[block].transpose(0, 1)
                 dense[index * size : (index + 1) * size] = tokens
-        return k[:context], v[:context]
+        k, v = pair[0][1][:context], pair[-1][1][:context]
+        return k, v[..., : self.spec.value_dim]
 
     def attend_one(self, q: Tensor, k: Tensor, v: Tensor, row: Row) -> Tensor:
         import torch

@@ -26,7 +26,7 @@ class TorchBackend(AttentionBackend):
 
     Args:
         compile: "auto": once a step's decode reads 16 MiB of KV a layer, if there is a C++ compiler; True: always, and
-            already in `setup`; False: never. fp8 pools are read by the eager path in any case.
+            already in `setup`; False: never. fp8 pools and latent caches are read by the eager path in any case.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(
@@ -34,7 +34,7 @@ class TorchBackend(AttentionBackend):
         kv_dtypes=frozenset({"float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "int8"}),
         devices=frozenset({"cpu", "cuda"}),
         layouts=frozenset({"NHD", "HND"}),
-        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "lse"}),
+        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "latent", "lse"}),
     )
 
     tile_bytes: ClassVar[int] = 8 * 2**20

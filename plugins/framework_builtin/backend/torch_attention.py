@@ -1,7 +1,7 @@
 """Paged attention in plain PyTorch: gather a cache-sized tile of KV, attend, forget it; big decodes are compiled."""
 
 # Shapes: T query tokens (packed)  R rows of a tile  Tq queries a row  C keys a row  S tokens a block  M blocks a row
-#         H query heads  K kv heads  G = H / K  D head dim
+#         H query heads  K kv heads  G = H / K  D head dim  V value dim
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TorchAttention:
     ) -> None:
         self.spec, self._compile, self._tile_bytes = spec, compile, tile_bytes
         dtype: torch.dtype = getattr(torch, spec.kv_dtype or spec.dtype)
-        self._token_bytes: int = 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+        self._token_bytes: int = sum(spec.planes.values()) * dtype.itemsize
         self._plain = (
             spec.soft_cap is None and not spec.sinks and not spec.alibi and spec.kv_dtype in (None, spec.dtype)
         )
@@ -56,6 +56,8 @@ class TorchAttention:
         self._not_compiled = ["compile=false"] if compile is False else torch_compiled.reasons_against(device)
         if spec.kv_dtype not in (None, spec.dtype):
             self._not_compiled.append(f"a {spec.kv_dtype} pool is read by the eager path alone")
+        if spec.latent_dim is not None:
+            self._not_compiled.append("a latent cache is read by the eager path alone")
         if compile is True and not self._not_compiled:
             self._decode = torch_compiled.CompiledDecode(spec)
 
@@ -94,7 +96,7 @@ class TorchAttention:
         """As `AttentionBackend.attend`, its arguments checked before."""
         if self._planned is not batch:
             self.plan(batch)
-        if not (pool.k.is_contiguous() and pool.v.is_contiguous()):
+        if not (pool.k.is_contiguous() and (pool.is_latent or pool.v.is_contiguous())):
             raise Unsupported(f"the torch backend reads contiguous pools, found K of strides {pool.k.stride()}")
         with torch.no_grad():
             if self._decode is not None:
@@ -136,7 +138,7 @@ class TorchAttention:
             )
 
     def _gather(self, pool: LayerKV, where: Tensor) -> tuple[Tensor, Tensor]:
-        """K and V (R, K, C, D) at `where`: views of the reused buffers, overwritten by the next call."""
+        """K (R, K, C, D) and V (R, K, C, V) at `where`: views of the reused buffers, overwritten by the next call."""
         heads, dim = self.spec.num_kv_heads, self.spec.head_dim
         nhd, width = pool.layout == "NHD", dim * (heads if pool.layout == "NHD" else 1)
         need = where.numel() * width
@@ -146,14 +148,14 @@ class TorchAttention:
                 torch.empty(need, dtype=pool.k.dtype, device=where.device),
             )
         pair = []
-        for stored, buffer in ((pool.k, self._buffers[0]), (pool.v, self._buffers[1])):
+        for stored, buffer in zip((pool.k,) if pool.is_latent else (pool.k, pool.v), self._buffers, strict=False):
             target = buffer[:need].view(-1, width)
             if stored.dtype.itemsize == 1:  # index_select knows no fp8; int8 goes the same way
                 stored, target = stored.view(torch.uint8), target.view(torch.uint8)
             torch.index_select(stored.view(-1, width), 0, where.reshape(-1), out=target)
             tokens = buffer[:need].view(*where.shape, *((heads, dim) if nhd else (dim,)))
             pair.append(tokens.transpose(1, 2) if nhd else tokens)
-        return pair[0], pair[1]
+        return pair[0], pair[-1][..., : self.spec.value_dim]
 
     def _scale(self, scale: Tensor | None, where: Tensor) -> Tensor | None:
         """What the tokens at `where` are multiplied by, to be broadcast over (R, K, C, D); None: nothing."""
@@ -164,23 +166,23 @@ class TorchAttention:
         return scale.flatten()[where].unsqueeze(-1)
 
     def _sdpa(self, q: Tensor, pool: LayerKV, tile: Tile) -> Tensor:
-        """(R * Tq, H, D). Query heads of a group become queries (decode) or heads of stride 0 (prefill)."""
+        """(R * Tq, H, V). Query heads of a group become queries (decode) or heads of stride 0 (prefill)."""
         rows, count = tile.queries.shape
-        heads, dim = self.spec.num_kv_heads, self.spec.head_dim
+        heads, dim, value_dim = self.spec.num_kv_heads, self.spec.head_dim, self.spec.value_dim
         group = self.spec.num_heads // heads
         k, v = self._gather(pool, tile.where)
         scale = self.spec.softmax_scale
         if count == 1:
             q = q.reshape(rows, heads, group, dim)
             found = scaled_dot_product_attention(q, k, v, attn_mask=tile.mask, scale=scale)
-            return found.reshape(rows, heads * group, dim)
-        k, v = (tensor[0, :, None].expand(heads, group, -1, dim) for tensor in (k, v))
+            return found.reshape(rows, heads * group, value_dim)
+        k, v = (tensor[0, :, None].expand(heads, group, -1, -1) for tensor in (k, v))
         q = q.view(count, heads, group, dim).permute(1, 2, 0, 3)
         found = scaled_dot_product_attention(q, k, v, attn_mask=tile.mask, is_causal=tile.causal, scale=scale)
-        return found.permute(2, 0, 1, 3).reshape(count, heads * group, dim)
+        return found.permute(2, 0, 1, 3).reshape(count, heads * group, value_dim)
 
     def _running(self, q: Tensor, pool: LayerKV, tile: Tile) -> tuple[Tensor, Tensor]:
-        """(R * Tq, H, D) in q's dtype and the log-sum-exp (R * Tq, H), over chunks of keys with a running maximum."""
+        """(R * Tq, H, V) in q's dtype and the log-sum-exp (R * Tq, H), over chunks of keys with a running maximum."""
         (rows, count), dtype = tile.queries.shape, q.dtype
         spec, heads, dim = self.spec, self.spec.num_kv_heads, self.spec.head_dim
         group, wide = spec.num_heads // heads, torch.promote_types(q.dtype, torch.float32)
@@ -201,14 +203,14 @@ class TorchAttention:
             summed = summed * keep + weights @ v
             top = peak
         shape = (rows, heads, group, count)
-        out = (summed / total).view(*shape, dim).permute(0, 3, 1, 2, 4).reshape(rows * count, heads * group, dim)
+        out = (summed / total).view(*shape, spec.value_dim).permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
         sums = (top + total.log()).view(shape).permute(0, 3, 1, 2)
         return out.to(dtype), sums.reshape(len(out), -1)
 
     def _start(self, sinks: Tensor | None, rows: int, count: int, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Running maximum and total, (R, K, G * Tq, 1), and weighted sum; a sink is a key seen already, worth 0."""
         shape = (*q.shape[:3], 1)
-        summed = torch.zeros_like(q)
+        summed = q.new_zeros(*q.shape[:3], self.spec.value_dim)
         if sinks is None or not self.spec.sinks:
             return torch.full(shape, -math.inf, dtype=q.dtype, device=q.device), torch.zeros(shape).to(q), summed
         sinks = sinks.to(q).view(1, self.spec.num_kv_heads, -1, 1).expand(rows, -1, -1, count)

@@ -88,9 +88,8 @@ def _pool(num_blocks: int, cell: Cell, device: str, generator: torch.Generator) 
     if spec.kv_dtype == "int8":
         (k, k_scale), (v, v_scale) = per_token_int8(k), per_token_int8(v)
         return LayerKV(k, v, spec.layout, k_scale, v_scale)
-    narrow = dtype.itemsize == 1
-    scales = [torch.full((spec.num_kv_heads,), 0.5, device=device) if narrow else None for _ in range(2)]
-    return LayerKV(k.to(dtype), v.to(dtype), spec.layout, *scales)
+    scale = torch.full((spec.num_kv_heads,), 0.5, device=device) if dtype.itemsize == 1 else None
+    return LayerKV(k.to(dtype), v.to(dtype), spec.layout, scale, scale)
 
 
 def judge_timed(backend: AttentionBackend, bench: Bench) -> Verdict:
@@ -108,11 +107,11 @@ def _judge_row(bench: Bench, row: int, loss: Loss | None) -> Verdict:
     count, last = min(bench.case.queries[row], _JUDGED_QUERIES), int(bench.batch.host_query_starts[row + 1])
     tokens = slice(last - count, last)
     blocks = bench.batch.block_tables[row, : -(-context // spec.block_size)].long()
-    scales = [
+    k_scale, v_scale = (
         None if scale is None else (scale if scale.dim() == 1 else scale[blocks]).cpu()  # all heads', or of its tokens
         for scale in (pool.k_scale, pool.v_scale)
-    ]
-    row_kv = LayerKV(pool.k[blocks].cpu(), pool.v[blocks].cpu(), pool.layout, *scales)
+    )
+    row_kv = LayerKV(pool.k[blocks].cpu(), pool.v[blocks].cpu(), pool.layout, k_scale, v_scale)
     case = Case(spec, (context,), (count,))
     batch = batch_of(case, torch.arange(len(blocks), dtype=torch.int32)[None], "cpu")
     return judge(bench.out[tokens].cpu(), Problem(case, bench.q[tokens].cpu(), row_kv, batch), loss)

@@ -1,6 +1,7 @@
 """Paged attention in fp64, one row and one head at a time: slow and obvious."""
 
-# Shapes: T query tokens (packed)  B rows  N blocks  S tokens a block  H query heads  K kv heads  D head dim  C context
+# Shapes: T query tokens (packed)  B rows  N blocks  S tokens a block  C context
+#         H query heads  K kv heads  D head dim  V value dim
 
 from __future__ import annotations
 
@@ -27,12 +28,12 @@ def attend_dense(
         dtype: in which everything is computed; q's own shows the error that a plain PyTorch program makes.
 
     Returns:
-        out (T, H, D) and lse (T, H) of `dtype`, on the CPU: the natural log of the softmax's denominator, a sink
+        out (T, H, V) and lse (T, H) of `dtype`, on the CPU: the natural log of the softmax's denominator, a sink
         included. Rows of context 0: zeros and -inf.
     """
     sinks, slopes = layer_kv.sinks, layer_kv.alibi_slopes
     heads, group = q.shape[1], q.shape[1] // spec.num_kv_heads
-    out = torch.zeros(q.shape, dtype=dtype)
+    out = torch.zeros((*q.shape[:2], spec.value_dim), dtype=dtype)
     lse = torch.full(q.shape[:2], -math.inf, dtype=dtype)
     starts, contexts = batch.query_starts.tolist(), batch.context_lens.tolist()
     for row, context in enumerate(contexts):
@@ -65,8 +66,8 @@ def attend_dense(
 
 
 def gather_tokens(layer_kv: LayerKV, table: list[int], context: int) -> tuple[Tensor, Tensor]:
-    """K and V of a row's first `context` tokens: two (C, K, D) in the pool's dtype, descaled to fp64 when the pool has
-    scales."""
+    """K (C, K, D) and V (C, K, V) of a row's first `context` tokens in the pool's dtype, descaled to fp64 when the pool
+    has scales."""
     size, nhd = layer_kv.block_size, layer_kv.layout == "NHD"
     positions = torch.arange(context)
     blocks = torch.tensor(table, dtype=torch.int64)[positions // size]

@@ -16,7 +16,7 @@ ALL = Capabilities(
     dtypes=frozenset({"float64", "float32", "bfloat16", "float16"}),
     devices=frozenset({"cpu"}),
     layouts=frozenset({"NHD", "HND"}),
-    features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "lse"}),
+    features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "latent", "lse"}),
     batch_invariant=True,
 )
 SINGLE = replace(ALL, dtypes=frozenset({"float32"}))
@@ -306,6 +306,30 @@ class NarrowWritesAreCutOff(Narrow):
         return bits.view(dtype).float()
 
 
+class LatentScaledTwice(Narrow):
+    def read(self, pool, slots):
+        k, v = super().read(pool, slots)
+        return k, v * pool.k_scale if pool.is_latent and pool.k_scale is not None else v
+
+
+class RopeOfAnotherPosition(Correct):
+    def write(self, pool, k, v, slot_mapping):
+        if pool.is_latent:
+            k = torch.cat((k[..., : v.shape[-1]], k[..., v.shape[-1] :].roll(1, 0)), -1)
+        super().write(pool, k, v, slot_mapping)
+
+
+class CopyLeavesTheIndexBehind(Correct):
+    def copy_blocks(self, pool, copies):
+        super().copy_blocks(replace(pool, index=None), copies)
+
+
+class SelectsByTheTableOfASibling(Correct):
+    def select(self, q, weights, pool, batch, count):
+        siblings = batch.block_tables.roll(1, 0)
+        return super().select(q, weights, pool, replace(batch, block_tables=siblings), count)
+
+
 class Int8(Correct):
     """Also right: reads and writes int8, with a scale for each token and head."""
 
@@ -418,6 +442,14 @@ MUTANTS = [
     wrong("CausalOffByOne", seen=lambda self, query, key: Correct.seen(self, query, key + 1) | (key == 0)),
     wrong("NotCausal", seen=lambda self, query, key: torch.ones_like(key <= query)),
     wrong("ScaleMissing", scale=lambda self: 1.0),
+    wrong("ValuesAreTheEndOfTheRow", read=lambda self, pool, slots:
+          (lambda k, v: (k, k[..., -v.shape[-1] :] if pool.is_latent else v))(*Correct.read(self, pool, slots))),
+    wrong("SelectsTheLowestScores", select=lambda self, q, weights, *rest: Correct.select(self, q, -weights, *rest)),
+    wrong("SelectsWithoutTheWeights", select=lambda self, q, weights, *rest:
+          Correct.select(self, q, torch.ones_like(weights), *rest)),
+    wrong("SelectsPositionsForSlots", select=lambda self, q, weights, pool, batch, count: Correct.select(
+          self, q, weights, pool, replace(batch, block_tables=torch.arange(batch.block_tables.shape[1]).expand_as(
+              batch.block_tables)), count).int()),
     wrong("ScaleOfTheSpecIgnored", scale=lambda self: self.spec.head_dim**-0.5),
     wrong("AlibiSlopeOfTheNextHead", modify=lambda self, scores, head, *rest:
           Correct.modify(self, scores, (head + 1) % self.spec.num_heads, *rest)),
@@ -509,6 +541,9 @@ INTENDED = {
     "check_numbers_match_fp64_over_the_grid":
         "ContiguousQueriesAssumed WindowFromTheContextsEnd HeadsInterleaved RowsAfterTheFirstDropped",
     "check_values_decide_and_not_shapes": "RemembersByShape",
+    "check_written_tokens_are_stored_exactly": "RopeOfAnotherPosition",
+    "check_block_copies_are_exact_and_in_order": "CopyLeavesTheIndexBehind",
+    "check_an_index_selects_the_highest_scores": "SelectsByTheTableOfASibling SelectsTheLowestScores",
     "check_rows_of_unequal_length": "FirstPaddingKeyIsSeen GroupCutTo16 SplitsMergeInBaseTwo",
     "check_contexts_beyond_8192":
         "IgnoresKeysMoreThan8192Back IgnoresKeysFrom8192On LogSumExpOfLongRowsIsTheirLastPartS",

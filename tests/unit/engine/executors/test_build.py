@@ -21,7 +21,7 @@ from framework_builtin.backend.torch import TorchBackend
 MIXED = ModelConfig(
     family="gemma3_text", vocab_size=263, hidden_size=32, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=16,
     intermediate_size=48, sliding_window=9, sliding_layers=(True, False, True), local_rope_theta=100.0, sinks=True,
-    sandwich_norms=True, norms_plus_one=True, scaled_embeddings=True, soft_cap=20.0,
+    sandwich_norms=True, norms_plus_one=True, embedding_scale=32**0.5, soft_cap=20.0,
 )  # fmt: skip
 ROUTED = ExpertsConfig(count=5, per_token=2, intermediate_size=8, bias=True, clamped=True)
 
