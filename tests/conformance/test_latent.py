@@ -63,6 +63,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "preemption": {"num_blocks": 45, "faults": FaultOptions(poison=True, preempt_every=7)},
     "small chunks": {"chunk_size": 5, "max_batch_tokens": 11, "max_batch_requests": 3},
     "blocks of 1": {"block_size": 1, "num_blocks": 500},
+    "triton": {"backend": "triton", "block_size": 16},
     "tiers": {"num_blocks": 22, "below": {"name": "tiers", "tiers": [{"store": "host", "num_blocks": 400}]}},
 }
 

@@ -43,7 +43,7 @@ class TritonBackend(AttentionBackend):
         head_dims=frozenset(range(8, 257, 2)),
         layouts=frozenset({"NHD", "HND"}),
         max_block_size=256,
-        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "lse", "rope"}),
+        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "latent", "lse", "rope"}),
         graph_safe=True,
         simulated_devices=frozenset({"cpu"}),
     )
@@ -59,8 +59,8 @@ class TritonBackend(AttentionBackend):
         self._step: StepPlan | None = None
 
     def check(self, spec: AttentionSpec, device: str) -> list[str]:
-        """Why not: also a missing triton, and a GPU older than the table."""
-        reasons = self.capabilities.reasons_against(spec, device)
+        """Why not: also a missing triton, a GPU older than the table, and a latent cache without a tile."""
+        reasons = self.capabilities.reasons_against(spec, device) + _latent_reasons(spec, device)
         if importlib.util.find_spec("triton") is None:
             reasons.append(
                 "the package triton is not installed (Linux x86-64: pip install triton); or use +backend=torch"
@@ -71,7 +71,7 @@ class TritonBackend(AttentionBackend):
 
     def screen(self, spec: AttentionSpec, arch: str) -> list[CompiledKernel] | None:
         """The decode and prefill kernels on a chip of the table, compiled here."""
-        if arch not in ARCHS or self.capabilities.reasons_against(spec, "cuda"):
+        if arch not in ARCHS or self.capabilities.reasons_against(spec, "cuda") or _latent_reasons(spec, "cuda"):
             return None
         from framework_builtin.backend.triton_kernels.aot import screened
 
@@ -111,7 +111,10 @@ class TritonBackend(AttentionBackend):
 
     def write(self, pool: LayerKV, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
         """Store k, v (T, K, D) at `slot_mapping` (T,) int64 in one launch; e4m3 and int8 pools are quantised so."""
-        self._kernels().write(pool, k, v, slot_mapping)
+        if pool.is_latent:
+            super().write(pool, k, v, slot_mapping)
+        else:
+            self._kernels().write(pool, k, v, slot_mapping)
 
     def rotate_and_write(
         self, pool: LayerKV, q: Tensor, k: Tensor, v: Tensor, rope: Rope, slot_mapping: Tensor
@@ -129,6 +132,9 @@ class TritonBackend(AttentionBackend):
         """
         if len(copies) == 0:
             return
+        if pool.is_latent:
+            super().copy_blocks(pool, copies)
+            return
         sources, destinations = copies.t().tolist()
         if len(set(destinations)) != len(destinations):
             raise InvalidArgument("copy_blocks: a destination block is named twice")
@@ -139,6 +145,17 @@ class TritonBackend(AttentionBackend):
         if self._launcher is None:
             raise InvalidArgument("the triton backend was not set up; call setup(spec, device) first")
         return self._launcher
+
+
+def _latent_reasons(spec: AttentionSpec, device: str) -> list[str]:
+    if spec.latent_dim is None:
+        return []
+    reasons = []
+    if spec.latent_dim > 512 or spec.head_dim - spec.latent_dim > 128:
+        reasons.append(f"a row of {spec.latent_dim} + {spec.head_dim - spec.latent_dim} elements is above 512 + 128")
+    if device.split(":")[0] == "cuda" and (spec.dtype == "float32" or spec.kv_dtype not in (None, spec.dtype)):
+        reasons.append("a latent cache on a GPU is read in half precision alone")
+    return reasons
 
 
 @functools.cache

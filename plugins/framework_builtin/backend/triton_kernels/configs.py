@@ -48,7 +48,7 @@ class ArchConfig:
     Attributes:
         shared_bytes: shared memory one program may use.
         native_fp8: the chip converts e4m3 itself.
-        decode, prefill: by (kind, padded head dim); the kinds are `kind_of`'s.
+        decode, prefill: by (kind, padded head dim); the kinds are `kind_of`'s, and "latent", of latent caches.
         items_per_sm: programs of the decode grid for each multiprocessor; 0: rows are never split.
         chunks_per_sm: programs of the prefill grid that a multiprocessor runs; with fewer the context is split.
         min_split_tokens: a split is at least this long.
@@ -121,6 +121,10 @@ _UNALIGNED_PREFILL = {
     128: PrefillConfig(block_m=16, block_n=16, num_warps=8, num_stages=1, max_registers=255),
     256: PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=1, max_registers=255),
 }
+# Of a latent cache a tile of rows is K and V, and serves all latents. By registers alone: with 64 query rows, which
+# sm_90's HGMMA asks for, their sums of 512 elements spill (18 to 374 under triton 3.9).
+_DECODE[("latent", 512)] = DecodeConfig(block_n=32, num_warps=8, num_stages=3, max_m=16)
+_PREFILL[("latent", 512)] = PrefillConfig(block_m=32, block_n=32, num_warps=8, num_stages=2)
 _KIB = 1024
 
 ARCHS: dict[str, ArchConfig] = {
@@ -179,6 +183,8 @@ def is_aligned(head_dim: int) -> bool:
 
 def decode_tiles(arch: ArchConfig, spec: AttentionSpec) -> DecodeConfig:
     """The tiles that decode a spec."""
+    if spec.latent_dim is not None:
+        return arch.decode[("latent", 512)]
     dim = padded_dim(spec.head_dim)
     return (
         arch.decode[(kind_of(spec.dtype, spec.kv_dtype), dim)] if is_aligned(spec.head_dim) else _UNALIGNED_DECODE[dim]
@@ -187,6 +193,8 @@ def decode_tiles(arch: ArchConfig, spec: AttentionSpec) -> DecodeConfig:
 
 def prefill_tiles(arch: ArchConfig, spec: AttentionSpec) -> PrefillConfig:
     """The tiles of a spec's chunks."""
+    if spec.latent_dim is not None:
+        return arch.prefill[("latent", 512)]
     dim = padded_dim(spec.head_dim)
     if not is_aligned(spec.head_dim):
         return _UNALIGNED_PREFILL[dim]
@@ -203,11 +211,11 @@ def is_biased(spec: AttentionSpec) -> bool:
 
 
 def padded_dim(head_dim: int) -> int:
-    """The tile's head dim: the next of 64, 128, 256, the sizes that the table has."""
-    for dim in (64, 128, 256):
+    """The tile's head dim: the next of 64, 128, 256, the sizes that the table has, and 512, of latents."""
+    for dim in (64, 128, 256, 512):
         if head_dim <= dim:
             return dim
-    raise InvalidArgument(f"head dim {head_dim} is above 256, the largest tile")
+    raise InvalidArgument(f"head dim {head_dim} is above 512, the largest tile")
 
 
 def arch_of(major: int, minor: int) -> str:

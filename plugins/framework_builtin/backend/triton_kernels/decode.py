@@ -11,7 +11,14 @@ is `Inlined`, since the interpreter would patch the language once more for each 
 
 import triton.language as tl
 
-from framework_builtin.backend.triton_kernels.tiles import Inlined, as_queries, int8_values, page_and_slot, soft_capped
+from framework_builtin.backend.triton_kernels.tiles import (
+    Inlined,
+    as_queries,
+    int8_values,
+    page_and_slot,
+    rope_scores,
+    soft_capped,
+)
 
 
 def plan_splits(
@@ -154,6 +161,9 @@ def decode(
     GROUP: tl.constexpr,
     HEAD_BLOCKS: tl.constexpr,  # of M query heads each, that a group is cut into
     HEAD_DIM: tl.constexpr,
+    ROPE: tl.constexpr,  # elements of a row behind its latent, padded to R; 0 where the cache is not latent
+    R: tl.constexpr,
+    LATENT: tl.constexpr,  # V is the latent: the tile of K
     PAGE: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -215,6 +225,13 @@ def decode(
     q = tl.load(Q + q_offset, mask=own_x & (d_x < HEAD_DIM), other=0.0)
     if UPCAST:
         q = q.to(tl.float32)
+    if ROPE:
+        r = tl.arange(0, R)
+        r_x = r[None, :] if ITEMS == 1 else r[None, None, :]
+        q_rope_offset = row_x * q_stride_t + q_head_x * q_stride_h + HEAD_DIM + r_x
+        q_rope = tl.load(Q + q_rope_offset, mask=own_x & (r_x < ROPE), other=0.0)
+        if UPCAST:
+            q_rope = q_rope.to(tl.float32)
     scale = score_scale
     if K_SCALE is not None and STORED != 3:
         scale = score_scale * tl.load(K_SCALE + head_x)
@@ -250,7 +267,7 @@ def decode(
             k_mask = k_mask & (d_k < HEAD_DIM)
             v_mask = v_mask & (d_x < HEAD_DIM)
         k = tl.load(k_slot + d_k, mask=k_mask, other=0)
-        v = tl.load(v_slot + d_x, mask=v_mask, other=0)
+        v = tl.trans(k) if LATENT else tl.load(v_slot + d_x, mask=v_mask, other=0)
         key_scale = scale
         if STORED == 3:
             # K's scales go to the scores, in float32.
@@ -259,7 +276,11 @@ def decode(
             v_scale = tl.expand_dims(tl.load(V_SCALE + scale_offset, mask=inside, other=0.0), -1)
         k = as_queries(k, q, STORED, UPCAST)
         v = int8_values(v, v_scale, q) if STORED == 3 else as_queries(v, q, STORED, UPCAST)
-        score = tl.dot(q, k, input_precision="ieee") * key_scale
+        score = tl.dot(q, k, input_precision="ieee")
+        if ROPE:
+            seen = tl.expand_dims(inside, -2)
+            score = score + rope_scores(q_rope, k_slot, seen, HEAD_DIM, ROPE, R, STORED, UPCAST, ITEMS)
+        score = score * key_scale
         if HAS_CAP:
             score = soft_capped(score, cap_scale)
         if SLOPES is not None:

@@ -205,7 +205,7 @@ class Launcher:
             out.stride(1),
             *token_strides(lse),
             NUM_HEADS=spec.num_heads,
-            HEAD_DIM=spec.head_dim,
+            HEAD_DIM=spec.value_dim,
             M=heads,
             D=shape.d,
         )
@@ -294,7 +294,7 @@ class Launcher:
     def _part_workspaces(self, num_parts: int) -> tuple[Tensor, Tensor]:
         """Room for the outputs, and for the largest logits and sums, of `num_parts` splits of a token's context."""
         num_heads = num_parts * self._spec.num_heads
-        part = self._workspace("part", num_heads * self._spec.head_dim, "float32")
+        part = self._workspace("part", num_heads * self._spec.value_dim, "float32")
         return part, self._workspace("part_sums", num_heads * 2, "float32")
 
     def _all_strides(

@@ -59,7 +59,7 @@ def decode_shape(spec: AttentionSpec, arch: ArchConfig | None, num_rows: int, ma
     """
     group = spec.num_heads // spec.num_kv_heads
     if arch is not None:
-        dim, config = padded_dim(spec.head_dim), decode_tiles(arch, spec)
+        dim, config = padded_dim(spec.value_dim), decode_tiles(arch, spec)
         rows = min(max(next_power(group), 16), config.max_m)
         return Shape(
             m=rows,
@@ -70,7 +70,7 @@ def decode_shape(spec: AttentionSpec, arch: ArchConfig | None, num_rows: int, ma
             num_stages=config.num_stages,
             max_registers=config.max_registers,
         )
-    dim = next_power(spec.head_dim)
+    dim = next_power(spec.value_dim)
     tokens = min(max(next_power(max_context), 16), 512, max(_INTERPRETED_ELEMENTS // dim, 16))
     items = max(min(next_power(num_rows * spec.num_kv_heads), _INTERPRETED_ELEMENTS // (tokens * dim)), 1)
     return Shape(m=next_power(group), n=tokens, d=dim, items=items)
@@ -81,7 +81,7 @@ def prefill_shape(spec: AttentionSpec, arch: ArchConfig | None, max_queries: int
     group = spec.num_heads // spec.num_kv_heads
     needed = next_power(max(max_queries, 1) * group)
     if arch is not None:
-        dim, config = padded_dim(spec.head_dim), prefill_tiles(arch, spec)
+        dim, config = padded_dim(spec.value_dim), prefill_tiles(arch, spec)
         halved = arch.halve_when_biased and is_biased(spec)
         tokens = max(config.block_n // 2, 16) if halved else config.block_n
         return Shape(
@@ -93,7 +93,7 @@ def prefill_shape(spec: AttentionSpec, arch: ArchConfig | None, max_queries: int
             num_stages=config.num_stages,
             max_registers=config.max_registers,
         )
-    dim = next_power(spec.head_dim)
+    dim = next_power(spec.value_dim)
     tokens = min(max(next_power(max_context), 16), 512)
     return Shape(m=max(min(needed, 512), next_power(group)), n=tokens, d=dim)
 
@@ -131,7 +131,10 @@ def feature_constants(spec: AttentionSpec, arch: ArchConfig | None) -> dict[str,
     """The constants that both attention kernels share."""
     return {
         "GROUP": spec.num_heads // spec.num_kv_heads,
-        "HEAD_DIM": spec.head_dim,
+        "HEAD_DIM": spec.value_dim,
+        "ROPE": spec.head_dim - spec.value_dim,
+        "R": max(next_power(spec.head_dim - spec.value_dim), 16),
+        "LATENT": spec.latent_dim is not None,
         "PAGE": spec.block_size,
         "HAS_WINDOW": spec.sliding_window is not None,
         "HAS_CAP": spec.soft_cap is not None,

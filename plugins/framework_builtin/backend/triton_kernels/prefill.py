@@ -13,7 +13,14 @@ tiles are too few to fill the device, as for a short chunk behind a long prefix,
 
 import triton.language as tl
 
-from framework_builtin.backend.triton_kernels.tiles import Inlined, as_queries, int8_values, page_and_slot, soft_capped
+from framework_builtin.backend.triton_kernels.tiles import (
+    Inlined,
+    as_queries,
+    int8_values,
+    page_and_slot,
+    rope_scores,
+    soft_capped,
+)
 
 
 @Inlined
@@ -88,6 +95,9 @@ def prefill(
     GROUP: tl.constexpr,
     HEAD_BLOCKS: tl.constexpr,  # of at most M query heads each, that a group is cut into
     HEAD_DIM: tl.constexpr,
+    ROPE: tl.constexpr,  # as in decode, and the next two
+    R: tl.constexpr,
+    LATENT: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     M: tl.constexpr,
@@ -129,6 +139,12 @@ def prefill(
     q = tl.load(Q + q_offset, mask=live[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
     if UPCAST:
         q = q.to(tl.float32)
+    if ROPE:
+        r = tl.arange(0, R)
+        q_rope_offset = (query * q_stride_t + head * q_stride_h)[:, None] + HEAD_DIM + r[None, :]
+        q_rope = tl.load(Q + q_rope_offset, mask=live[:, None] & (r < ROPE)[None, :], other=0.0)
+        if UPCAST:
+            q_rope = q_rope.to(tl.float32)
     scale = score_scale
     if K_SCALE is not None and STORED != 3:
         scale = score_scale * tl.load(K_SCALE + kv_head)
@@ -165,16 +181,22 @@ def prefill(
             page, slot = page_and_slot(
                 TABLES + row * table_stride, tile_start, position, inside, stop, PAGE, N, BY_TILE=True
             )
-            k_at = K + (page * k_stride_b + slot * k_stride_s + kv_head * k_stride_h)[None, :] + d[:, None]
+            k_tokens = K + (page * k_stride_b + slot * k_stride_s + kv_head * k_stride_h)[None, :]
+            k_at = k_tokens + d[:, None]
             v_at = V + (page * v_stride_b + slot * v_stride_s + kv_head * v_stride_h)[:, None] + d[None, :]
             if phase == 1:
                 k = tl.load(k_at, mask=inside[None, :] & (d < HEAD_DIM)[:, None], other=0)
-                v = tl.load(v_at, mask=inside[:, None] & (d < HEAD_DIM)[None, :], other=0)
             elif HEAD_DIM == D:
                 k = tl.load(k_at)
-                v = tl.load(v_at)
             else:
                 k = tl.load(k_at, mask=(d < HEAD_DIM)[:, None], other=0)
+            if LATENT:
+                v = tl.trans(k)
+            elif phase == 1:
+                v = tl.load(v_at, mask=inside[:, None] & (d < HEAD_DIM)[None, :], other=0)
+            elif HEAD_DIM == D:
+                v = tl.load(v_at)
+            else:
                 v = tl.load(v_at, mask=(d < HEAD_DIM)[None, :], other=0)
             key_scale = scale
             if STORED == 3:
@@ -183,7 +205,10 @@ def prefill(
                 v_scale = tl.load(V_SCALE + scale_offset, mask=inside, other=0.0)[:, None]
             k = as_queries(k, q, STORED, UPCAST)
             v = int8_values(v, v_scale, q) if STORED == 3 else as_queries(v, q, STORED, UPCAST)
-            score = tl.dot(q, k, input_precision="ieee") * key_scale
+            score = tl.dot(q, k, input_precision="ieee")
+            if ROPE:
+                score = score + rope_scores(q_rope, k_tokens, inside[None, :], HEAD_DIM, ROPE, R, STORED, UPCAST, 1)
+            score = score * key_scale
             if HAS_CAP:
                 score = soft_capped(score, cap_scale)
             if SLOPES is not None:

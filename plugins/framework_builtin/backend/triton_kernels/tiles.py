@@ -48,6 +48,25 @@ def page_and_slot(
 
 
 @Inlined
+def rope_scores(
+    q_rope,  # (M, R), or (I, M, R): what is rotated of the queries
+    k_tokens,  # pointers to the tokens' rows of K, (1, N) or (I, 1, N)
+    inside,  # of them, which are read
+    HEAD_DIM: tl.constexpr,  # of the latents before what is rotated
+    ROPE: tl.constexpr,
+    R: tl.constexpr,
+    STORED: tl.constexpr,
+    UPCAST: tl.constexpr,
+    ITEMS: tl.constexpr,
+):
+    """The products of queries and keys that a latent cache's rotated elements add to the scores."""
+    r = tl.arange(0, R)
+    r_k = r[:, None] if ITEMS == 1 else r[None, :, None]
+    k_rope = tl.load(k_tokens + HEAD_DIM + r_k, mask=inside & (r_k < ROPE), other=0)
+    return tl.dot(q_rope, as_queries(k_rope, q_rope, STORED, UPCAST), input_precision="ieee")
+
+
+@Inlined
 def as_queries(stored, q, STORED: tl.constexpr, UPCAST: tl.constexpr):
     """K or V as loaded, in the dtype of q; the scales are left to the caller. STORED, UPCAST: as the kernels'."""
     if STORED == 1:

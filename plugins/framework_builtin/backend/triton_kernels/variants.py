@@ -27,6 +27,7 @@ _USUAL: dict[str, Any] = {
     "dtype": "bfloat16",
     "block_size": 16,
 }
+_LATENT: dict[str, Any] = {"num_kv_heads": 1, "head_dim": 576, "latent_dim": 512}
 _UNUSUAL: tuple[dict[str, Any], ...] = (
     {"sliding_window": 4096, "soft_cap": 50.0, "sinks": True, "alibi": True, "block_size": 256},
     {"num_kv_heads": 32, "head_dim": 80, "block_size": 3},  # one token a page id, padded heads, no group
@@ -61,7 +62,12 @@ class Variant:
         extras += [name for name, on in (("lse", self.lse), ("unsplit", not self.split)) if on]
         extras += [f"rope_{self.rope}"] if self.rope else []
         extras += [spec.layout] if spec.layout != "NHD" else []
-        shape = f"{spec.dtype}{stored}/d{spec.head_dim}/group{group}/page{spec.block_size}"
+        dim = (
+            f"d{spec.head_dim}"
+            if spec.latent_dim is None
+            else f"latent{spec.latent_dim}+{spec.head_dim - spec.latent_dim}"
+        )
+        shape = f"{spec.dtype}{stored}/{dim}/group{group}/page{spec.block_size}"
         return "/".join([self.arch, self.kernel, shape, *extras])
 
 
@@ -69,12 +75,19 @@ def shipped_variants() -> Iterator[Variant]:
     """Every configuration of the table; with all features and odd shapes once an architecture, as the small kernels."""
     for arch in ARCHS:
         for kind, dim in ARCHS[arch].decode:
+            if kind == "latent":
+                continue
             dtype = "float32" if kind.startswith("float") else "bfloat16"
             spec = AttentionSpec(**(_USUAL | {"head_dim": dim, "dtype": dtype, "kv_dtype": _STORED.get(kind)}))
             yield Variant(arch, "decode", spec)
             yield Variant(arch, "prefill", spec, split=False)
             if dim == 128:
                 yield Variant(arch, "prefill", spec)
+        for heads in (128, 16):  # DeepSeek V3 whole, and a small or divided one; chosen tokens are blocks of one
+            spec = AttentionSpec(**(_USUAL | _LATENT | {"num_heads": heads, "block_size": 64 if heads == 128 else 1}))
+            yield Variant(arch, "decode", spec)
+            yield Variant(arch, "prefill", spec, split=False)
+        yield Variant(arch, "merge_splits", AttentionSpec(**(_USUAL | _LATENT)))
         for changes in _UNUSUAL:
             spec = AttentionSpec(**(_USUAL | changes))
             yield Variant(arch, "decode", spec, split=spec.sinks, lse=spec.sinks)
@@ -129,7 +142,8 @@ def launch(variant: Variant, launcher: Launcher) -> None:
     )
     q = q.contiguous()  # rotated
     lse = torch.empty(tokens, spec.num_heads) if variant.lse else None
-    launcher.attend(q, pool, launcher.plan(batch), torch.empty_like(q), lse)
+    out = torch.empty(tokens, spec.num_heads, spec.value_dim, dtype=dtype)
+    launcher.attend(q, pool, launcher.plan(batch), out, lse)
 
 
 def _batch_of(variant: Variant) -> tuple[int, int, int]:
@@ -150,4 +164,6 @@ def _pool(spec: AttentionSpec) -> LayerKV:
         k_scale, v_scale = (torch.empty((2, *inner) if spec.kv_dtype == "int8" else spec.num_kv_heads) for _ in "kv")
     sinks = torch.zeros(spec.num_heads) if spec.sinks else None
     slopes = torch.zeros(spec.num_heads) if spec.alibi else None
+    if spec.latent_dim is not None:
+        return LayerKV.of_rows(k, spec.latent_dim, spec.layout)
     return LayerKV(k, v, spec.layout, k_scale, v_scale, sinks, slopes)

@@ -23,6 +23,7 @@ VARIANTS = {variant.name: variant for variant in shipped_variants()}
 _ONE_EACH = {(variant.arch, variant.kernel): variant.name for variant in VARIANTS.values()}
 GROUPS = {
     "one of each kernel": list(_ONE_EACH.values()),
+    "latent caches": [name for name, variant in VARIANTS.items() if variant.spec.latent_dim is not None],
     **{f"{arch}, {share + 1} of 4": [name for name in VARIANTS if name.startswith(arch)][share::4]
        for arch in ARCHS for share in range(4)},
 }  # fmt: skip
@@ -66,7 +67,8 @@ def test_every_shipped_configuration_compiles_without_spills(names: list[str], t
         assert kernel["spills"] == 0, kernel
         assert kernel["shared_bytes"] <= ARCHS[variant.arch].shared_bytes, kernel
         if variant.kernel == "prefill" and spec.dtype != "float32" and aligned:
-            assert kernel["matrix_instructions"] == {"sm_80": "HMMA", "sm_90": "HGMMA"}[variant.arch], kernel
+            few_rows = variant.arch == "sm_80" or spec.latent_dim is not None
+            assert kernel["matrix_instructions"] == ("HMMA" if few_rows else "HGMMA"), kernel
         if variant.kernel in ("decode", "prefill") and aligned and kind_of(spec.dtype, spec.kv_dtype) != "float_bytes":
             assert kernel["async_loads"] > 0, kernel
 
