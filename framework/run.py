@@ -6,12 +6,14 @@ Overrides in, one checked configuration out, and `framework.api.run` called with
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,8 @@ from framework.cli import COMMAND
 from framework.cli.exit import (
     DONE,
     FAILED,
+    FULL_ERROR,
+    INVALID,
     command,
     complain,
     drop_output,
@@ -31,12 +35,10 @@ from framework.cli.exit import (
     sentence,
     status_of,
 )
-from framework.errors import BackendUnavailable, ConfigError, RunDirectoryError, RunDirectoryInUse
+from framework.errors import BackendUnavailable, ConfigError, FrameworkError, RunDirectoryError, RunDirectoryInUse
 from framework.files.atomic import is_disk_failure
 
 if TYPE_CHECKING:
-    import argparse
-
     from omegaconf import DictConfig
 
     from framework.config.config import Config
@@ -44,12 +46,9 @@ if TYPE_CHECKING:
 
 
 _NOT_HYDRAS = {
-    r"hydra\.output_subdir=(?!null$)": "is not supported: a run's config.yaml and provenance.json hold what Hydra "
-    "would write there; leave it out",
     r"hydra\.sweep\.subdir=": "is not supported: a job's folder is named after its overrides; set run.sweep=NAME",
-    r"hydra/sweeper=(?!basic$)": "is not supported: only Hydra's basic sweeper leaves out what is done; "
+    r"hydra/sweeper=(?!resumable$)": "is not supported: the framework's own leaves out what is done; "
     "`python -m framework search` lets optuna choose",
-    r"hydra\.sweeper\.params\b": "is for files of conf/sweep; on the command line give the values, as in seed=1,2",
 }
 """Words of Hydra's that are refused, as patterns, and what to do instead."""
 
@@ -62,16 +61,18 @@ def main() -> None:
 
 def call(arguments: Sequence[str]) -> int:
     """The exit status of one command line, as `main` would run it. Prints; raises only under HYDRA_FULL_ERROR=1."""
-    outcomes: list[Outcome] = []
+    from framework.sweep.job import ENDED
+
+    ENDED.clear()
     try:
-        status = _called(arguments, outcomes)
+        status = _called(arguments)
     finally:
-        _finish(outcomes)
-    return status or _status(outcomes)
+        _finish(ENDED)
+    return status or _status(ENDED)
 
 
 @command
-def _called(arguments: Sequence[str], outcomes: list[Outcome]) -> int:
+def _called(arguments: Sequence[str]) -> int:
     if {"--help", "-h"} & set(arguments):
         from framework.config.hydra.help import help_text
 
@@ -79,7 +80,7 @@ def _called(arguments: Sequence[str], outcomes: list[Outcome]) -> int:
     elif "--version" in arguments:
         print(f"kvcache-framework {__version__}")  # noqa: T201
     else:
-        _dispatch(list(arguments), outcomes)
+        return _dispatch(arguments)
     return DONE
 
 
@@ -90,15 +91,14 @@ def job(config: DictConfig) -> Outcome:
     from framework.api import run
     from framework.registry.culprit import named
     from framework.results.reading import what_went_wrong
-    from framework.sweep.job import JobDone, Outcome, fail
+    from framework.sweep.job import ENDED, JobDone, Outcome, fail
 
     end_with_parent()
     hydra = HydraConfig.get()
     sweep = str(Path(hydra.sweep.dir).absolute()) if _is_sweep(hydra) else None
-    folder = Path(sweep, hydra.sweep.subdir) if sweep else Path(hydra.runtime.output_dir)
-    directory = str(folder.absolute())
+    directory = str(Path(hydra.runtime.output_dir))
     state: State = "ok"
-    status, reason, disk = DONE, "", False
+    status, reason, failure = DONE, "", None
     result: dict[str, Any] = {}
     settings: Config | None = None
     began_s = time.monotonic()
@@ -113,11 +113,9 @@ def job(config: DictConfig) -> Outcome:
             status, state = FAILED, "failed"
             complain(f"{_job_name(hydra)}{reason}; see {directory}")
     except (Exception, SystemExit) as error:  # what exits outside of the run itself ends its job, not the sweep
-        if full_error() and sweep is None:
-            raise
         failure = named(error)
         reason = sentence(failure)
-        status, state, disk = status_of(failure), "failed", is_disk_failure(error)
+        status, state = status_of(failure), "failed"
         if isinstance(error, BackendUnavailable):
             state = "unavailable"
         elif isinstance(error, RunDirectoryInUse) and sweep is not None:
@@ -130,17 +128,30 @@ def job(config: DictConfig) -> Outcome:
         status = _show(settings, result, directory) or status
     elif status != DONE:
         fail(Path(directory), state, reason, list(hydra.overrides.task))
-    return Outcome(
+    _remove_empty(Path(directory))
+    outcome = Outcome(
         directory=directory,
         sweep=sweep,
         status=status,
         state=state,
         reason=reason,
-        disk=disk,
+        disk=failure is not None and is_disk_failure(failure),
         mode="" if settings is None else settings.mode.name,
         report=config.run.report or None,
         took_s=time.monotonic() - began_s,
+        error=None if sweep else failure,
     )
+    if sweep is None:
+        ENDED.append(outcome)
+    return outcome
+
+
+def _remove_empty(directory: Path) -> None:
+    """Hydra makes a job's folder before anybody knows whether it can be run."""
+    with suppress(OSError):
+        while Path.cwd() in directory.parents:
+            directory.rmdir()
+            directory = directory.parent
 
 
 def _prepare(
@@ -153,12 +164,7 @@ def _prepare(
     from framework.sweep.identity import identity
     from framework.sweep.job import begin
 
-    if hydra.job.chdir:
-        raise ConfigError(
-            "hydra.job.chdir=true is not supported: paths on the command line are relative to where the command was "
-            "started, and a run writes to run.dir; leave it out"
-        )
-    if sweep is not None and os.getcwd() != hydra.runtime.cwd and Path(hydra.runtime.cwd).is_dir():
+    if sweep is not None and not hydra.job.chdir and Path(hydra.runtime.cwd).is_dir():
         os.chdir(hydra.runtime.cwd)  # a cluster's worker starts elsewhere, and paths of the command line are relative
     settings = checked(config)
     on_begin: Callable[[Path], None] = lambda directory: None  # noqa: E731
@@ -200,50 +206,36 @@ def _is_sweep(hydra: Any) -> bool:
     return str(hydra.mode).endswith("MULTIRUN")
 
 
-def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
-    from hydra._internal.utils import get_args_parser
+def _dispatch(arguments: Sequence[str]) -> int:
+    import hydra
 
-    from framework.config.hydra.completion import complete
-    from framework.config.hydra.compose import HYDRA_ERRORS, checked, compose_normal, global_hydra, refusal
+    from framework.config.config import conf_folder
+    from framework.config.hydra.compose import CONFIG_NAME, HYDRA_ERRORS, VERSION_BASE, refusal
     from framework.config.hydra.overrides import normalise
-    from framework.config.hydra.source import search_path
+    from framework.config.hydra.source import register
+    from framework.config.hydra.sweeper import register_sweeper
+    from framework.sweep.job import ENDED
 
     _refuse_unreadable(arguments)
-    parser = get_args_parser()
-    parser.error = _refuse_option(parser)  # type: ignore[method-assign]
-    args = parser.parse_intermixed_args(arguments)  # -m may stand between two overrides
-    for word in args.overrides:
+    for word in arguments:
         for pattern, instead in _NOT_HYDRAS.items():
             if re.match(rf"\+*{pattern}", word):
                 raise ConfigError(f"{word} {instead}")
-    if args.experimental_rerun:
-        raise ConfigError("--experimental-rerun is not supported; repeat the overrides of the run's config.yaml")
-    if args.config_path:
-        raise ConfigError(
-            "--config-path is not supported: config.yaml is the framework's own; --config-dir FOLDER adds a folder of "
-            "YAML groups, and --config-name chooses a configuration in it"
-        )
-    args.overrides = normalise(args.overrides)
-    runs = not (args.shell_completion or args.cfg or args.info or args.hydra_help)
-    path = search_path(args.config_dir, importable_only=runs)
-    if args.shell_completion:
-        print(complete("".join(arguments[-1:]), path))  # noqa: T201
-        return
-    name = args.config_name or "config"
-    if args.cfg:
-        checked(compose_normal(args.overrides, path, name), missing_allowed=True)
+    words = sorted(normalise(arguments), key=lambda word: "=" in word and word[0] != "-")  # -m may stand between them
+    shows = {"--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc"} & set(words)
+    register(importable_only=not shows)
+    register_sweeper()
+    begin = hydra.main(version_base=VERSION_BASE, config_path=str(conf_folder()), config_name=CONFIG_NAME)(job)
     try:
-        with global_hydra(path) as hydra:
-            if args.cfg:
-                hydra.show_cfg(name, args.overrides, args.cfg, args.package, args.resolve)
-            elif args.info:
-                hydra.show_info(args.info, name, args.overrides)
-            elif args.hydra_help:
-                hydra.hydra_help(name, parser, args)
+        with _hydras(words):
+            if words[-1:] == ["query=bash"]:
+                _complete(begin)
             else:
-                outcomes.extend(_run(hydra, name, args.overrides, is_sweep=args.multirun))
+                begin()
+    except SystemExit as end:  # of its argparse
+        return INVALID if end.code else DONE
     except HYDRA_ERRORS as error:
-        raise refusal(error, args.overrides, path) from error
+        raise refusal(error, [word for word in words if "=" in word]) from error
     except OSError as error:  # Hydra makes the run directory before the job begins
         if error.filename is None:
             raise
@@ -251,21 +243,36 @@ def _dispatch(arguments: list[str], outcomes: list[Outcome]) -> None:
             error.errno or 0,
             f"run.dir or run.sweep: {error.filename!r} cannot be made: {error.strerror}; choose another",
         ) from error
-    if runs and not outcomes:
-        raise ConfigError(
-            "the sweep has no job: a range is empty or a glob matches nothing; --help lists what is installed"
-        )
+    if full_error() and ENDED and ENDED[0].error is not None:
+        raise ENDED[0].error
+    return DONE
 
 
-def _run(hydra: Any, name: str, overrides: Sequence[str], *, is_sweep: bool) -> Iterator[Outcome]:
-    from framework.config.hydra.multirun import multirun, single_run, single_run_config
+@contextmanager
+def _hydras(words: Sequence[str]) -> Iterator[None]:
+    """Hydra's command line, and its errors raised to us instead of printed."""
+    from framework.tracking.provenance import handed_on
 
-    words = [*overrides, "hydra.output_subdir=null"]  # Hydra would write before we know whose folder it is
-    config = None if is_sweep else single_run_config(hydra, name, words)
-    if config is None:
-        yield from multirun(hydra, name, [*words, "hydra.mode=MULTIRUN"], job)
-    else:
-        yield single_run(hydra, name, config, job)
+    arguments, full = sys.argv, os.environ.get(FULL_ERROR, "")
+    with handed_on():  # the command as the user gave it
+        sys.argv, os.environ[FULL_ERROR] = [arguments[0], *words], "1"
+        try:
+            yield
+        finally:
+            sys.argv, os.environ[FULL_ERROR] = arguments, full
+
+
+def _complete(begin: Callable[[], None]) -> None:
+    """Hydra's completion of a shell's line, in the user's own spelling; nothing where the line is wrong."""
+    from framework.config.hydra.compose import HYDRA_ERRORS
+    from framework.config.hydra.overrides import normalise
+
+    line, _, word = os.environ.get("COMP_LINE", "").rpartition(" ")
+    bare, printed = word.lstrip("+"), io.StringIO()
+    with suppress(FrameworkError, *HYDRA_ERRORS), redirect_stdout(printed):
+        os.environ["COMP_LINE"] = " ".join([*normalise(line.split()), bare])
+        begin()
+    print(" ".join(word.removesuffix(bare) + entry for entry in printed.getvalue().split()))  # noqa: T201
 
 
 def _finish(outcomes: Sequence[Outcome]) -> None:
@@ -320,18 +327,6 @@ def _refuse_unreadable(arguments: Sequence[str]) -> None:
                 f"command line: {word!a} holds letters that cannot be read as {sys.getfilesystemencoding()}; "
                 "set PYTHONUTF8=1, or a locale with UTF-8"
             )
-
-
-def _refuse_option(parser: argparse.ArgumentParser) -> Any:
-    def refuse(message: str) -> None:
-        from framework.errors import did_you_mean
-
-        offered = [option for action in parser._actions for option in action.option_strings]
-        words = [word for word in message.split() if word.startswith("-")]
-        near = did_you_mean(words[0], offered) if words and "unrecognized" in message else ""
-        raise ConfigError(f"command line: {message}{near}")
-
-    return refuse
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from framework.errors import ConfigError, FrameworkError, Interrupted, Unsupport
 from framework.files.atomic import is_disk_failure
 
 DONE, FAILED, INVALID = 0, 1, 2
+FULL_ERROR = "HYDRA_FULL_ERROR"
+"""Environment variable that asks for tracebacks, of Hydra and of us."""
 _LOOK_S = 0.2
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 _ABOUT_INPUT = (ConfigError, WorkloadError, Unsupported)
@@ -107,7 +109,7 @@ def sentence(error: BaseException) -> str:
     note = plugin_note(error)
     text = " ".join((note or str(error)).split())
     if note and not isinstance(error, FrameworkError):
-        return f"{text}; set HYDRA_FULL_ERROR=1 for the traceback"
+        return f"{text}; set {FULL_ERROR}=1 for the traceback"
     if isinstance(error, FrameworkError) and isinstance(error, OSError):
         text = " ".join(str(error.strerror or text).split())  # no "[Errno 20]"
     if isinstance(error, FrameworkError):
@@ -116,7 +118,7 @@ def sentence(error: BaseException) -> str:
         return f"{error.filename}: {error.strerror}"
     if is_disk_failure(error):
         return text
-    return f"internal error: {type(error).__name__}: {text}; set HYDRA_FULL_ERROR=1 for the traceback"
+    return f"internal error: {type(error).__name__}: {text}; set {FULL_ERROR}=1 for the traceback"
 
 
 def complain(text: str) -> None:
@@ -127,7 +129,7 @@ def complain(text: str) -> None:
 
 def full_error() -> bool:
     """Whether the user asked for tracebacks."""
-    return os.environ.get("HYDRA_FULL_ERROR") == "1"
+    return os.environ.get(FULL_ERROR) == "1"
 
 
 @functools.cache

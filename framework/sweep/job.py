@@ -50,6 +50,7 @@ class Outcome:
         mode: what the run did; empty where its configuration could not be read.
         report: the command that writes a report of its sweep, at the end; None for no report.
         took_s: wall time, seconds; None where it did not run.
+        error: what ended a single run, for its traceback.
     """
 
     directory: str | None
@@ -61,6 +62,11 @@ class Outcome:
     mode: str = ""
     report: str | None = None
     took_s: float | None = None
+    error: BaseException | None = None
+
+
+ENDED: list[Outcome] = []
+"""What the jobs of this process's command left, in order: `hydra.main` hands on nothing that its task returns."""
 
 
 def folder_name(overrides: Sequence[str], varied: Collection[str] = ()) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 from framework.errors import ConfigError, FrameworkError, RunDirectoryError
 from framework.files.atomic import missing_folders, remove_empty, write_json, write_text
 from framework.files.jsonl import dump_line, to_plain
+from framework.files.lock import Lock
 from framework.files.secrets import masked
 from framework.results.layout import CONFIG, FAILURE, JOB, LOCK, MARK, PROVENANCE, RESULT, files_of_a_run
-from framework.tracking.lock import Lock
 
 _FLUSH_BYTES = 1 << 16
 _FLUSH_AFTER_S = 1.0

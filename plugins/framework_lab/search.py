@@ -30,6 +30,7 @@ from framework.errors import ConfigError, FrameworkError, did_you_mean
 from framework.files.atomic import is_disk_failure, no_empty_folders
 from framework.files.jsonl import iter_objects
 from framework.files.lines import require_file
+from framework.files.lock import Lock
 from framework.files.secrets import masked
 from framework.interfaces.command import Command
 from framework.results.catalogue import catalogue, find
@@ -37,7 +38,6 @@ from framework.results.layout import JOURNAL, LOCK
 from framework.results.reading import read_result, what_went_wrong
 from framework.sweep.identity import digest, digest_of, identity, inputs
 from framework.sweep.job import JobDone, begin, fail, folder_name, is_done, require_sweep_folder
-from framework.tracking.lock import Lock
 from framework_report.trials import Trial, Trials, write_trials
 
 _CHECKED = ("allocator", "eviction", "hash", "backend")
@@ -143,14 +143,13 @@ def axes_of(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[Axis, ...]
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    from framework.config.hydra.compose import global_hydra
+    from framework.config.hydra.compose import global_loader
     from framework.config.hydra.overrides import normalise
-    from framework.config.hydra.source import search_path
 
     words = normalise(overrides)
     try:
-        with global_hydra(search_path(importable_only=True)) as hydra:
-            parsed = OverridesParser.create(config_loader=hydra.config_loader).parse_overrides(words)
+        with global_loader(importable_only=True) as loader:
+            parsed = OverridesParser.create(config_loader=loader).parse_overrides(words)
     except HydraException as error:
         raise ConfigError(f"cannot read the overrides: {' '.join(str(error).split())}") from error
     fixed = tuple(override.input_line for override in parsed if not override.is_sweep_override())
@@ -384,7 +383,7 @@ def _trials(study: Any, plan: Search) -> Trials:
 def _axis(override: Any) -> Axis:
     from hydra.core.override_parser.types import IntervalSweep, RangeSweep
 
-    from framework.config.hydra.multirun import MOST_JOBS, num_values
+    from framework.config.hydra.sweeper import MOST_JOBS, num_values
 
     key: str = override.get_key_element()
     value: Any = override.value()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from framework.config.check import parse
-from framework.config.hydra.compose import compose
-from framework.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -55,13 +53,29 @@ def test_a_search_path_adds_a_folder(elsewhere: Path, runs: Any, command: Any) -
     assert (status, [run["cache"]["num_blocks"] for run in runs]) == (0, [77]), err
 
 
-@pytest.mark.parametrize("text", ["it's", 'a "b" (', "a b)(", "C:\\x", "{"])
-def test_the_advice_on_quotes_works(text: str, elsewhere: Path) -> None:
-    """It was "in quotes" for one who had written them: the shell had taken those away."""
-    with pytest.raises(ConfigError) as refused:
-        compose([f"run.name='{text}' )"])
-    advised = shlex.split(str(refused.value).split(" type ", 1)[1])[0]
-    assert compose([advised, "run.dir=out"]).run.name == f"'{text}' )"
+def test_a_job_runs_in_its_folder_where_hydra_is_asked_to_change_there(
+    elsewhere: Path, command: Any, monkeypatch: Any
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr("framework.api.run", lambda config, **begin: seen.append(os.getcwd()) or {"status": "ok"})
+    for words in (("run.dir=out",), ("-m", "hydra.sweep.dir=out", "run.report=false", "run.progress=false")):
+        status, _, err = command(*words, "hydra.job.chdir=true", "hydra.output_subdir=.hydra", "seed=3")
+        assert (status, err) == (0, ""), err
+    assert [Path(one).relative_to(elsewhere).parts[0] for one in seen] == ["out", "out"]
+    assert len({Path(one, ".hydra", "config.yaml").read_text() for one in seen}) == 2, seen
+
+
+def test_a_config_path_comes_before_the_framework_s(elsewhere: Path, command: Any, runs: Any) -> None:
+    (elsewhere / "mine" / "eviction").mkdir(parents=True)
+    (elsewhere / "mine" / "eviction" / "lru.yaml").write_text("name: fifo\n")
+    status, _, err = command("--config-path", f"{elsewhere}/mine", "run.dir=out")
+    assert (status, [run["eviction"]["name"] for run in runs]) == (0, ["fifo"]), err
+
+
+def test_what_is_swept_may_be_a_parameter_of_the_sweeper(elsewhere: Path, command: Any, runs: Any) -> None:
+    words = ("-m", "+hydra.sweeper.params={seed: '1,2', eviction: 'lru,fifo'}", "eviction=lfu", "run.report=false")
+    status, _, err = command(*words, "run.progress=false")
+    assert (status, [(run["seed"], run["eviction"]["name"]) for run in runs]) == (0, [(1, "lfu"), (2, "lfu")]), err
 
 
 @pytest.mark.parametrize(

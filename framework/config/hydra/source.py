@@ -9,11 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import yaml
-from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
@@ -22,19 +18,11 @@ from omegaconf import MISSING, OmegaConf
 
 from framework import registry
 from framework.config.config import conf_folder, default_settings
-from framework.errors import ConfigError, FrameworkError, InvalidPlugin
+from framework.errors import FrameworkError, InvalidPlugin
 from framework.model.options import MODELS
 from framework.registry.signatures import Parameter, signature
 from framework.validation import plain
 
-SCHEME = "plugins"
-FILES = "yaml"
-"""The scheme of folders of YAML files, as Hydra's `file`, whose aliases are bounded."""
-MOST_NODES = 100_000
-"""Of a YAML file with its aliases written out: ten lines can stand for 10**10."""
-EVERY = f"{SCHEME}://every"
-IMPORTABLE = f"{SCHEME}://importable"
-"""Lists only plugins that can be imported, so that a sweep's `glob(*)` passes over broken ones."""
 SETTINGS = "settings"
 """The config of every section with its defaults, first in config.yaml's defaults list."""
 MODEL = "model"
@@ -46,7 +34,13 @@ Names: TypeAlias = list[str]  # the class below has a method called list
 
 
 class PluginConfigSource(ConfigSource):
-    """The groups are the kinds of plugins and `model`, and there is `settings`. Loading one imports that one class."""
+    """The groups are the kinds of plugins and `model`, and there is `settings`. Loading one imports that one class.
+
+    Attributes:
+        importable_only: list only plugins that can be imported, so that a sweep's `glob(*)` passes over broken ones.
+    """
+
+    importable_only = False
 
     def __init__(self, provider: str, path: str) -> None:
         super().__init__(provider, path)
@@ -54,7 +48,7 @@ class PluginConfigSource(ConfigSource):
 
     @staticmethod
     def scheme() -> str:
-        return SCHEME
+        return "plugins"
 
     def available(self) -> bool:
         return True
@@ -86,7 +80,7 @@ class PluginConfigSource(ConfigSource):
     def _listed(self, group: str) -> Names:
         if group not in self._names:
             names = sorted(MODELS) if group == MODEL else registry.names(group)
-            if self.path == "importable" and group != MODEL:
+            if self.importable_only and group != MODEL:
                 names = [name for name in names if _imports(registry.find(group, name))]
             self._names[group] = names
         return self._names[group]
@@ -146,38 +140,13 @@ def _held(value: Any) -> Any:
     return value if isinstance(value, (str, bytes, int, float, list, dict)) else None
 
 
-class BoundedFiles(FileConfigSource):
-    """A folder of YAML files. One whose aliases stand for more than MOST_NODES entries is a ConfigError."""
-
-    @staticmethod
-    def scheme() -> str:
-        return FILES
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        path = Path(self.path) / self._normalize_file_name(config_path)
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        found = _num_nodes(yaml.compose(text, Loader=yaml.SafeLoader), {}) if "&" in text and "*" in text else 0
-        if found > MOST_NODES:
-            raise ConfigError(f"{path}: its aliases stand for {found:.3g} entries; at most {MOST_NODES:,}")
-        return super().load_config(config_path)
-
-
-def _num_nodes(node: Any, known: dict[int, int]) -> int:
-    """Of a YAML tree with its aliases written out. Raises RecursionError where one lies within itself."""
-    if id(node) not in known:
-        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
-        pairs = [part for entry in inner for part in (entry if isinstance(entry, tuple) else (entry,))]
-        known[id(node)] = 1 + sum(_num_nodes(part, known) for part in pairs)
-    return known[id(node)]
-
-
 class EveryPlugin(SearchPathPlugin):
-    """Puts the entry points, and plugins' YAML presets, behind the framework's conf folder on Hydra's search path."""
+    """Puts the framework's conf folder, plugins' YAML presets and the entry points on Hydra's search path, last."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for provider, folder in preset_folders():
-            search_path.append(provider, f"{FILES}://{folder}")
-        search_path.append("entry points", EVERY)
+        for provider, folder in [("framework", conf_folder()), *preset_folders()]:
+            search_path.append(provider, f"file://{folder}")
+        search_path.append("entry points", "plugins://")
 
 
 def preset_folders() -> list[tuple[str, Path]]:
@@ -193,25 +162,12 @@ def preset_folders() -> list[tuple[str, Path]]:
     return folders
 
 
-def search_path(config_dir: str | Path | None = None, *, importable_only: bool = False) -> ConfigSearchPath:
-    """The conf folder, `config_dir`, plugins' presets, then every entry point.
+def register(*, importable_only: bool = False) -> None:
+    """Let Hydra of this process know the entry points; again is harmless.
 
     Args:
         importable_only: list only plugins that can be imported, for `glob(*)`.
-
-    Raises:
-        ConfigError: `config_dir` is no folder.
     """
-    for plugin in (PluginConfigSource, BoundedFiles, EveryPlugin):
-        Plugins.instance().register(plugin)  # idempotent
-    path = create_config_search_path(f"{FILES}://{conf_folder()}")
-    assert isinstance(path, ConfigSearchPathImpl)
-    for element in path.get_path():
-        if element.path == EVERY and importable_only:
-            element.path = IMPORTABLE
-    if config_dir is not None:
-        extra = Path(config_dir).absolute()
-        if not extra.is_dir():
-            raise ConfigError(f"--config-dir: no folder {str(config_dir)!r}; give an existing folder of YAML groups")
-        path.prepend("command line", f"{FILES}://{extra}", SearchPathQuery(provider="schema"))
-    return path
+    PluginConfigSource.importable_only = importable_only
+    for plugin in (PluginConfigSource, EveryPlugin):
+        Plugins.instance().register(plugin)

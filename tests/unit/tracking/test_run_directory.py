@@ -15,8 +15,8 @@ import yaml
 
 from framework.errors import ConfigError, RunDirectoryError, RunDirectoryInUse
 from framework.files.jsonl import PartialLineWarning, read_jsonl
+from framework.files.lock import Lock
 from framework.results.reading import read_result
-from framework.tracking.lock import Lock
 from framework.tracking.provenance import collect_provenance
 from framework.tracking.run_directory import RunDirectory
 

@@ -20,9 +20,8 @@ def refusal(*overrides: str) -> str:
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-@pytest.mark.parametrize("value", ["[[1]]", "x"])
-def test_a_section_of_another_type_says_what_it_must_be(section: str, value: str) -> None:
-    assert f"{section} must be a mapping, found " in refusal(f"{section}={value}")
+def test_a_section_of_another_type_says_what_it_must_be(section: str) -> None:
+    assert f"{section} must be a mapping, found " in refusal(f"{section}=x")
     assert refusal(f"{section}={{a: 1}}").startswith(f"unknown key '{section}.a'; keys: ")
     key = f"{section}.{next(iter(SECTIONS[section].model_fields))}"
     assert re.match(rf"{key}(\[0\])? must be .*, found ", refusal(f"{key}=[{{a: 1}}]"))
