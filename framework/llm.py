@@ -69,6 +69,7 @@ class LLM:
             recurrent state; see docs/hybrid.md. Empty where all layers share one table; `kv_groups_off` says why a
             model that mixes attention with and without a window has none, else "".
         further_blocks: of the second group; None without.
+        kv_bytes: of the KV pools of all ranks together, null blocks and states included; `pool.bytes` are one rank's.
         warm_up_s: seconds that the warm-up steps before the first request took; None: there were none.
 
     Raises:
@@ -113,7 +114,13 @@ class LLM:
         self.model = load_served(model, self.backend, device=self.device, cache=cache, options=options)
         try:
             require_scales(cache.kv_scales, cache.kv_dtype, self.model.config)
-            self._settle_spec()
+            dtype = str(self.model.decoder.dtype).removeprefix("torch.")
+            shard = self.model.decoder.shard
+            self.spec = attention_spec(shard.config(self.model.config), dtype, cache)  # of one rank's heads
+            self.kv_dtype = self.spec.kv_dtype or dtype
+            require_backend(self.backend, self.spec, self.device)
+            stored = dtype if self.kv_dtype == dtype else f"{dtype}/{self.kv_dtype}"
+            self.namespace = Namespace(model=f"{self.model.name}/{stored}")
             self._components = (allocator, eviction, hash)
             self._settle_groups(options)
             advice = self._settle_sizes(options)
@@ -124,6 +131,7 @@ class LLM:
             )  # fmt: skip
             self.pool, self.backends = model_executor.pool, model_executor.by_layer
             self._states = model_executor.states
+            self.kv_bytes = (self.pool.bytes + (self._states.bytes if self._states else 0)) * shard.size
             self.executor: Executor = executor
             self.engine = self._make_engine(built, options, advice)
             weakref.finalize(self, _close_below, self.engine, drain=True)
@@ -133,16 +141,6 @@ class LLM:
         except BaseException as error:
             self.close()
             raise_named(error)
-
-    def _settle_spec(self) -> None:
-        """What attention computes, of one rank's heads, and the namespace of blocks that hold its K and V."""
-        dtype = str(self.model.decoder.dtype).removeprefix("torch.")
-        shape = self.model.decoder.shard.config(self.model.config)
-        self.spec = attention_spec(shape, dtype, self.cache)
-        self.kv_dtype = self.spec.kv_dtype or dtype
-        require_backend(self.backend, self.spec, self.device)
-        stored = dtype if self.kv_dtype == dtype else f"{dtype}/{self.kv_dtype}"
-        self.namespace = Namespace(model=f"{self.model.name}/{stored}")
 
     def _settle_groups(self, options: EngineOptions) -> None:
         """Whether layers with a sliding window are a group of their own; those with a recurrent state must be.
@@ -203,17 +201,14 @@ class LLM:
             warnings.warn(message, LengthWarning, stacklevel=3)
         self.sizes = replace(sizes, max_len=max_len)
         self.num_blocks, self.further_blocks, self.max_model_len = num_blocks, further_blocks, max_len
+        # What allocators, policies, hashes and what lies below the pool may all ask for.
+        self._shared = {"block_size": spec.block_size, "max_model_len": max_len, "seed": self.seed}
         return advice
 
     @property
     def allocator(self) -> Allocator:
         """The allocator of the blocks that are in use now; another object after `reset`."""
         return self.engine.allocator
-
-    @property
-    def _shared(self) -> dict[str, int]:
-        """What allocators, policies, hashes and what lies below the pool may all ask for."""
-        return {"block_size": self.spec.block_size, "max_model_len": self.max_model_len, "seed": self.seed}
 
     def _build_allocator(self) -> Allocator:
         kind, eviction, hash = self._components
@@ -244,37 +239,8 @@ class LLM:
             trial=self._trial,
             stop_watch=watch if tokenizer.has_text else None,
             scheduling=self.scheduling,
-            tiers=self.below.serve(lambda: self._pools(allocator)),
+            tiers=self.below.serve(lambda: _pools(self, allocator)),
         )
-
-    def _pools(self, allocator: Allocator) -> ServedPools:
-        """What lies below may know of the pools. Holds no reference to this object: see `_close_below`."""
-        pool, decoder = self.pool, self.model.decoder
-        groups = [BlockTensors(tensors=pool.tensors_of(0))]
-        if self.further_blocks is not None:
-            tensors = pool.tensors_of(1) if self._states is None else self._states.parts
-            share = self.further_blocks / self.num_blocks
-            groups.append(BlockTensors(tensors=tensors, kind=self.groups[1].kind, share=share))
-        return ServedPools(
-            allocator=allocator,
-            hash=build_component("hash", self._components[2], {"seed": self.seed}),
-            shared=self._shared,
-            groups=groups,
-            dtype=pool.dtype,
-            layout=pool.layout,
-            fingerprint=lambda: fingerprint(decoder) + scales_name(pool),
-            now=self.executor.now,
-        )
-
-    @property
-    def tensor_parallel_size(self) -> int:
-        """Ranks that share the model."""
-        return self.model.decoder.shard.size
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of the KV pools of all ranks together, null blocks and states included; `pool.bytes` are one rank's."""
-        return (self.pool.bytes + (self._states.bytes if self._states else 0)) * self.tensor_parallel_size
 
     def close(self, *, drain: bool = True) -> None:
         """Close what lies below, and end the other ranks of a model that was given by name. A LoadedModel stays open.
@@ -300,29 +266,15 @@ class LLM:
         """Token ids (n,) int32 of a text, of chat messages ({"role", "content"}), or of ids already."""
         return encode(self.model.tokenizer, prompt)
 
-    def namespace_of(self, asked: Namespace | str | None) -> Namespace:
-        """A request's namespace within this model's: of None the model's own, of a text the one with that salt.
-
-        Raises:
-            InvalidArgument: none of these.
-        """
-        if asked is not None and not isinstance(asked, (str, Namespace)):
-            raise InvalidArgument(f"namespace must be a Namespace or a text, its salt, found {shown(asked)}")
-        within = asked if isinstance(asked, Namespace) else Namespace(salt=asked or "")
-        return replace(within, model=self.namespace.model)
-
     def submit(self, prompt: Prompt, sampling: Sampling | None = None, **facts: Any) -> Request:
         """Queue one prompt; see Engine.submit for `facts` (arrival_s, priority, tenant, session, namespace)."""
-        self._require_open()
-        facts["namespace"] = self.namespace_of(facts.get("namespace"))
+        if self._closed:
+            raise InvalidArgument("this LLM is closed: its tiers and ranks have ended; make a new one")
+        facts["namespace"] = namespace_of(self.namespace, facts.get("namespace"))
         ids, sampling = self.encode(prompt), _sampling(sampling)
         if self.engine.interrupted:
             self.reset()
         return self.engine.submit(ids, sampling, **facts)
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise InvalidArgument("this LLM is closed: its tiers and ranks have ended; make a new one")
 
     def generate(
         self,
@@ -429,14 +381,7 @@ class LLM:
         with self.engine.between_steps():
             state = self.engine.state
             served = state.summary(complete=not self.engine.interrupted) | self.executor.summary()
-            return served | state.holdings() | self.group_facts() | {"kv_bytes": self.kv_bytes}
-
-    def group_facts(self) -> dict[str, Any]:
-        """What each group of KV holds and found, of a model that mixes full attention with windows or states, or why
-        all layers share one table."""
-        if isinstance(self.allocator, GroupedAllocator):
-            return self.allocator.results()
-        return {"kv_groups_off": self.kv_groups_off} if self.kv_groups_off else {}
+            return served | state.holdings() | group_facts(self) | {"kv_bytes": self.kv_bytes}
 
     def drain(self, *, progress: bool = False, on_step: Callable[[Engine], Any] | None = None) -> None:
         """Step until every submitted request has ended."""
@@ -453,6 +398,46 @@ class LLM:
         tokenizer = self.model.tokenizer
         if tokenizer.has_text:
             add_texts(requests, tokenizer.decode, tokenizer.eos_token_ids)
+
+
+def namespace_of(model: Namespace, asked: Namespace | str | None) -> Namespace:
+    """A request's namespace within a model's: of None the model's own, of a text the one with that salt.
+
+    Raises:
+        InvalidArgument: none of these.
+    """
+    if asked is not None and not isinstance(asked, (str, Namespace)):
+        raise InvalidArgument(f"namespace must be a Namespace or a text, its salt, found {shown(asked)}")
+    within = asked if isinstance(asked, Namespace) else Namespace(salt=asked or "")
+    return replace(within, model=model.model)
+
+
+def group_facts(llm: LLM) -> dict[str, Any]:
+    """What each group of KV holds and found, of a model that mixes full attention with windows or states, or why
+    all layers share one table."""
+    if isinstance(llm.allocator, GroupedAllocator):
+        return llm.allocator.results()
+    return {"kv_groups_off": llm.kv_groups_off} if llm.kv_groups_off else {}
+
+
+def _pools(llm: LLM, allocator: Allocator) -> ServedPools:
+    """What lies below may know of the pools. Holds no reference to `llm`: see `_close_below`."""
+    pool, decoder = llm.pool, llm.model.decoder
+    groups = [BlockTensors(tensors=pool.tensors_of(0))]
+    if llm.further_blocks is not None:
+        tensors = pool.tensors_of(1) if llm._states is None else llm._states.parts
+        share = llm.further_blocks / llm.num_blocks
+        groups.append(BlockTensors(tensors=tensors, kind=llm.groups[1].kind, share=share))
+    return ServedPools(
+        allocator=allocator,
+        hash=build_component("hash", llm._components[2], {"seed": llm.seed}),
+        shared=llm._shared,
+        groups=groups,
+        dtype=pool.dtype,
+        layout=pool.layout,
+        fingerprint=lambda: fingerprint(decoder) + scales_name(pool),
+        now=llm.executor.now,
+    )
 
 
 def _sampling(asked: Sampling | None) -> Sampling:

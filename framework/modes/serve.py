@@ -24,7 +24,7 @@ from framework.guard.facts import Reporting, reported
 from framework.guard.policy import GuardedPolicy
 from framework.guard.workload import GuardedWorkload
 from framework.interfaces.below import Below
-from framework.llm import LLM, Trial
+from framework.llm import LLM, Trial, group_facts, namespace_of
 from framework.model.loading import LoadedModel, build_model, model_config
 from framework.model.tokenizer import encode
 from framework.modes.dense_check import Verdict, compare
@@ -172,7 +172,7 @@ def submit_workload(llm: LLM, items: Sequence[WorkloadRequest]) -> Iterator[Requ
     """Queue one request after another, so that an interrupt loses none that is queued; the clock starts now."""
     llm.executor.restart_clock()
     for item in items:
-        yield submit(llm.engine, replace(item, namespace=llm.namespace_of(item.namespace)))
+        yield submit(llm.engine, replace(item, namespace=namespace_of(llm.namespace, item.namespace)))
 
 
 def record(llm: LLM, requests: Sequence[Request], path: Path) -> None:
@@ -213,10 +213,10 @@ def summarise(llm: LLM, config: Config, *, complete: bool) -> dict[str, Any]:
         num_blocks=llm.num_blocks,
         block_size=llm.spec.block_size,
     )
-    size = llm.tensor_parallel_size
+    size = llm.model.decoder.shard.size
     result.update(tensor_parallel_size=size, kv_bytes=llm.kv_bytes, kv_bytes_per_rank=llm.kv_bytes // size)
     result.update(llm.engine.state.summary(complete=complete) | llm.below.names())
-    result.update(llm.executor.summary(), warm_up_s=llm.warm_up_s, **llm.group_facts())
+    result.update(llm.executor.summary(), warm_up_s=llm.warm_up_s, **group_facts(llm))
     if not complete:  # one of them may be what failed
         return result
     plugins: dict[str, Reporting] = {
