@@ -30,7 +30,7 @@ class Shy(Moon):
 
 def test_every_plugin_of_ours_loads_and_says_what_it_is() -> None:
     found = [entry for entry in installed(device="cpu") if entry.distribution == "kvcache-framework"]
-    assert {entry.kind for entry in found} == set(registry.kinds()) - {"replay_core"}
+    assert {entry.kind for entry in found} >= set(registry.groups()), "of other kinds the packages may be deleted"
     assert [entry for entry in found if entry.error or entry.summary == "-"] == []
     assert {entry.name: entry.reasons for entry in found if entry.kind == "backend"}["torch"] == ()
 

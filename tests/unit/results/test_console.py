@@ -55,20 +55,6 @@ def test_what_nobody_declared_or_does_not_apply_is_no_row() -> None:
     assert "graph" in _printed({**RESULT, "device": "cuda:0", "cuda_graphs": True, "graph_steps": 5})
 
 
-def test_a_cache_only_run_leads_with_its_hit_rate_and_the_gap_to_the_optimum() -> None:
-    result = {
-        "status": "ok", "mode": "replay", "executor": "cache_only", "eviction": "lru", "workload": "trace", "seed": 0,
-        "num_blocks": 10_000, "block_size": 512, "num_requests": 12_031, "hit_rate": 0.2, "gap_to_optimum": 0.3248,
-        "optimum_hit_blocks": 84_953, "prompt_blocks": 288_500, "num_evictions": 9, "replay_core": "python",
-    }  # fmt: skip
-    lines = _printed(result).splitlines()
-    assert lines[0] == "replay cache_only: trace lru"
-    shares = [line.split("  ")[1].strip() for line in lines if "%" in line]
-    assert shares == ["hit rate", "gap to the optimum by blocks"], lines
-    assert _line(_printed(result), "requests").strip() == "requests", "the heading"
-    assert not [line for line in lines if " - of " in line or "other" in line or "peak" in line], lines
-
-
 def test_a_part_and_its_whole_have_units_and_nothing_is_no_tebibytes() -> None:
     used = {"window_peak_used_bytes": 14 * 2**30, "state_peak_used_bytes": 0}
     text = _printed({"mode": "serve", **used, "window_bytes": 428_828_786_688, "state_bytes": 428_828_786_688})
