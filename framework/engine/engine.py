@@ -38,7 +38,7 @@ from framework.errors import (
 from framework.guard.allocator import GuardedAllocator
 from framework.guard.observer import Observers
 from framework.interfaces.allocator import Allocator
-from framework.interfaces.below import EngineBelow
+from framework.interfaces.below import MakeBelow
 from framework.interfaces.observer import Note, Observed, Observer
 from framework.interfaces.scheduling import Scheduling
 from framework.registry.culprit import raise_named
@@ -49,9 +49,6 @@ from framework.validation import Natural, Options, Positive
 
 _LOOK_S = 0.05
 """Who would read the state looks so often whether a step has begun, for which nobody waits."""
-
-MakeBelow = Callable[[EngineState, Lifecycle], EngineBelow]
-"""Makes what lies below the pool of a new state."""
 
 
 class Trial(Options):

@@ -16,13 +16,8 @@ if TYPE_CHECKING:
 
     from framework.config.config import Config
     from framework.config.sections import EngineOptions
-    from framework.engine.lifecycle import Lifecycle
     from framework.engine.request import Request, Sequence
-    from framework.engine.state import EngineState
     from framework.results.metric import Metric
-
-    MakeBelow = Callable[[EngineState, Lifecycle], "EngineBelow"]
-    """Makes what lies below the pools of a new state: for an engine that begins, and after each of its resets."""
 
 THREAD = "below the pool"
 """Name of the threads that call plugins on an engine's behalf: a call there that does not return ends the run too."""
@@ -262,3 +257,7 @@ class EngineBelow:
 
     def close(self, *, drain: bool) -> None:
         """End the transfers."""
+
+
+MakeBelow = Callable[..., EngineBelow]
+"""Makes what lies below the pools of an engine's (state, lifecycle): when it begins, and after each reset."""
