@@ -13,6 +13,7 @@ import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from framework.errors import (
     ContractMismatch,
     DuplicatePlugin,
+    FrameworkError,
     InvalidPlugin,
     PluginImportError,
     UnknownPlugin,
@@ -220,3 +222,19 @@ def import_place(place: str) -> ModuleType:
     if Path(str(getattr(module, "__file__", None))).resolve() != path:
         raise ImportError(f"another module is named {path.stem!r}: rename {path.name}")
     return module
+
+
+_DECLARING = ("mode", "below", "observer")
+"""The kinds whose classes declare metrics of a run, files that it writes, figures or tables of a report."""
+
+
+@lru_cache
+def declared(attribute: str) -> tuple[Any, ...]:
+    """The entries of this tuple of every class of these kinds that is installed and loads, by kind and name."""
+    found: list[Any] = []
+    for plugin in (plugin for kind in _DECLARING for plugin in entries(kind)):
+        try:
+            found += getattr(load(plugin.kind, choice(plugin)), attribute, ())
+        except FrameworkError:
+            continue  # an error where it is chosen, and nobody's concern where it is not
+    return tuple(dict.fromkeys(found))
