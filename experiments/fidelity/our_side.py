@@ -49,7 +49,7 @@ class VllmHash(HashScheme):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Of one replay, by the names they have in a configuration."""
+    """Settings of one replay, by the names they have in a configuration."""
 
     num_blocks: int
     block_size: int = 16

@@ -161,7 +161,7 @@ def make_site(folder: Path, wheels: Path) -> None:
 
 
 def environment_of(site: Path) -> dict[str, str]:
-    """Of every part's process: the site folder first, Triton's cache in it, and no network."""
+    """Environment of every part's process: the site folder first, Triton's cache in it, and no network."""
     paths = [str(site), str(ROOT), str(ROOT / "plugins"), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
@@ -181,7 +181,7 @@ def has_cuda(environment: dict[str, str]) -> bool:
 
 
 def commit() -> str | None:
-    """Of the checkout; None outside one."""
+    """The checkout's commit; None outside one."""
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     except OSError:

@@ -109,7 +109,7 @@ def value_table(rows: Rows, loads: Rows) -> str:
 
 
 def _share(row: dict[str, Any], weight: float) -> float:
-    """Of the best value, where a pool hit is worth 1 and a host hit `weight`."""
+    """Share of the best value, where a pool hit is worth 1 and a host hit `weight`."""
     hits, best = ((row[f"{whose}pool_hit_blocks"], row[f"{whose}host_hit_blocks"]) for whose in ("", "best_"))
     return value(hits, (1.0, weight)) / value(best, (1.0, weight))
 

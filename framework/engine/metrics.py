@@ -131,7 +131,7 @@ class Metrics:
         self._slot_seconds = [total + count * seconds for total, count in zip(self._slot_seconds, slots, strict=True)]
 
     def step_row(self) -> dict[str, Any]:
-        """Of a line for a run's metrics file: the last step's seconds and work, and the state after it: hits of all
+        """A line of a run's metrics file: the last step's seconds and work, and the state after it: hits of all
         requests admitted so far, evictions so far. Shares of 0 reserved slots are None."""
         timed: dict[str, Any] = {}
         if self._last is not None:

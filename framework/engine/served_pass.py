@@ -19,7 +19,7 @@ from framework.model.dense import DenseCache
 from framework.model.latent import Index
 
 Gaps: TypeAlias = list[tuple[float, float]]
-"""Of each call and layer, in order: largest difference of an attention output from the exact one, and largest |V|."""
+"""For each call and layer, in order: largest difference of an attention output from the exact one, and largest |V|."""
 
 
 @torch.inference_mode()

@@ -19,7 +19,7 @@ _DEFAULT_FRACTION = 0.9  # of a GPU's free memory, where nothing is asked
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Of a model's pool and block tables: settled once, the same on every rank, and handed on whole.
+    """Sizes of a model's pool and block tables: settled once, the same on every rank, and handed on whole.
 
     Attributes:
         spec: of the attention: heads of one rank, dtypes, layout, and the block size.

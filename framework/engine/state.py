@@ -27,7 +27,7 @@ Foresee = Callable[[Sequence, bool], list[float]]
 
 
 LOG_VERSION = 2
-"""Of the event log. 1 had no line that says so, and called a `publish` "admit", as it does a request's admission."""
+"""Version of the event log. 1 had no such line, and called a `publish` "admit", as it does a request's admission."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

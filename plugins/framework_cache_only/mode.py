@@ -112,7 +112,7 @@ def _counted_in(session: Session, options: CacheOnly) -> dict[str, Any]:
 
 
 def _hit_rate(config: Config, core: ReplayCore | None, paths: RequestPaths, num_blocks: int, leaf_first: bool) -> float:
-    """Of a pool of `num_blocks`, counted by `core`; None: by Python."""
+    """Hit rate of a pool of `num_blocks`, counted by `core`, or by Python where it is None."""
     shared = {"num_blocks": num_blocks, "block_size": config.cache.block_size, "seed": config.seed}
     policy: EvictionPolicy = build_component("eviction", config.eviction.plain(), shared)
     return count(core, paths, policy, num_blocks, leaf_first=leaf_first)[1].hit_rate

@@ -25,7 +25,7 @@ class Losses(ABC):  # noqa: B024
         """The policy gave these up, to make room for `request`."""
 
     def declined(self, request: int, nodes: Sequence[int]) -> None:  # noqa: B027
-        """Of these there was no room to keep, or the policy would not keep them."""
+        """There was no room to keep these, or the policy would not keep them."""
 
     def kept(self, request: int, nodes: Sequence[int]) -> None:  # noqa: B027
         """The policy gave these up, and a tier below the pool holds them."""

@@ -361,7 +361,7 @@ class Evidence:
         return fmean(self._by_seed(value, context).values())
 
     def _differences(self, value: Key) -> Differences:
-        """Of this value minus the baseline, in the contexts and seeds that both have."""
+        """Differences of this value from the baseline, in the contexts and seeds that both have."""
         assert self._reference is not None
         differences: Differences = {}
         for context in self._runs[value]:

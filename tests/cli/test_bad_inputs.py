@@ -78,7 +78,6 @@ SERVE: list[tuple[str, ...]] = [
     ("workload.think_s=1",), ("executor=roofline",), ("hydra.run.dir=/dev/null/x",), ("-cn", "nothing"),
     ("-m", "seed=range(0)"), ("-m", "seed=choice()"), ("-m", "run.sweep=/dev/null", "seed=1,2"),
     ("hydra/launcher=nothing", "-m", "seed=1,2"), ("-m", f"seed=range({HUGE})"),
-    ("workload.num_requests=x", "--cfg", "job"),
     ("-m", "seed=interval(0,1)"), ("-m", "seed=range(0,9,0)"),
 ]  # fmt: skip
 REPLAYS: list[tuple[str, ...]] = [
@@ -218,7 +217,7 @@ OTHERS_SAY: dict[tuple[str, ...], str] = {
 
 
 def culprits(words: tuple[str, ...]) -> list[str]:
-    """Of these words the key, the file or the value, one of which the sentence must name."""
+    """The key, the file or the value of these words; the sentence must name one of them."""
     own = [word for word in words if word not in SHARED_WORDS]
     files = [word.partition("=")[2] for word in own if word.partition("=")[2] in FILES]
     if files and files != ["good.jsonl"]:

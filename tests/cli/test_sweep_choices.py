@@ -19,7 +19,7 @@ WORDS = (
 
 
 def _jobs(folder: Path) -> list[dict[str, Any]]:
-    """Of each job its eviction policy's name and options."""
+    """Name and options of the eviction policy of each job."""
     import yaml
 
     found = [yaml.safe_load(path.read_text())["eviction"] for path in (folder / "sweeps" / "s").glob("*/config.yaml")]

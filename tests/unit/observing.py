@@ -17,7 +17,7 @@ class OfOneGroup(Observer):
 
 
 class Counts(Observer):
-    """Of each request its calls; `fail` names a method that raises."""
+    """Counts the calls of each request; `fail` names a method that raises."""
 
     files = ("calls.jsonl",)
     metrics = (

@@ -106,7 +106,7 @@ def test_two_ranks_with_a_narrow_pool_give_the_tokens_of_one(kv_dtype: str, give
 
 
 def test_calibrated_scales_are_those_of_each_layer_and_head_and_1_of_a_silent_one() -> None:
-    """Of the largest magnitudes of a dense pass, twice as much is still in range."""
+    """Twice the largest magnitudes of a dense pass are still in range."""
     model = load_model("tiny", dtype="float32", device="cpu")
     decoder, length = model.decoder, model.config.max_position_embeddings
     decoder.layers[1].qkv.data[-model.config.head_dim :] = 0.0  # type: ignore[union-attr, operator, index]

@@ -41,7 +41,7 @@ def test_a_prompt_in_chunks_gives_its_leading_blocks_up_before_its_end():
 @pytest.mark.parametrize("window", [1, 3, 4, 5, 8, 10, 19])
 @pytest.mark.parametrize("chunk", [None, 7])
 def test_a_row_keeps_the_blocks_that_its_window_still_reads_and_its_last_full_one(window, chunk):
-    """Of blocks of 4, after every step; the next token is at the position of those that are computed."""
+    """Checked after every step, with blocks of 4; the next token is at the position of those that are computed."""
     engine = windowed(num_blocks=64, max_model_len=200, window=window, chunk_size=chunk)
     request = engine.submit(list(range(23)), Sampling(max_tokens=30, ignore_eos=True))
     seen = []
