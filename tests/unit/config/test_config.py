@@ -56,7 +56,7 @@ def test_a_file_says_only_what_differs_from_the_defaults(path: Path) -> None:
 
 def test_options_of_plugins_and_models_have_no_files() -> None:
     folders = {path.parent.name for path in FILES}
-    assert folders == {"conf", "experiment", "sweep"}, "a choice's defaults belong into its constructor"
+    assert folders == {"conf", "experiment", "sweep", "sweeper"}, "a choice's defaults belong into its constructor"
 
 
 def test_the_models_are_choices_like_plugins() -> None:
