@@ -86,6 +86,23 @@ def text(record: Mapping[str, Any], field: str) -> str | None:
     return result
 
 
+def texts(record: Mapping[str, Any], field: str) -> tuple[str, ...]:
+    """The texts of the list in `field`; whole numbers as their digits; none when absent or null.
+
+    Raises:
+        FieldError: no list, or an element that is no text or an empty one.
+    """
+    value = record.get(field)
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise FieldError(field, f"expected a list of texts, found {_shown(value)}")
+    found = tuple(text({field: entry}, field) for entry in value)
+    if not all(found):
+        raise FieldError(field, "expected a list of texts, found an empty one among them")
+    return tuple(map(str, found))
+
+
 def hint(record: Mapping[str, Any], field: str = "hint") -> Hint | None:
     """The hint in `field`: a probability to continue, or an object of Hint's fields; None when absent.
 

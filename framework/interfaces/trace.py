@@ -25,6 +25,7 @@ from framework.interfaces.records import (
     integers,
     number,
     text,
+    texts,
 )
 from framework.interfaces.workload import BlockIdArray, Hint, Message, Namespace, Sampling, WorkloadRequest
 
@@ -53,6 +54,7 @@ __all__ = [
     "json_object",
     "number",
     "text",
+    "texts",
 ]
 
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000}

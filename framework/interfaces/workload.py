@@ -46,7 +46,11 @@ class WorkloadRequest:
         output: (m,) int32, the recorded answer; a full replay generates it again. None: unknown.
         output_tokens: its length; None: unknown.
         sampling: how to answer, and `max_tokens` at most.
-        arrival_s: seconds after the start, finite, at least 0; a replay needs requests in order of arrival.
+        arrival_s: seconds after the start, finite, at least 0; a replay needs requests in order of arrival. Of one that
+            comes after others: when it was sent as recorded, which a closed loop does not look at.
+        after: keys of the requests whose answers it waits for, each of the same workload; an open loop does not wait.
+        delay_s: seconds from the last of these answers until it is sent: a user's thinking, a tool's run.
+        not_before_s: it is sent no earlier, however early those answers are there.
         namespace: only requests of one namespace share cached blocks.
         priority: larger is more important.
         tenant: who asks, for policies that share a cache fairly; "" for unknown.
@@ -57,7 +61,8 @@ class WorkloadRequest:
         key: names the request in logs and results; unique within its workload.
 
     Raises:
-        InvalidArgument: no prompt, an empty one, a length below 1, or an arrival that is negative or not finite.
+        InvalidArgument: no prompt, an empty one, a length below 1, a time that is negative or not finite, or an `after`
+            that is no tuple of texts.
         InvalidTokens: token ids that are none.
     """
 
@@ -69,6 +74,9 @@ class WorkloadRequest:
     output_tokens: int | None = None
     sampling: Sampling = _DEFAULTS
     arrival_s: float = 0.0
+    after: tuple[str, ...] = ()
+    delay_s: float = 0.0
+    not_before_s: float = 0.0
     namespace: Namespace = ROOT_NAMESPACE
     priority: int = 0
     tenant: str = ""
@@ -87,8 +95,11 @@ class WorkloadRequest:
             raise InvalidArgument("a prompt must hold at least one token, found an empty one")
         if self.output is not None and self.output_tokens is None:
             object.__setattr__(self, "output_tokens", len(self.output))
-        if not 0 <= self.arrival_s < math.inf:
-            raise InvalidArgument(f"arrival_s must be finite and at least 0, found {self.arrival_s!r}")
+        for name in ("arrival_s", "delay_s", "not_before_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InvalidArgument(f"{name} must be finite and at least 0, found {getattr(self, name)!r}")
+        if self.after and not (isinstance(self.after, tuple) and all(type(key) is str and key for key in self.after)):
+            raise InvalidArgument(f"after must be a tuple of the keys of other requests, found {self.after!r}")
 
     def _hold_tokens(self, prompt: Any) -> None:
         """Keep token ids as one array that nobody can write to: a copy, unless they are such an array already."""

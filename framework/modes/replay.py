@@ -114,6 +114,7 @@ def full_replay(session: Session, cache: OtherCache | None = None) -> dict[str, 
             **summary,
             **measured,
             "clock": source.clock,
+            "loop": "open",
             "num_blocks": engine.allocator.num_blocks,
             "block_size": engine.allocator.block_size,
             "replay_s": time.perf_counter() - start,
@@ -186,11 +187,7 @@ def open_source(config: Config, trial: Trial, cache: OtherCache | None = None) -
     outputs: dict[tuple[int, int], TokenArray] = {} if recording is None else dict(recording.outputs)
     executor = _executor(config, outputs, recording, steps=steps)
     engine, policy = _engine(config, executor, recording, trial, cache, steps=steps)
-    unit, clock = "s", "virtual" if config.executor == "roofline" else f"{config.replay.step_s} s a step"
-    if config.executor != "roofline" and config.replay.costs:
-        clock = f"costs of {config.replay.costs}"
-    if steps:
-        unit, clock = "steps", "steps"
+    unit, clock = ("steps", "steps") if steps else ("s", clock_of(config))
     if recording is not None:
         if policy.needs_future:
             raise ConfigError(
@@ -203,6 +200,24 @@ def open_source(config: Config, trial: Trial, cache: OtherCache | None = None) -
         Foresight(engine.allocator, future, max_len=engine.max_model_len).attach(engine)
     next(requests_of(workload, name))  # what cannot be read is found before anything is written
     return Source(engine, policy, trace_items(requests_of(workload, name), outputs), unit, clock, workload)
+
+
+def clock_of(config: Config) -> str:
+    """What tells the seconds of a replay, as its result names it."""
+    if config.executor == "roofline":
+        return "virtual"
+    return f"costs of {config.replay.costs}" if config.replay.costs else f"{config.replay.step_s} s a step"
+
+
+def trace_engine(
+    config: Config, trial: Trial, outputs: MutableMapping[tuple[int, int], TokenArray]
+) -> tuple[Engine, EvictionPolicy]:
+    """An engine that replays what is submitted to it, in seconds, and its allocator's policy: one of several, say.
+
+    Args:
+        outputs: what its requests generate, by their number in this engine; see ReplayExecutor.
+    """
+    return _engine(config, _executor(config, outputs, None, steps=False), None, trial, None, steps=False)
 
 
 def _engine(
@@ -253,25 +268,25 @@ def _engine(
 
 def _pool(config: Config, allocator: Allocator, executor: Executor, max_len: int, *, timed: bool) -> ReplayedPool:
     """What something below the pool may know of it; where the clock counts steps (not `timed`), without times."""
-    options, device, most = config.replay, _roofline(config, overhead_s=0.0), config.engine.max_batch_tokens
-    costs = StepCosts.read(options.costs) if options.costs else None
-
-    def recompute_s(cached: int, tokens: int) -> float:
-        if config.executor == "roofline":
-            return device.prefill_s(cached, tokens)
-        if costs is not None:
-            return costs.prefill_s(cached, tokens)
-        return options.step_s * -(-(tokens - cached) // most)
-
     return ReplayedPool(
         allocator=allocator,
         hash=build_component("hash", config.hash.plain(), {"seed": config.seed}),
         shared={"block_size": config.cache.block_size, "max_model_len": max_len, "seed": config.seed},
-        block_bytes=block_bytes(options, config.cache),
+        block_bytes=block_bytes(config.replay, config.cache),
         now=executor.now,
         wait_until=executor.wait_until,
-        recompute_s=recompute_s if timed else None,
+        recompute_s=prefill_time(config) if timed else None,
     )
+
+
+def prefill_time(config: Config) -> Callable[[int, int], float]:
+    """(cached tokens, tokens) -> seconds to compute the others of a prompt that nothing else shares a step with."""
+    options, most = config.replay, config.engine.max_batch_tokens
+    if config.executor == "roofline":
+        return _roofline(config, overhead_s=0.0).prefill_s
+    if options.costs:
+        return StepCosts.read(options.costs).prefill_s
+    return lambda cached, tokens: options.step_s * -(-(tokens - cached) // most)
 
 
 def _executor(

@@ -19,9 +19,13 @@ _SECTIONS = (
 )  # fmt: skip
 _PLUGINS = "plugins"
 
+
+def _reports(kind: str) -> str:
+    return f"what the chosen {kind} reports of itself through `facts()`"
+
+
 FAMILIES: Mapping[str, str] = {
-    kind: f"what the chosen {kind} reports of itself through `facts()`"
-    for kind in ("allocator", "eviction", "hash", "backend", "scheduling", "model", "workload")
+    kind: _reports(kind) for kind in ("allocator", "eviction", "hash", "backend", "scheduling", "model", "workload")
 }
 """Prefix (before an underscore) -> what keys so begun hold; they stand in the section "plugins"."""
 
@@ -44,10 +48,10 @@ def find(key: str) -> Metric | None:
     if (metric := catalogue().get(key)) is not None:
         return metric
     kind, _, rest = key.partition("_")
-    if kind not in FAMILIES or not rest:
+    if kind not in (*FAMILIES, *registry.kinds()) or not rest:  # those that packages open report too
         return None
     title = f"{kind} {rest.replace('_', ' ')}"
-    return Metric(key=key, unit="plain", better="", section=_PLUGINS, title=title, definition=FAMILIES[kind])
+    return Metric(key=key, unit="plain", better="", section=_PLUGINS, title=title, definition=_reports(kind))
 
 
 def title(key: str) -> str:

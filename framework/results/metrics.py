@@ -56,6 +56,8 @@ DECLARED: tuple[Metric, ...] = (
     text("run", "mode", "mode", "`serve`, `replay`, `hybrid`, `kernel`, or another that is installed."),
     text("run", "executor", "executor", "What stood behind the scheduler in a replay: see docs/traces.md."),
     text("run", "clock", "clock", "What times are counted on: `wall`, `virtual`, or the length of a step."),
+    text("run", "loop", "loop",
+         "Of a replay: `open`, requests were sent at the trace's times; `closed`, after answers that they wait for."),
     text("run", "model", "model", "Name of the model."),
     section("run")("num_threads", "threads", "", "threads", "Threads of torch."),
     text("run", "workload", "workload", "Name of the workload."),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -31,7 +31,7 @@ class Sessions(SeededWorkload):
         """The requests of session `number`, which begins now, in order of arrival."""
 
     def requests(self) -> Iterator[WorkloadRequest]:
-        """All sessions' requests in order of arrival; ties by turn, then by session."""
+        """All sessions' requests in order of arrival; ties by turn, then by session. Each says which one it follows."""
         draws, times = self.opening()
         popularity = Zipf(getattr(self, self.kinds), self.zipf_alpha)
         active: list[tuple[float, int, int, WorkloadRequest, Iterator[WorkloadRequest]]] = []
@@ -48,6 +48,8 @@ class Sessions(SeededWorkload):
             if following is None:
                 heapq.heappop(active)
             else:
+                delay_s = following.arrival_s - request.arrival_s
+                following = replace(following, after=(request.key,), delay_s=delay_s)
                 heapq.heapreplace(active, (following.arrival_s, turn + 1, number, following, requests))
             yield request
 
@@ -56,8 +58,8 @@ class Sessions(SeededWorkload):
 class Conversations(Sessions):
     """Multi-turn chat: each turn's prompt is the system prompt, all turns and answers before it, and a new message.
 
-    Where arrivals tie (`rate_per_s=0`, `think_s=0`) all first turns come before all second ones, and so on. Turns come
-    when their user has thought, whether the answer before is served by then or not.
+    Where arrivals tie (`rate_per_s=0`, `think_s=0`) all first turns come before all second ones, and so on. In an open
+    loop turns come when their user has thought, whether the answer before is served by then or not.
 
     Args:
         num_sessions: conversations.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,8 +36,9 @@ class KvCacheTester(TraceReader):
 
     A session's `t` is seconds from its own start, so that all sessions of a folder begin together. `hash_ids` name
     full blocks, anew in each session unless its `hash_id_scope` is "global", and are read as different ids then. A
-    sub-agent's requests share its caller's blocks and are a session of their own. `category` is the kinds of new input,
-    such as "tool_result".
+    sub-agent's requests share its caller's blocks and are a session of their own. `category` is the kinds of new
+    input, such as "tool_result". A request comes after the one before it and, of the caller, after sub-agents between
+    them; its delay is `think_time` where there is one, else the recorded gap, less their `api_time` where they have it.
     Source: github.com/callanjfox/kv-cache-tester (Apache-2.0).
     """
 
@@ -106,19 +108,25 @@ class KvCacheTester(TraceReader):
             if name in self._sessions:
                 raise FieldError("id", f"{place}session {name!r} appears twice; give each session an id of its own")
             self._sessions.add(name)
-            requests = _requests(session, f"{place}requests", name, 0)
+            requests: list[_Entry] = []
+            _collect(requests, session, f"{place}requests", name, 0, ())
         except FieldError as error:
             yield line_number, error
             return
         turns: Counter[str] = Counter()
-        for where, requester, record in requests:
+        for index, entry in enumerate(requests):
             try:
-                yield line_number, self._request(record, "" if scope == "global" else name, requester, turns[requester])
-                turns[requester] += 1
+                made = self._request(entry.record, "" if scope == "global" else name, entry.requester)
+                after = [requests[at].record for at in entry.after]
+                yield line_number, replace(
+                    made, turn=turns[entry.requester], key=f"{name}:{index}",
+                    after=tuple(f"{name}:{at}" for at in entry.after), delay_s=_delay_s(entry.record, after),
+                )  # fmt: skip
+                turns[entry.requester] += 1
             except FieldError as error:
-                yield line_number, FieldError(where, str(error))
+                yield line_number, FieldError(entry.place, str(error))
 
-    def _request(self, record: Mapping[str, Any], scope: str, requester: str, turn: int) -> WorkloadRequest:
+    def _request(self, record: Mapping[str, Any], scope: str, requester: str) -> WorkloadRequest:
         input_tokens = integer(record, "in", 1)
         ids = self._names.ids(record, "hash_ids")
         check_block_count("hash_ids", len(ids), input_tokens, self.block_tokens)
@@ -130,31 +138,64 @@ class KvCacheTester(TraceReader):
             block_tokens=self.block_tokens,
             namespace=Namespace(salt=scope),
             session=requester,
-            turn=turn,
             category=_kinds(record),
         )
 
 
-def _requests(
-    session: Mapping[str, Any], where: str, requester: str, depth: int
-) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """(place in the document, whose request, the request) in document order, sub-agents' where they were called."""
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One request of a document.
+
+    Attributes:
+        place: in the document. requester: whose it is.
+        after: places, in the list of all, of those whose answers it waits for.
+    """
+
+    place: str
+    requester: str
+    record: Mapping[str, Any]
+    after: tuple[int, ...]
+
+
+def _collect(
+    found: list[_Entry], session: Mapping[str, Any], where: str, requester: str, depth: int, after: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Add a requester's requests to `found` in document order, sub-agents' where they were called.
+
+    Args:
+        after: what its first one comes after.
+
+    Returns:
+        what comes next in its caller waits for these.
+    """
     entries = session.get("requests")
     if not isinstance(entries, list):
         raise FieldError(where, "missing" if entries is None else "expected a list")
     if depth > _MAX_DEPTH:
         raise FieldError(where, f"sub-agents nested more than {_MAX_DEPTH} deep")
-    requests: list[tuple[str, str, Mapping[str, Any]]] = []
+    last, joins = after, tuple[int, ...]()
     for index, entry in enumerate(entries):
         place = f"{where}[{index}]"
         if not isinstance(entry, dict):
             raise FieldError(place, f"expected an object, requests {str(entry)[:40]}")
         if entry.get("type") == "subagent":
             name = text(entry, "agent_id") or str(index)
-            requests += _requests(entry, f"{place}.requests", f"{requester}/{name}", depth + 1)
+            own = _collect(found, entry, f"{place}.requests", f"{requester}/{name}", depth + 1, last)
+            joins += tuple(at for at in own if at not in last)
         else:
-            requests.append((place, requester, entry))
-    return requests
+            found.append(_Entry(place, requester, entry, last + joins))
+            last, joins = (len(found) - 1,), ()
+    return last + joins
+
+
+def _delay_s(record: Mapping[str, Any], after: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds from the last answer that a request waits for until it is sent."""
+    if not after:
+        return 0.0
+    if len(after) == 1 and record.get("think_time") is not None:
+        return number(record, "think_time")
+    ends = (number(one, "t") + (number(one, "api_time") if one.get("api_time") is not None else 0.0) for one in after)
+    return max(0.0, number(record, "t") - max(ends))
 
 
 def _kinds(record: Mapping[str, Any]) -> str | None:

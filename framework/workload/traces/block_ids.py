@@ -49,9 +49,9 @@ class Mooncake(JsonLinesReader):
 
     @classmethod
     def recognises(cls, head: Sequence[Line], path: Path) -> bool:
-        """By `hash_ids` as a list, without Bailian's `chat_id`."""
-        record = first_object(head)
-        return isinstance(record.get("hash_ids"), list) and not {"chat_id", "runs"} & record.keys()
+        """By `hash_ids` as a list, without Bailian's `chat_id`, and without sessions or graphs of requests."""
+        others, record = {"chat_id", "runs", "session_id", "request_id"}, first_object(head)
+        return isinstance(record.get("hash_ids"), list) and not others & record.keys()
 
     def time_unit_of(self, lines: Sequence[Line]) -> str:
         """Seconds or milliseconds; see the class."""

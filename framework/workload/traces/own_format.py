@@ -10,7 +10,9 @@ notes. Request: `arrival_s` (seconds or steps, non-decreasing) and `output_token
   or not; equal names after equal names are equal content;
 * `input_tokens` alone: lengths only.
 
-`scope`, `session`, `tenant`, `category` and `key` are optional texts, `turn` and `priority` optional whole numbers,
+`scope`, `session`, `tenant`, `category` and `key` are optional texts, `turn` and `priority` optional whole numbers;
+`after` is a list of the keys of requests whose answers it waits for in a closed loop, `delay_s` how long from the last
+of them, `not_before_s` the earliest time;
 `hint` an optional object of `continues`, `returns_s` and `deadline_s`; `n` (samples) and `beam_width` are optional
 numbers, not both above 1. Two statements of one length must agree. A reader refuses a version it does not know.
 """
@@ -42,6 +44,7 @@ from framework.interfaces.trace import (
     integers,
     number,
     text,
+    texts,
 )
 from framework.types import TokenArray
 from framework.workload.traces.fields import HeadedReader, answer, facts_of, first_object
@@ -102,7 +105,9 @@ class OwnFormat(HeadedReader):
             output_tokens=output_tokens,
             sampling=_sampling(record, output_tokens),
             arrival_s=number(record, "seconds" if self.in_seconds else "arrival_s"),
+            after=texts(record, "after"),
             namespace=Namespace(salt=text(record, "scope") or ""),
+            **{key: number(record, key) for key in ("delay_s", "not_before_s") if key in record},
             **facts_of(record),
         )
 
@@ -154,7 +159,7 @@ def as_trace(requests: Iterable[WorkloadRequest], block_tokens: int | None = Non
         if request.tokens is None:
             raise ConfigError(f"a trace holds token ids, this workload has text; choose one of {', '.join(SYNTHETIC)}")
         output_tokens = request.sampling.max_tokens if request.output_tokens is None else request.output_tokens
-        recorded = replace(request, key="", output_tokens=output_tokens)
+        recorded = replace(request, output_tokens=output_tokens)
         if block_tokens is not None:
             ids = name_blocks(request.tokens, block_tokens)
             recorded = replace(recorded, prompt=None, output=None, block_ids=ids, block_tokens=block_tokens)
@@ -254,7 +259,8 @@ def _as_record(request: WorkloadRequest) -> dict[str, Any]:
     for key in ("session", "turn", "category"):
         if (value := getattr(request, key)) is not None:
             record[key] = value
-    record.update({key: value for key in ("tenant", "priority", "key") if (value := getattr(request, key))})
+    others = ("tenant", "priority", "key", "after", "delay_s", "not_before_s")
+    record.update({key: value for key in others if (value := getattr(request, key))})
     forks = {"n": request.sampling.n, "beam_width": request.sampling.beam_width}
     return record | {key: value for key, value in forks.items() if value > 1}
 

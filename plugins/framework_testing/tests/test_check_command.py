@@ -200,6 +200,7 @@ ONE_CHECK = {
     "backend": ("gather", "zero"), "workload": ("rag", "anew"), "trace": ("vidur", "damage"),
     "tiering": ("on_second_hit", "equal"), "store": ("host", "removed"), "tracker": ("none", "stay_apart"),
     "observer": ("explain", "after_a_reset"), "scheduling": ("fair", "alike"),
+    "router": ("lmetric", "facts"),
 }  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""Several replicas behind a router, and clients that wait for their answers."""

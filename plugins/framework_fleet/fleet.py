@@ -1,0 +1,311 @@
+"""Replicas, a router and clients on one virtual clock."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import floor, inf
+from random import Random
+
+import numpy as np
+
+from framework.errors import ConfigError, InvalidPlugin
+from framework.interfaces.hash import HashScheme
+from framework.interfaces.workload import WorkloadRequest
+from framework.replay.items import trace_items
+from framework.types import BlockHash
+from framework_fleet.guard import GuardedRouter
+from framework_fleet.index import Holdings, SentBlocks
+from framework_fleet.loop import OpenLoop
+from framework_fleet.replica import Heard, Replica, Sent
+from framework_fleet.router import Load, ReplicaView, RoutedRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """How well the router sees.
+
+    Attributes:
+        report_s: a replica reports its load every so many seconds; 0: after each step.
+        lag_s: reports and events are so much later at the router than they are true.
+        loss: share of events that never come, 0 to 1.
+        sent: the index is not told by events but guessed from the prompts that were sent.
+        ttl_s: such a guess holds so long.
+        seed: of which events are lost.
+    """
+
+    report_s: float = 0.0
+    lag_s: float = 0.0
+    loss: float = 0.0
+    sent: bool = False
+    ttl_s: float = 120.0
+    seed: int = 0
+
+    @property
+    def exact(self) -> bool:
+        """Whether the index is what the replicas hold."""
+        return not (self.sent or self.lag_s or self.loss)
+
+
+class Fleet:
+    """Sends each request of a loop to a replica that a router chooses, until all have ended.
+
+    What happens is in order of time: a request that leaves at t is routed before any step that begins at t or later, by
+    what was known at t. Steps of several replicas overlap; the one whose clock is least is next, the first among
+    equals. So one replica does what a plain replay does, to the event.
+
+    Args:
+        replicas: by index.
+        hash: names blocks as the replicas' allocators do.
+        block_size: tokens a block.
+        outages: (when, replica, whether it comes rather than goes), in order of time.
+        log_end: called with each request as it ends.
+
+    Attributes:
+        sent: the requests in order of routing.
+        num_resent: how often a request was sent again because its replica had left.
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        loop: OpenLoop,
+        router: GuardedRouter,
+        hash: HashScheme,
+        *,
+        block_size: int,
+        sight: Sight,
+        outages: Sequence[tuple[float, int, bool]] = (),
+        log_end: Callable[[Sent], object] = lambda sent: None,
+    ) -> None:
+        self.replicas, self._loop, self._router, self._hash = replicas, loop, router, hash
+        self._size, self._sight, self._log_end = block_size, sight, log_end
+        self._outages, self._held = deque(outages), deque[Sent]()
+        self.sent: list[Sent] = []
+        self.num_resent = 0
+        self._busy: list[tuple[float, int, int]] = []  # a heap of (clock, replica, life)
+        self._queued: list[WorkloadRequest] = []
+        self._items = trace_items(iter(self._queued.pop, None))  # each as it is sent, in that order
+        self._views = [
+            ReplicaView(one.index, one.engine.allocator.num_blocks, block_size, self._match, self._potential_blocks)
+            for one in replicas
+        ]
+        for replica in replicas:
+            replica.ended = self._ended
+        self._prefilling: list[dict[int, int]] = [{} for _ in replicas]  # number -> tokens, until its first token
+        self._under_way: list[Counter[BlockHash]] = [Counter() for _ in replicas]
+        self._truth, self._ever = [Holdings(len(replicas))], set[BlockHash]()
+        self._told = self._truth if sight.exact else [Holdings(len(replicas))]
+        self._guessed = SentBlocks(ttl_s=sight.ttl_s) if sight.sent else None
+        self._late: list[deque[Heard]] = [deque() for _ in replicas]
+        self._lost = Random(f"framework_fleet.events:{sight.seed}")
+        self._names: dict[BlockHash, int] = {}
+        self._keys: Sequence[BlockHash] = ()
+        self._matched: list[tuple[int, ...]] | None = None
+        self._now_s = 0.0
+
+    def run(self) -> Iterator[Replica]:
+        """Send and step until all have ended; yields the replica after each step.
+
+        Raises:
+            ConfigError: requests are left and no replica is there, nor comes back.
+            PluginError: of the router, or another plugin.
+        """
+        while True:
+            replica, event_s = self._next_busy(), min(self._loop.next_s, self._outages[0][0] if self._outages else inf)
+            if replica is not None and replica.now_s < event_s:
+                replica.step()
+                if replica.busy:
+                    heapq.heappush(self._busy, (replica.now_s, replica.index, replica.life))
+                yield replica
+                continue
+            if replica is not None:
+                heapq.heappush(self._busy, (replica.now_s, replica.index, replica.life))
+            elif self._loop.next_s == inf and not self._held:
+                return
+            if event_s == inf:
+                raise ConfigError(
+                    f"{len(self._held)} requests wait and no replica is there; let one come back in mode.outages"
+                )
+            if self._outages and self._outages[0][0] <= self._loop.next_s:
+                self._come_or_go(*self._outages.popleft())
+            else:
+                self._send_next(event_s)
+
+    def _next_busy(self) -> Replica | None:
+        """The replica whose clock is least of those with requests under way; it is taken off the heap."""
+        while self._busy:
+            _, index, life = heapq.heappop(self._busy)
+            replica = self.replicas[index]
+            if replica.life == life and replica.present:
+                return replica
+        return None
+
+    # Requests
+
+    def _send_next(self, at_s: float) -> None:
+        place, request = self._loop.pop()
+        self._queued.append(request)
+        item = next(self._items)
+        assert item.tokens is not None
+        tokens = item.tokens
+        if item.output is not None and item.sampling.beam_width == 1:
+            tokens = np.concatenate([tokens, item.output])  # what it generates again is found by later prompts
+        root = self._hash.root(item.namespace, self._size)
+        hashes = self._hash.blocks(root, tokens, self._size)
+        names = self._names
+        blocks = np.array([names.setdefault(key, len(names)) for key in hashes], dtype=np.int64)
+        prompt = hashes[: item.input_tokens // self._size]
+        sent = Sent(place=place, number=len(self.sent), item=item, hashes=prompt, blocks=blocks)
+        self.sent.append(sent)
+        self._send(sent, at_s)
+
+    def _send(self, sent: Sent, at_s: float) -> None:
+        there = [view for view in self._views if self.replicas[view.index].present]
+        if not there:
+            self._held.append(sent)
+            return
+        self._catch_up(at_s)
+        item = sent.item
+        asked = RoutedRequest(
+            number=sent.number, num_tokens=item.input_tokens, hashes=sent.hashes, block_size=self._size, now_s=at_s,
+            session=item.session, tenant=item.tenant, category=item.category, turn=item.turn, priority=item.priority,
+            hint=item.hint,
+        )  # fmt: skip
+        # A hit never covers a whole prompt: one token is computed.
+        self._keys, self._matched = sent.hashes[: (item.input_tokens - 1) // self._size], None
+        view = self._router.route(asked, there)
+        self._note(sent, view)
+        was_busy = self.replicas[view.index].busy
+        self.replicas[view.index].take(sent, at_s)
+        if self.replicas[view.index].busy and not was_busy:
+            replica = self.replicas[view.index]
+            heapq.heappush(self._busy, (replica.now_s, replica.index, replica.life))
+
+    def _note(self, sent: Sent, view: ReplicaView) -> None:
+        """What is known as `sent` goes to the replica of `view`, and what the router keeps of it."""
+        index, size = view.index, self._size
+        sent.num_sent += 1
+        depths = self._truth[0].matched(self._keys)
+        others = [depth for other, depth in enumerate(depths) if other != index and self.replicas[other].present]
+        sent.elsewhere_tokens = size * max(others, default=0)
+        known = next((at for at, key in enumerate(self._keys) if key not in self._ever), len(self._keys))
+        sent.known_tokens = size * known
+        sent.matched_tokens = self._all_matched()[index][0] if self._reads_matches else size * depths[index]
+        view.active += 1
+        self._prefilling[index][sent.number] = sent.item.input_tokens - sent.matched_tokens
+        view.active_prefill_tokens += self._prefilling[index][sent.number]
+        self._under_way[index].update(sent.hashes)
+        if self._guessed is not None:
+            self._guessed.sent(index, sent.hashes, self._now_s)
+
+    def _ended(self, sent: Sent, at_s: float) -> None:
+        self._log_end(sent)
+        sent.item, sent.request = replace(sent.item, prompt=None, output=None), None  # tokens are most of the memory
+        self._loop.ended(sent.place, at_s)
+
+    # Replicas that come and go
+
+    def _come_or_go(self, at_s: float, index: int, comes: bool) -> None:
+        replica = self.replicas[index]
+        if comes and not replica.present:
+            replica.begin()
+            while self._held:
+                self._send(self._held.popleft(), at_s)
+        elif not comes and replica.present:
+            unfinished = replica.leave()
+            for holdings in (*self._truth, *self._told):
+                holdings.drop(index)
+            if self._guessed is not None:
+                self._guessed.drop(index)
+            view = self._views[index]
+            view.active = view.active_prefill_tokens = 0
+            view.load = Load(at_s=at_s)
+            self._prefilling[index].clear()
+            self._under_way[index].clear()
+            self._late[index].clear()
+            self._router.plugin.left(index)
+            for sent in unfinished:
+                self.num_resent += 1
+                self._send(sent, at_s)
+
+    # What the router sees
+
+    @property
+    def _reads_matches(self) -> bool:
+        return self._router.plugin.needs_matches
+
+    def _catch_up(self, at_s: float) -> None:
+        """Let the views be what the router knows at this time."""
+        self._now_s, sight = at_s, self._sight
+        seen_s = at_s - sight.lag_s
+        reported_s = floor(seen_s / sight.report_s) * sight.report_s if sight.report_s else seen_s
+        for replica, view in zip(self.replicas, self._views, strict=True):
+            self._hear(replica, at_s, seen_s)
+            reports = replica.reports
+            while reports and reports[0].at_s <= reported_s:
+                view.load = reports.popleft()
+            news, prefilling = replica.news, self._prefilling[view.index]
+            while news and news[0][0] <= at_s:
+                _, ended, sent = news.popleft()
+                view.active_prefill_tokens -= prefilling.pop(sent.number, 0)
+                if ended:
+                    view.active -= 1
+                    self._forget(self._under_way[view.index], sent.hashes)
+                    sent.hashes = ()
+
+    @staticmethod
+    def _forget(counts: Counter[BlockHash], keys: Sequence[BlockHash]) -> None:
+        for key in keys:
+            counts[key] -= 1
+            if counts[key] <= 0:
+                del counts[key]
+
+    def _hear(self, replica: Replica, at_s: float, seen_s: float) -> None:
+        events, index, late = replica.events, replica.index, self._late[replica.index]
+        while events and events[0][0] <= at_s:
+            when, tier, came, keys = events.popleft()
+            self._apply(self._truth, index, tier, came, keys)
+            if came and tier == 0:
+                self._ever.update(keys)
+            if not self._sight.exact and not (self._sight.loss and self._lost.random() < self._sight.loss):
+                late.append((when, tier, came, keys))
+        while late and late[0][0] <= seen_s:
+            _, tier, came, keys = late.popleft()
+            self._apply(self._told, index, tier, came, keys)
+
+    def _apply(self, holdings: list[Holdings], index: int, tier: int, came: bool, keys: Sequence[BlockHash]) -> None:
+        while len(holdings) <= tier:
+            holdings.append(Holdings(len(self.replicas)))
+        (holdings[tier].add if came else holdings[tier].remove)(index, keys)
+
+    def _match(self, index: int) -> tuple[int, ...]:
+        if not self._reads_matches:
+            raise InvalidPlugin(
+                f"router {type(self._router.plugin).__name__} reads what replicas hold and does not say so; set its "
+                "needs_matches = True"
+            )
+        return self._all_matched()[index]
+
+    def _all_matched(self) -> list[tuple[int, ...]]:
+        """Tokens of the request at hand that each replica has, by tier; found once a request."""
+        if self._matched is None:
+            keys, count = self._keys, len(self.replicas)
+            if self._guessed is not None:
+                depths = [self._guessed.matched(index, keys, self._now_s) for index in range(count)]
+            else:
+                depths = self._told[0].matched(keys)
+            columns = [[self._size * depth for depth in depths]]
+            for below in self._told[1:]:
+                further = below.matched(keys, depths)
+                columns.append([self._size * (far - near) for far, near in zip(further, depths, strict=True)])
+                depths = further
+            self._matched = list(zip(*columns, strict=True))
+        return self._matched
+
+    def _potential_blocks(self, index: int) -> int:
+        under_way = self._under_way[index]
+        known = next((at for at, key in enumerate(self._keys) if key not in under_way), len(self._keys))
+        return len(under_way) + len(self._keys) - known

@@ -1,0 +1,1 @@
+"""Routers, each from its source."""
