@@ -256,6 +256,6 @@ def _holds_new_tokens_alone(lines: Sequence[Line]) -> bool:
             leading = before["hash_ids"][:-1]  # the last one may be partial
             if leading:
                 return bool(record["hash_ids"][: len(leading)] != leading)
-            lengths = [one.get("input_length") for one in (before, record)]
-            return all(isinstance(length, int) for length in lengths) and lengths[1] < lengths[0]
+            earlier, later = before.get("input_length"), record.get("input_length")
+            return isinstance(earlier, int) and isinstance(later, int) and later < earlier
     return False

@@ -106,8 +106,9 @@ class OwnFormat(HeadedReader):
             sampling=_sampling(record, output_tokens),
             arrival_s=number(record, "seconds" if self.in_seconds else "arrival_s"),
             after=texts(record, "after"),
+            delay_s=number(record, "delay_s") if "delay_s" in record else 0.0,
+            not_before_s=number(record, "not_before_s") if "not_before_s" in record else 0.0,
             namespace=Namespace(salt=text(record, "scope") or ""),
-            **{key: number(record, key) for key in ("delay_s", "not_before_s") if key in record},
             **facts_of(record),
         )
 
@@ -245,7 +246,7 @@ def _as_record(request: WorkloadRequest) -> dict[str, Any]:
     else:
         record["input_tokens"] = request.input_tokens
         if request.block_ids is not None:
-            record["block_ids"] = request.block_ids
+            record["block_ids"] = np.ascontiguousarray(request.block_ids)  # of coarser blocks it is every k-th id
     if request.output is not None:
         record["output"] = request.output
     else:

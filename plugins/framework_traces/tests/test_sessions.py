@@ -177,3 +177,14 @@ def test_our_own_format_holds_what_comes_after_what(tmp_path: Path) -> None:
         path = written(tmp_path, header, f'{{"arrival_s": 0, "input_tokens": 5, "output_tokens": 1, {line}}}')
         with pytest.raises(WorkloadError, match=says):
             read(path)
+
+
+def test_coarser_blocks_of_a_trace_can_be_written(tmp_path: Path) -> None:
+    lines = [turn("a", 128, [1, 2, 3, 4, 5, 6, 7, 8], timestamp=0)]
+    path = written(tmp_path, *lines)
+    fine = open_trace(path, format="hash_ids", block_tokens=16)
+    write_trace(tmp_path / "fine.jsonl", fine)
+    write_trace(tmp_path / "coarse.jsonl", open_trace(tmp_path / "fine.jsonl", block_tokens=32))
+    found = read(tmp_path / "coarse.jsonl")[0].block_ids
+    assert found is not None
+    assert found.tolist() == [2, 4, 6, 8]
