@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-NAMES = ("mooncake", "pagedattention", "precision", "scaling", "tiers", "gap", "hybrid")
-WITHOUT_TRACES = ("precision", "gap", "hybrid")
+NAMES = ("mooncake", "pagedattention", "precision", "scaling", "tiers", "gap", "hybrid", "latent")
+WITHOUT_TRACES = ("precision", "gap", "hybrid", "latent")
 GOLDEN_UTILISATION = {
     "Azure conv, p + o <= 2048": (".5335", ".7948", ".8626", ".9968", ".9932", ".9860", ".9450", ".8986", ".8225"),
     "Azure conv, all": (".0749", ".8149", ".8790", ".9972", ".9939", ".9875", ".9505", ".9078", ".8361"),
