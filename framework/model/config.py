@@ -9,7 +9,7 @@ from framework.errors import ModelError
 
 FAMILIES = (
     "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss",
-    "qwen3_5_text", "deepseek_v3", "deepseek_v32", "minicpm3",
+    "qwen3_5_text", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "minicpm3",
 )  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 

@@ -34,7 +34,8 @@ _HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
 _LARGEST_INTEGER = 2**31 - 1
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _GEMMA = {"activation": "gelu_tanh", "norms_plus_one": True, "sandwich_norms": True}
-_LATENT = ("deepseek_v3", "deepseek_v32", "minicpm3")
+_GROUPED = ("deepseek_v3", "deepseek_v32", "glm4_moe_lite")  # experts by group
+_LATENT = (*_GROUPED, "minicpm3")
 
 _DECODERS: dict[str, dict[str, Any]] = {
     "qwen2": {"attention_bias": True},
@@ -66,6 +67,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
                      "linear_conv_kernel_dim": 4},
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v32": _DEEPSEEK | {"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64},
+    "glm4_moe_lite": _DEEPSEEK | {"q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "n_group": 1,
+                                  "topk_group": 1, "n_routed_experts": 64, "num_experts_per_tok": 4,
+                                  "moe_intermediate_size": 1536, "routed_scaling_factor": 1.8,
+                                  "first_k_dense_replace": 1, "rms_norm_eps": 1e-5},
     "minicpm3": {"kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
                  "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "rms_norm_eps": 1e-5,
                  "tie_word_embeddings": True},
@@ -389,7 +394,8 @@ def _intermediate_size(config: Mapping[str, Any], experts: ExpertsConfig | None)
 
 def _experts_by_group(config: Mapping[str, Any]) -> ExpertsConfig:
     """Of DeepSeek V3."""
-    first = value_of(config, "first_k_dense_replace", int) if config.get("first_k_dense_replace") else 0
+    first, shared = (0 if config[key] == 0 else value_of(config, key, int)
+                     for key in ("first_k_dense_replace", "n_shared_experts"))  # fmt: skip
     kinds = config.get("mlp_layer_types")
     if kinds is not None:
         layers = num_layers_of(config)
@@ -400,7 +406,6 @@ def _experts_by_group(config: Mapping[str, Any]) -> ExpertsConfig:
         if config.get(key, known) != known:
             raise ModelError(f"{key} {shown(config[key])} is not supported; supported: {known}")
     width = value_of(config, "moe_intermediate_size", int)
-    shared = value_of(config, "n_shared_experts", int) if config.get("n_shared_experts") else 0
     return ExpertsConfig(
         count=value_of(config, "n_routed_experts", int),
         per_token=value_of(config, "num_experts_per_tok", int),
@@ -419,7 +424,7 @@ def _experts_by_group(config: Mapping[str, Any]) -> ExpertsConfig:
 def _experts(config: Mapping[str, Any]) -> ExpertsConfig | None:
     """Routed experts; of Mixtral, Qwen3-MoE and gpt-oss layers without them among others are refused."""
     family = config["model_type"]
-    if family in ("deepseek_v3", "deepseek_v32"):
+    if family in _GROUPED:
         return _experts_by_group(config)
     if family not in ("mixtral", "qwen3_moe", "gpt_oss"):
         return None

@@ -133,6 +133,7 @@ CASES |= {
         "deepseek_v32",
         DEEPSEEK | {"index_topk": 12, "index_head_dim": 16, "index_n_heads": 16},
     ),
+    "glm4_moe_lite, groups of one": ("glm4_moe_lite", DEEPSEEK | {"n_group": 1, "topk_group": 1}),
     "minicpm3 untied": ("minicpm3", LATENT | {"tie_word_embeddings": False, "dim_model_base": 32}),
     "minicpm3 no scales": (
         "minicpm3",
