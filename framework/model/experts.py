@@ -75,7 +75,7 @@ class RoutedExperts(nn.Module):
         assert self.choice_bias is not None
         wide = self.choice_bias.dtype
         scores = F.linear(x.to(wide), self.router.to(wide)).sigmoid()
-        biased = (scores + self.choice_bias).view(len(x), routing.num_groups, -1)
+        biased = (scores + self.choice_bias).view(len(x), routing.num_groups, self._config.count // routing.num_groups)
         groups = biased.topk(2, -1).values.sum(-1).topk(routing.groups_per_token, -1).indices
         left = torch.ones_like(biased[..., 0], dtype=torch.bool).scatter(-1, groups, False)
         chosen = biased.masked_fill(left.unsqueeze(-1), -torch.inf).flatten(-2).topk(self._config.per_token, -1).indices
