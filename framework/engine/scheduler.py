@@ -11,6 +11,7 @@ from framework.engine.rows import IntArray
 from framework.engine.state import EngineState
 from framework.errors import OutOfBlocks
 from framework.interfaces.allocator import Hit
+from framework.interfaces.observer import Note
 
 
 class Scheduler:
@@ -44,10 +45,16 @@ class Scheduler:
         self.state.tiers.poll()
         num_new = np.zeros(self.state.rows.max_rows, dtype=np.int64)
         budget = self._continue(num_new)
+        end: tuple[str, Sequence | None] | None = None
         if budget > 0:
-            self.admit(self._admit_loaded(budget, num_new), num_new)
+            end = self.admit(self._admit_loaded(budget, num_new), num_new)
             if not num_new.any() and self.state.groups:  # beams that came back and found all but their last tokens
                 self._continue(num_new)
+        if self.state.observers is not None:
+            why, refused = end or ("budget" if int(num_new.sum()) >= self.max_batch_tokens else "blocks", None)
+            number = -1 if refused is None else refused.request.number
+            facts = {"why": why, "time_s": self.state.executor.now()}
+            self.state.observers.noted(Note("queue", self.state.step_number, number, refused, facts))
         return self._step(num_new)
 
     def _step(self, num_new: IntArray) -> Step | None:
@@ -190,10 +197,15 @@ class Scheduler:
             budget -= count
         return 0 if ready else budget
 
-    def admit(self, budget: int, num_new: IntArray) -> None:
-        """Let waiting sequences run, or load what lies below the pool, while rows, budget and blocks last."""
+    def admit(self, budget: int, num_new: IntArray) -> tuple[str, Sequence | None]:
+        """Let waiting sequences run, or load what lies below the pool, while rows, budget and blocks last.
+
+        Returns which of the three did not last, and who was refused for it, where somebody was.
+        """
         state, guarded, tiers, waiting = self.state, self.state.guarded, self.state.tiers, self.state.waiting
-        while budget > 0 and (seq := waiting.peek()) is not None and self._has_row(seq):
+        while budget > 0 and (seq := waiting.peek()) is not None:
+            if not self._has_row(seq):
+                return "rows", seq
             hit = seq.hit = guarded.lookup(seq.tokens, seq.request.namespace, seq.hit)
             plan = None if tiers.full else tiers.plan(seq, hit)
             if plan is not None and tiers.park(seq, plan):
@@ -202,12 +214,12 @@ class Scheduler:
             hit = hit if plan is None else plan.hit
             if not guarded.fits(seq.info, seq.tokens, hit):
                 tiers.prefetch(seq, hit)
-                return
+                return "blocks", seq
             start = hit.num_tokens
             need = len(seq.tokens) - start - seq.is_among_beams
             count = 0 if plan is not None else self._chunk(seq, start, need, budget, hit)
             if plan is None and need and not count:
-                return
+                return "budget", seq
             if state.observers is not None:
                 state.note("ask", seq, hit=hit)
             room = start + max(1, count) if plan is None else plan.num_tokens + 1
@@ -217,10 +229,11 @@ class Scheduler:
                 continue
             if not self._begin(seq, start, count):
                 self.life.free_table(seq)
-                return
+                return "blocks", seq
             waiting.pop()
             num_new[seq.row] = count
             budget -= count
+        return "budget", None
 
     def _begin(self, seq: Sequence, start: int, count: int) -> bool:
         """Give `seq`, which has a table, a row and blocks for `count` tokens from `start` on; False if those lack."""

@@ -104,7 +104,7 @@ class EngineState:
 class EventLog(Observer):
     """The log of scheduling and cache events: no wall clock, no object ids."""
 
-    _OTHERS = ("ask", "computed")
+    _OTHERS = ("ask", "computed", "queue")
 
     def __init__(self, log: Log, step: Callable[[], int]) -> None:
         self._log, self._step = log, step

@@ -57,7 +57,8 @@ class OrderedQueue(WaitingQueue):
         state: of the engine, with its allocator, rows and listeners.
 
     Attributes:
-        num_overdue: requests admitted because they had been passed over too often or had waited too long.
+        num_overdue: requests that were passed over too often or waited too long, and were admitted before their place
+            in the plugin's order for it.
     """
 
     def __init__(self, plugin: Scheduling, state: EngineState) -> None:
@@ -121,10 +122,14 @@ class OrderedQueue(WaitingQueue):
         waiting = [request for _, request in arrived]
         chosen = self._plugin.order(waiting, self._seen()) if waiting else ()
         late = [request for request in waiting if self._is_late(request)]
+        self._overdue = set()
         if late:
+            places = {request.number: place for place, request in enumerate(chosen)}
             numbers = {request.number for request in late}
             chosen = [*late, *(request for request in chosen if request.number not in numbers)]
-        self._overdue = {sequences[request.number] for request in late}
+            self._overdue = {
+                sequences[request.number] for place, request in enumerate(late) if place < places[request.number]
+            }
         self._next = [sequences[request.number] for request in reversed(chosen)]
 
     def _is_late(self, request: WaitingRequest) -> bool:

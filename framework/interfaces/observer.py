@@ -109,8 +109,9 @@ class Note(NamedTuple):
         event: of a sequence: `arrive`; `ask`, it is about to be given blocks, `hit` is what the pool has of it, and
             nothing has changed yet; `admit`, it has a row, and `cached` tokens need not be computed; `preempt`; `fork`
             from `parent`; `load` and `loaded` from below; and how its request ended (`finished`, `failed`,
-            `cancelled`, `rejected`). Of a step: `step`, what it computes; `computed`, all that was published so far
-            has its KV.
+            `cancelled`, `rejected`). Of a step: `queue`, nobody else is admitted in it, `why`, for want of `rows`,
+            `blocks` or `budget`, at which `time_s` of the engine's clock, and who was refused for it as the subject,
+            if anybody was asked about; `step`, what it computes; `computed`, all that was published so far has its KV.
         step: steps begun. request: its number, -1 of a step. subject: the sequence; None of a step.
         facts: of this event; but for `ask`, plain values, as the event log has them.
     """

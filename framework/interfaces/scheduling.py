@@ -123,8 +123,8 @@ class Scheduling:
     as in vLLM: an order decides who that is.
 
     An order that lets requests be passed over says for how long: with `max_passed`, `max_wait_s` or both, the engine
-    admits a request first that was passed over so often or has waited so long, oldest first, and counts how often it
-    had to (`num_overdue`). Without a bound a request may starve, which every report then says.
+    admits a request first that was passed over so often or has waited so long, oldest first, and counts how often that
+    was not its place in the order (`num_overdue`). Without a bound a request may starve, which every report then says.
 
     Attributes:
         max_passed: most requests that may pass a waiting one; None: no bound.
@@ -167,7 +167,7 @@ class Scheduling:
         """`request` waits no more: it runs from this step on, or loads blocks from below the pool first."""
 
     def ended(self, request: RunningRequest, view: QueueView) -> None:
-        """`request` has ended, in whatever way; `num_generated` is of all its samples or beams."""
+        """`request` has ended, in whatever way, admitted or not; `num_generated` is of all its samples or beams."""
 
     def facts(self) -> dict[str, Any]:
         """What it measured, for the run's result: names to texts and finite numbers."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Result = Mapping[str, Any]
 
-_COMPONENTS = ("model", "workload", "allocator", "eviction", "hash", "backend")
+_COMPONENTS = ("model", "workload", "allocator", "eviction", "scheduling", "hash", "backend")
 _SIZES = ("num_blocks", "block_size", "seed", "tensor_parallel_size")
 _IN_HEADLINE = {*_COMPONENTS, *_SIZES, "mode", "executor", "status", "clock", "device", "dtype"}
 _ALARMING = frozenset({"num_failed", "dense_mismatches", "loss_exceeded"})

@@ -34,6 +34,8 @@ OF_RUNS = (memory, block_map, fork_tree)
 declare follow."""
 MOST_SERIES = 9
 """Lines that a reader can distinguish; where there are more, the best and the baseline are shown."""
+_MOST_POINTS = 12
+"""Single points in one picture, each with its own colour and marker."""
 _MOST_BARS, _MOST_PANELS, _MOST_STACKS, _MOST_LOGGED = 40, 8, 8, 4
 _MOST_BYTES = 50_000_000
 _LATENCIES = ("ttft_s_p95", "tpot_s_p95", "latency_s_p95")
@@ -65,10 +67,15 @@ class Plot:
 
 
 def plots_of(study: Study) -> list[Plot]:
-    """Differences, curves over what varied, latency over throughput; of a search, its history and what it tried."""
+    """Differences, curves over what varied, latency over throughput and over hits; of a search, its history and what it
+    tried."""
     if study.trials is not None:
         return list(_of_search(study, study.trials))
-    return [*_differences(study), *_curves(study), *_tradeoff(study)]
+    return [
+        *_differences(study), *_curves(study),
+        *_tradeoff(study, "throughput_latency", "Latency over throughput", _THROUGHPUTS, _LATENCIES),
+        *_tradeoff(study, "hits_first_token", "Time to first token over hits", ("hit_rate",), ("ttft_s_p99",)),
+    ]  # fmt: skip
 
 
 def pictures_of(study: Study) -> list[Plot]:
@@ -253,36 +260,45 @@ def _dots(study: Study) -> Plot:
     )
 
 
-def _tradeoff(study: Study) -> Iterator[Plot]:
-    """Latency over throughput, a line for each component combination along the load; needs both."""
-    throughput = next((metric for metric in _THROUGHPUTS if metric in study.metrics), "")
-    latency = next((metric for metric in _LATENCIES if metric in study.metrics), "")
+def _tradeoff(
+    study: Study, name: str, heading: str, throughputs: Sequence[str], latencies: Sequence[str]
+) -> Iterator[Plot]:
+    """The first of these latencies that runs have over the first of what is better higher, a line for each component
+    combination along the load; needs both, and values that differ."""
+    throughput = next((metric for metric in throughputs if metric in study.metrics), "")
+    latency = next((metric for metric in latencies if metric in study.metrics), "")
     points = [setting for setting in study.settings if {throughput, latency} <= setting.means.keys()]
-    if len(points) < 2:
+    if len({setting.means[throughput].value for setting in points}) < 2:
         return
     categorical = [key for key in study.keys if _position(study, points[0], key) is None]
     groups: dict[str, list[Setting]] = {}
     for setting in points:
         groups.setdefault(label({key: setting.values[key] for key in categorical}), []).append(setting)
-    order = sorted(groups, key=lambda name: -max(setting.means[throughput].value for setting in groups[name]))
+    same: dict[tuple[tuple[float, float], ...], list[str]] = {}
+    for group, settings in groups.items():
+        found = tuple((setting.means[throughput].value, setting.means[latency].value) for setting in settings)
+        same.setdefault(found, []).append(group)
+    groups = {" = ".join(names): groups[names[0]] for names in same.values()}
+    order = sorted(groups, key=lambda group: -max(setting.means[throughput].value for setting in groups[group]))
     xs, ys = (column(key, [setting.means[key].value for setting in points]) for key in (throughput, latency))
+    most = MOST_SERIES if any(len(settings) > 1 for settings in groups.values()) else _MOST_POINTS
     lines = []
-    for name in sorted(order[:MOST_SERIES], key=lambda name: _average(study, groups[name])):  # the curves' order
-        along = sorted((setting.means for setting in groups[name]), key=lambda means: means[throughput].value)
+    for group in sorted(order[:most], key=lambda group: _average(study, groups[group])):  # the curves' order
+        along = sorted((setting.means for setting in groups[group]), key=lambda means: means[throughput].value)
         x, y = ([means[key] for means in along] for key in (throughput, latency))
         lines.append(
             curve.Line(
-                label=name, x=[xs.scale * one.value for one in x], y=[ys.scale * one.value for one in y],
+                label=group, x=[xs.scale * one.value for one in x], y=[ys.scale * one.value for one in y],
                 x_intervals=[xs.scaled(one.interval) for one in x], intervals=[ys.scaled(one.interval) for one in y],
             )
         )  # fmt: skip
     note = "Down and to the right is better. Each point is the mean over the seeds of one setting."
     if any(interval for line in lines for interval in (*line.x_intervals, *line.intervals)):
         note += " Bars: 95 % intervals over seeds; one that ends at the edge goes on."
-    if len(order) > MOST_SERIES:
-        note += f" The fastest {MOST_SERIES}; {len(order) - MOST_SERIES} more are in the table."
-    figure = curve.draw(lines, x_label=xs.head, y_label=ys.head, measured_x=True)
-    yield Plot(name="throughput_latency", title="Latency over throughput", note=note, figure=figure)
+    if len(order) > most:
+        note += f" Those {most} that reach furthest to the right; {len(order) - most} more are in the table."
+    figure = curve.draw(lines, x_label=xs.head, y_label=ys.head, measured_x=True, x_from_zero=throughput != "hit_rate")
+    yield Plot(name=name, title=heading, note=note, figure=figure)
 
 
 def _of_search(study: Study, search: Trials) -> Iterator[Plot]:

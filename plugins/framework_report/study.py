@@ -26,7 +26,9 @@ _COMPANIONS = (
     "hit_rate", "output_tokens_per_s", "ttft_s_p95", "tpot_s_p95", "utilisation", "num_evictions",
     "num_preemptions", "gap_to_optimum",
 )  # fmt: skip
-_DEFAULTS = {"allocator": "prefix_cow", "eviction": "lru", "hash": "sha256", "backend": "torch"}
+_DEFAULTS = {
+    "allocator": "prefix_cow", "eviction": "lru", "hash": "sha256", "backend": "torch", "scheduling": "fcfs",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,11 +33,11 @@ class _Run:
     """One engine and what was asked of it.
 
     Attributes:
-        admitted: numbers of the requests in order of their first admission.
+        admitted: numbers of the requests in order of their first admission, and when that was.
     """
 
     def __init__(self, plugin: Scheduling, *, num_blocks: int = 64, chunk_size: int | None = None) -> None:
-        self.admitted: list[int] = []
+        self.admitted: dict[int, float] = {}
         self.requests: list[Request] = []
         self.engine = Engine(
             build_allocator("prefix_cow", "lru", "xxh64", num_blocks=num_blocks, block_size=4, max_model_len=128),
@@ -52,7 +52,7 @@ class _Run:
 
     def _log(self, event: str, **facts: Any) -> None:
         if event == "admit" and facts["request"] not in self.admitted:
-            self.admitted.append(facts["request"])
+            self.admitted[facts["request"]] = self.engine.executor.now()
 
     def submit(self, tokens: Sequence[int], new: int, at_s: float, **says: Any) -> None:
         sampling = Sampling(max_tokens=new, ignore_eos=True)
@@ -133,27 +133,33 @@ def check_the_same_arrivals_are_ordered_alike(make: Make) -> None:
             run = _Run(make(), num_blocks=40)
             _mixed(run, seed)
             run.finish()
-            orders.append(run.admitted)
+            orders.append([*run.admitted])
         need(make(), orders[0] == orders[1], "must order the same arrivals the same way each time", orders)
 
 
 def check_its_bound_is_kept(make: Make) -> None:
-    """Where it states `max_passed`, no more pass a request however many arrive: a long prompt, short ones after it."""
+    """However many arrive, no more pass a request than its `max_passed`, and nobody after its `max_wait_s`: a long
+    prompt, and short ones that share a prefix after it."""
     plugin = make()
-    if plugin.max_passed is None:
+    most, longest = plugin.max_passed, plugin.max_wait_s
+    if most is None and longest is None:
         return
     run = _Run(plugin, num_blocks=200)
     prefix = list(range(8))
     for number in range(8):  # what fills all rows first
         run.submit([*prefix, 500 + number], 6, 0.0, tenant="a", session="a")
     run.submit(range(2000, 2100), 2, 0.0, tenant="b", session="b")
-    for number in range(min(20 * plugin.max_passed, 400)):
+    for number in range(int(min(max(20 * (most or 0), 4 * (longest or 0.0) + 40), 400))):
         run.submit([*prefix, 600 + number], 2, 0.5 * number, tenant="a", session="a", hint=Hint(deadline_s=0.1))
     run.finish()
-    later = [number for number in run.admitted[: run.admitted.index(8)] if number > 8]
+    order = [*run.admitted]
+    later = [number for number in order[: order.index(8)] if number > 8]
     # Those of the step in which the bound is reached were ordered before.
-    most = plugin.max_passed + 4
-    need(plugin, len(later) <= most, f"states max_passed={plugin.max_passed}, and so many passed one request", later)
+    if most is not None:
+        need(plugin, len(later) <= most + 4, f"states max_passed={most}, and so many passed one request", later)
+    if longest is not None:
+        late = [number for number in later if run.admitted[number] > longest + 0.5]
+        need(plugin, not late, f"states max_wait_s={longest}, and these passed a request that had waited longer", late)
 
 
 def check_its_facts_are_plain(make: Make) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Interval = tuple[float, float] | None
 _MOST_OVER = 1.3  # of the greatest point: where an axis ends, however far its bars reach
+_SHORT_LABEL = 24  # letters, of which a legend has room for three side by side
 REFERENCE_DASHES = ("--", ":", "-.")
 
 
@@ -47,13 +48,22 @@ class Line:
 
 
 @style()
-def draw(lines: Sequence[Line], *, x_label: str, y_label: str, title: str = "", measured_x: bool = False) -> Figure:
+def draw(
+    lines: Sequence[Line],
+    *,
+    x_label: str,
+    y_label: str,
+    title: str = "",
+    measured_x: bool = False,
+    x_from_zero: bool = True,
+) -> Figure:
     """The lines over one pair of axes.
 
     Args:
         lines: at least one; x is logarithmic where it is spread like powers.
         measured_x: x was measured like y, as throughput beside latency: x is linear, both axes begin at 0, and bars
             that reach far beyond all points are cut.
+        x_from_zero: a measured x begins at 0; else its axis is as wide as the points.
     """
     figure = new_figure(height_in=3.0 + 0.17 * -(-len(lines) // 3))
     axes = new_axes(figure, grid="both" if measured_x else "y")
@@ -65,6 +75,8 @@ def draw(lines: Sequence[Line], *, x_label: str, y_label: str, title: str = "", 
             references += 1
         else:
             options, index = series_style(index if line.look is None else line.look), index + 1
+            if measured_x and len(line.x) == 1:
+                options["linestyle"] = "none"
         # Matplotlib leaves labels that begin with an underscore out of a legend.
         label = clipped(f" {line.label}" if line.label.startswith("_") else line.label)
         # Every point lies within the axes; one on the edge is drawn whole.
@@ -80,7 +92,11 @@ def draw(lines: Sequence[Line], *, x_label: str, y_label: str, title: str = "", 
                 axes.errorbar(interval[0], y, xerr=[[0.0], [interval[1] - interval[0]]], **bars)
     if measured_x:
         axes.xaxis.set_major_formatter(lambda value, _: short(value))
-        axes.set_xlim(0, _end([x for line in lines for x in line.x], [i for line in lines for i in line.x_intervals]))
+        xs = [x for line in lines for x in line.x]
+        if x_from_zero:
+            axes.set_xlim(0, _end(xs, [i for line in lines for i in line.x_intervals]))
+        else:
+            axes.set_xlim(min(xs) - 0.05 * (max(xs) - min(xs)), max(xs) + 0.05 * (max(xs) - min(xs)))
         axes.set_ylim(0, _end([y for line in lines for y in line.y], [i for line in lines for i in line.intervals]))
     else:
         power_ticks(axes, sorted({x for line in lines for x in line.x}))
@@ -88,7 +104,7 @@ def draw(lines: Sequence[Line], *, x_label: str, y_label: str, title: str = "", 
     axes.set_ylabel(y_label)
     if title:
         axes.set_title(title, fontsize="medium")
-    legend(axes, len(lines))
+    legend(axes, len(lines), columns=3 if max(len(line.label) for line in lines) <= _SHORT_LABEL else 2)
     return figure
 
 

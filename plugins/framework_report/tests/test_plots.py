@@ -77,3 +77,19 @@ def test_latency_over_throughput_shows_every_point_whole_on_axes_from_zero_with_
         assert not line.get_clip_on(), "the one on the edge, with no latency at all, is not cut"
     assert len(axes.collections) == 4, "two bars at each point whose runs differ"
     assert "95 % intervals over seeds" in plot.note
+
+
+def test_time_to_first_token_over_hits_has_a_point_for_each_choice_and_an_axis_as_wide_as_they_are(
+    tmp_path: Path,
+) -> None:
+    found = {"lru": (0.40, 2.0), "edf": (0.40, 2.0), "lpm": (0.45, 3.0), "sjf": (0.42, 5.0)}
+    for choice, (hits, first_s) in found.items():
+        result = {"hit_rate": hits, "ttft_s_p99": first_s}
+        make_run(tmp_path / choice, result=result, eviction=choice)
+    plots = {plot.name: plot for plot in plots_of(Study(collect([tmp_path])))}
+    (axes,) = plots["hits_first_token"].figure.axes
+    points = {line.get_label(): (line.get_xdata()[0], line.get_ydata()[0]) for line in axes.get_lines()}  # type: ignore[index]
+    assert points == {"edf = lru": (40.0, 2.0), "lpm": (45.0, 3.0), "sjf": (42.0, 5.0)}
+    assert axes.get_xlim()[0] > 39
+    assert axes.get_ylim()[0] == 0
+    assert all(line.get_linestyle() == "None" for line in axes.get_lines())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from fake_engines import assert_right, drive, fake_engine, noted_steps
 
-from framework.engine.engine import Engine
+from framework.engine.engine import Engine, Trial
 from framework.engine.request import Request, Status
 from framework.errors import OutOfBlocks
+from framework.interfaces.observer import Note, Observer
 from framework.sampling import Sampling
 
 
@@ -144,3 +146,27 @@ def test_requests_that_end_together_are_freed_in_order_of_admission() -> None:
     drive(engine)
     assert freed == [0, 1, 3, 2], freed
     assert_right(requests)
+
+
+@pytest.mark.parametrize(
+    ("limits", "lengths", "expected"),
+    [
+        ({"max_batch_requests": 1}, (4, 4), ("rows", 1)),
+        ({"num_blocks": 4}, (12, 12), ("blocks", 1)),
+        ({"max_batch_tokens": 8}, (8, 4), ("budget", -1)),
+    ],
+)
+def test_observers_learn_what_a_step_lacked_to_admit_one_more(
+    limits: dict[str, Any], lengths: tuple[int, ...], expected: tuple[str, int]
+) -> None:
+    notes: list[Note] = []
+    listener = Observer()
+    listener.noted = notes.append  # type: ignore[method-assign]
+    engine, _ = engine_of(**limits, trial=Trial(observers=(listener,)))
+    submit(engine, *lengths)
+    engine.step()
+    (note,) = (note for note in notes if note.event == "queue")
+    assert (note.facts["why"], note.request) == expected
+    assert note.facts["time_s"] == 0.0
+    engine.run()
+    assert sum(note.event == "queue" for note in notes) == engine.state.step_number, "one a step"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
+from collections import Counter
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -87,7 +90,7 @@ def test_a_bound_on_those_that_pass_is_kept_and_counted() -> None:
     for number in range(6):
         engine.submit([number] * 5, ONE, arrival_s=0.0)
     assert order_of(engine) == [5, 4, 0, 1, 2, 3], "after two have passed, the oldest go first"
-    assert engine.state.summary()["scheduling_overdue"] == 4
+    assert engine.state.summary()["scheduling_overdue"] == 3, "the last would have been next in any order"
     assert engine.state.summary()["scheduling_bound"] == "passed over 2 times"
 
 
@@ -174,3 +177,55 @@ def test_a_cancelled_request_that_waits_is_forgotten() -> None:
     assert len(engine.state.waiting) == 1
     assert order_of(engine)[-1] == first.number
     assert third.status.value == "finished"
+
+
+def test_first_come_first_served_makes_no_call_more_than_an_engine_without_an_order() -> None:
+    def calls(order: Scheduling | None) -> Counter[str]:
+        engine, counted = engine_of(order, num_blocks=48, rows=3), Counter[str]()
+        for number in range(30):
+            engine.submit([number % 4] * 9, Sampling(max_tokens=4, ignore_eos=True), arrival_s=float(number // 3))
+
+        def count(frame: FrameType, event: str, argument: object) -> None:
+            if event == "call":
+                counted[frame.f_code.co_qualname] += 1
+
+        sys.setprofile(count)
+        try:
+            engine.run()
+        finally:
+            sys.setprofile(None)
+        return counted
+
+    calls(None)  # what is done once a process is done
+    without = calls(None)
+    assert calls(Scheduling()) == without
+    assert without.total() > 1000
+    assert calls(Newest()).total() > 1.05 * without.total(), "an order of its own does call more"
+
+
+def test_of_a_thousand_waiting_requests_a_step_looks_up_those_alone_under_which_the_cache_changed() -> None:
+    class Asks(Scheduling):
+        needs_hits = True
+
+        def order(self, waiting: Sequence[WaitingRequest], view: QueueView) -> Sequence[WaitingRequest] | None:
+            for request in waiting:
+                assert request.hit_tokens in (0, 8, 12)
+            return None
+
+    engine = engine_of(Asks(), num_blocks=2000, rows=2)
+    for number in range(1000):  # groups of 20 that share two blocks, of which one member is admitted after another
+        engine.submit([*[number // 20] * 8, *[100 + number] * 5], ONE, arrival_s=0.0)
+    lookup, looked = engine.state.guarded.lookup, list[int]()
+
+    def counted(*given: Any) -> Any:
+        looked[-1] += 1
+        return lookup(*given)
+
+    engine.state.guarded.lookup = counted  # type: ignore[method-assign]
+    for _ in range(100):
+        looked.append(0)
+        engine.step()
+    assert looked[0] == 1000 + 2
+    # Two are admitted a step; those of its group look again as the first member's shared blocks are published.
+    assert max(looked[1:]) <= 2 + 20, looked
+    assert sum(looked[1:]) <= 99 * 2 + 10 * 20, looked

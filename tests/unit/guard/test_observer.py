@@ -63,7 +63,7 @@ def test_what_only_the_engine_knows_is_given_in_order_and_before_anything_change
     engine.step()
     assert order == [
         ("note", "arrive"), ("note", "ask"), ("call", "allocate"), ("call", "extend"), ("note", "admit"),
-        ("call", "publish"), ("note", "step"), ("call", "commit"), ("note", "computed"),
+        ("call", "publish"), ("note", "queue"), ("note", "step"), ("call", "commit"), ("note", "computed"),
     ]  # fmt: skip
     engine.run()
     assert order[-3:] == [("call", "free"), ("note", "finished"), ("note", "computed")]
@@ -83,7 +83,8 @@ def test_an_observer_begins_with_a_reset_engine_as_with_a_new_one() -> None:
 def test_an_engine_without_observers_pays_nothing_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     monkeypatch.setattr("framework.guard.allocator.Call", lambda *given, **named: made.append(given))
-    monkeypatch.setattr("framework.engine.state.Note", lambda *given, **named: made.append(given))
+    for module in ("state", "scheduler"):
+        monkeypatch.setattr(f"framework.engine.{module}.Note", lambda *given, **named: made.append(given))
     engine = fake_engine(num_blocks=64)
     for _ in range(4):
         engine.submit([*range(1, 20)], SAMPLING)

@@ -102,3 +102,9 @@ def test_a_lossy_backend_s_table_does_not_say_that_no_token_differs() -> None:
     assert "differ from dense" not in text, text
     assert "0 of 8" in _line(text, "lost more than declared")
     assert "75.0 %" in _line(text, "agrees with dense")
+
+
+def test_a_run_that_names_an_order_of_the_queue_is_no_failure() -> None:
+    text = _printed({**RESULT, "scheduling": "fair"})
+    assert "serve: tiny chat prefix_cow lru fair sha256 torch" in text
+    assert not any(line.strip() == "failure" for line in text.splitlines()), text
