@@ -19,11 +19,14 @@ _MOST_TRIES = 200
 
 
 class Bounds:
-    """Bounds for the requests of a fleet, in the order in which they were sent.
+    """Bounds for the requests that a fleet served.
 
     Requests are counted one at a time, each an atomic access, as in mode=cache_only, and full blocks alone are cached.
+    NOTE: so the optimum is a bound of what can be kept, not of an engine in which requests overlap: such a one may hit
+    what a request under way has just written, before that would be next.
 
     Args:
+        sent: in the order in which they were admitted.
         num_blocks: of each replica's pool.
     """
 
@@ -45,10 +48,11 @@ class Bounds:
         total, size = sum(self._num_blocks), self._size
         optimum = int(optimum_hits(self._paths, total, pinned=True, most=self._most).sum()) * size
         unbounded = np.minimum(self._paths.infinite_hits, self._most).tolist()
-        floors = {
-            number: prefill_s(unbounded[number] * size, self._sent[number].item.input_tokens) for number in ttft_s
-        }
-        floor = sum(floors.values()) / len(floors) if floors else None
+        floors = [
+            prefill_s(hit * size, one.item.input_tokens)
+            for one, hit in zip(self._sent, unbounded, strict=True) if one.number in ttft_s
+        ]  # fmt: skip
+        floor = sum(floors) / len(floors) if floors else None
         mean = sum(ttft_s.values()) / len(ttft_s) if ttft_s else None
         return {
             "shared_lru_hit_tokens": self._lru_hits(self._paths, range(len(self._sent)), total) * size,

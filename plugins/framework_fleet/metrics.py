@@ -24,8 +24,8 @@ METRICS = (
     scheduling("imbalance", "times", "lower", "imbalance",
                "Prompt tokens computed by the replica that computed most, over the mean of all."),
     optimum("shared_lru_hit_tokens", "tokens", "", "one shared cache, LRU",
-            "Prompt tokens that one cache of all replicas' blocks hits under LRU, requests one at a time in the order "
-            "in which they were sent.", of="prompt_tokens"),
+            "Prompt tokens that one cache of all replicas' blocks hits under LRU, admitted requests one at a time, in "
+            "their order.", of="prompt_tokens"),
     optimum("shared_optimum_hit_tokens", "tokens", "", "one shared cache, optimum",
             "The same under the offline optimum that pins the request at hand.", of="prompt_tokens"),
     optimum("static_hit_tokens", "tokens", "", "sessions fixed",

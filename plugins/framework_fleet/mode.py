@@ -87,7 +87,8 @@ def _replayed(session: Session, options: FleetOptions) -> dict[str, Any]:
         for replica in replicas:
             replica.check()
         if options.bounds:
-            bounds = Bounds(made.sent, [one.engine.allocator.num_blocks for one in replicas], config.cache.block_size)
+            admitted = [made.sent[number] for _, number in sorted(tally.admitted)]
+            bounds = Bounds(admitted, [one.engine.allocator.num_blocks for one in replicas], config.cache.block_size)
             measured.update(bounds.results(tally.hit_tokens, tally.ttft_s, prefill_time(config)))
 
     def outcome(complete: bool) -> dict[str, Any]:
@@ -163,6 +164,7 @@ class _Tally:
         self._missed: Counter[str] = Counter(elsewhere=0, evicted=0, new=0)
         self._expected = 0
         self.ttft_s: dict[int, float] = {}
+        self.admitted: list[tuple[float, int]] = []  # (when, number)
         self.hit_tokens = 0
 
     def ended(self, sent: Sent) -> None:
@@ -175,6 +177,7 @@ class _Tally:
             self._missed.update(elsewhere=elsewhere - had, evicted=known - elsewhere, new=total - known)
             self._expected += sent.matched_tokens
             self.hit_tokens += had
+            self.admitted.append((request.first_scheduled_s, sent.number))
         if request.status is Status.FINISHED and request.first_token_s is not None:
             self.ttft_s[sent.number] = request.first_token_s - request.arrival_s
         if self._session.settings.requests:

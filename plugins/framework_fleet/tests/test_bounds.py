@@ -17,10 +17,10 @@ from framework_fleet.replica import Sent
 SIZE = 4
 
 
-def sent(blocks: Sequence[int], session: str | None = None, tokens: int | None = None) -> Sent:
+def sent(blocks: Sequence[int], session: str | None = None, tokens: int | None = None, number: int = 0) -> Sent:
     count = len(blocks) * SIZE + 1 if tokens is None else tokens
     item = WorkloadRequest(input_tokens=count, session=session)
-    return Sent(place=0, number=0, item=item, hashes=(), blocks=np.array(blocks, dtype=np.int64))
+    return Sent(place=0, number=number, item=item, hashes=(), blocks=np.array(blocks, dtype=np.int64))
 
 
 def lru_hits(prompts: Sequence[Sequence[int]], num_blocks: int) -> int:
@@ -65,8 +65,8 @@ def test_the_assignment_of_sessions_found_is_the_best_of_a_few() -> None:
 
 
 def test_the_least_time_is_that_of_prompts_alone_with_all_that_was_ever_there() -> None:
-    rows = [sent([1, 2]), sent([1, 2])]
-    found = Bounds(rows, [9], SIZE).results(0, {0: 30.0, 1: 10.0}, lambda cached, tokens: float(tokens - cached))
+    rows = [sent([1, 2], number=7), sent([1, 2], number=3)]
+    found = Bounds(rows, [9], SIZE).results(0, {7: 30.0, 3: 10.0}, lambda cached, tokens: float(tokens - cached))
     assert found["ttft_floor_s_mean"] == (9 + 1) / 2
     assert found["ttft_regret_s"] == 15.0
 
@@ -80,3 +80,12 @@ def test_no_fleet_hits_more_than_the_shared_optimum(router: str, tmp_path: Path)
     assert found["shared_lru_hit_tokens"] <= found["shared_optimum_hit_tokens"]
     assert found["regret_tokens"] == found["shared_optimum_hit_tokens"] - found["hit_tokens"]
     assert 0 < found["ttft_floor_s_mean"] < found["ttft_s_mean"]
+
+
+def test_a_request_that_no_replica_can_hold_is_in_no_bound(tmp_path: Path) -> None:
+    """A pool of 24 blocks rejects the longer prompts, which one cache of all blocks would hit."""
+    mode = {"name": "fleet", "replicas": 4, "bounds": True}
+    found = run(tmp_path, mode, cache={"block_size": 16, "num_blocks": 40})
+    assert found["num_rejected"] > 0
+    assert found["shared_optimum_hit_tokens"] <= found["prompt_tokens"]
+    assert found["hit_tokens"] <= found["shared_optimum_hit_tokens"]
