@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from framework.interfaces.mode import Mode, OnBegin
 
@@ -42,7 +42,7 @@ class Replay(Mode):
 
     executors = ("none", "roofline")
     workload = "conversations"  # the default one is text, which no replay reads
-    repeats = ("allocator", "eviction", "hash")
+    repeats: ClassVar[tuple[str, ...]] = ("allocator", "eviction", "hash")
 
     def run(self, config: Config, on_begin: OnBegin) -> dict[str, Any]:
         from framework.modes.replay import replay

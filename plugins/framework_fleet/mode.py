@@ -102,7 +102,7 @@ def _replayed(session: Session, options: FleetOptions) -> dict[str, Any]:
             for index, engines in enumerate(lives):
                 session.run.log(_REPLICAS, {"replica": index, **merged(engines, complete=True)})
             of: dict[str, Reporting] = {"router": router}
-            facts = GuardedWorkload(workload).result()
+            facts = dict(GuardedWorkload(workload).result())
             if len(replicas) == 1:
                 of |= {"allocator": replicas[0].engine.state.guarded, "eviction": replicas[0].guarded_policy()}
             facts |= reported(of)

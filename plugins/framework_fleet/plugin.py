@@ -68,7 +68,7 @@ class FleetOptions(Options):
             if (
                 not {"replica", "leaves_s"} <= entry.keys() <= {"replica", "leaves_s", "returns_s"}
                 or not all(isinstance(time, int | float) and not isinstance(time, bool) for time in times)
-                or not 0 <= times[0] < times[1]  # type: ignore[operator]
+                or not 0 <= times[0] < times[1]
             ):
                 raise ConfigError(
                     f"mode.outages: an entry is {{replica: 1, leaves_s: 60, returns_s: 120}}, the last one larger or "
@@ -82,7 +82,7 @@ class Fleet(FleetOptions, Replay):
 
     metrics: ClassVar = METRICS
     files: ClassVar = ("replicas.jsonl",)
-    repeats: ClassVar = ("allocator", "eviction", "hash", "router", "scheduling")
+    repeats: ClassVar[tuple[str, ...]] = ("allocator", "eviction", "hash", "router", "scheduling")
 
     def check(self, config: Config) -> None:
         if config.replay.optimum:
