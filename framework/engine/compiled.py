@@ -28,6 +28,9 @@ def compiled_forward(decoder: Decoder) -> Callable[..., Any]:
 
     torch counts what it compiled by code object and stops at eight, whichever decoder they were for; so that a process
     can make one model after another, each gets a code object of its own, and takes its programs along when it goes.
+
+    Positions are copied out of the step's one upload: where they begin in it would be compiled for, too, if that was
+    once equal to how many there are.
     """
 
     def forward(tokens: Tensor, positions: Tensor, attention: Attention, rotate: bool) -> Tensor:
@@ -35,7 +38,8 @@ def compiled_forward(decoder: Decoder) -> Callable[..., Any]:
         return hidden
 
     function = types.FunctionType(forward.__code__.replace(), globals(), closure=forward.__closure__)
-    return torch.compile(function, dynamic=True, fullgraph=True)
+    compiled = torch.compile(function, dynamic=True, fullgraph=True)
+    return lambda tokens, positions, attention, rotate: compiled(tokens, positions.clone(), attention, rotate)
 
 
 def opaque_attention(owner: Any) -> Attention:
