@@ -11,7 +11,7 @@ from experiments.live.server import policy_config
 from framework.interfaces.hash import HashScheme
 
 
-def in_vllm(talks: Sequence[Talk], eviction: Any, **limits: Any) -> Outcome:
+def in_vllm(talks: Sequence[Talk], eviction: Any, *, waiting: int = 64, **limits: Any) -> Outcome:
     """Through vLLM's scheduler; its own queue where `eviction` is None.
 
     Raises:
@@ -22,10 +22,12 @@ def in_vllm(talks: Sequence[Talk], eviction: Any, **limits: Any) -> Outcome:
     scheduler = vllm_side.scheduler_of(
         **limits, transfer=None if eviction is None else policy_config(eviction, "steps")
     )
-    outcome = vllm_side.run(talks, scheduler)
+    outcome = vllm_side.run(talks, scheduler, waiting=waiting)
     watch = None if eviction is None else scheduler.connector.watch
     if watch is not None and watch.queue.failure is not None:
         raise RuntimeError(f"{eviction} failed in vLLM") from watch.queue.failure
+    if getattr(scheduler.waiting, "failure", None) is not None:
+        raise RuntimeError(f"{limits['scheduling']} failed in vLLM") from scheduler.waiting.failure
     if scheduler.kv_cache_manager.block_pool.get_num_free_blocks() != limits["num_blocks"]:
         raise RuntimeError("blocks leaked in vLLM")
     return outcome
@@ -33,11 +35,12 @@ def in_vllm(talks: Sequence[Talk], eviction: Any, **limits: Any) -> Outcome:
 
 def in_replay(
     talks: Sequence[Talk], eviction: Any, hash: HashScheme, *, watermark: float = 0.0, duplicates: str = "keep",
-    **limits: Any,
+    waiting: int = 64, **limits: Any,
 ) -> Outcome:  # fmt: skip
     """Through the engine of mode=replay, which keeps duplicates, as vLLM does, or merges them."""
     allocator = {"name": "prefix", "watermark": watermark, "duplicates": duplicates}
-    return our_side.run(talks, our_side.Settings(allocator=allocator, eviction=eviction, hash=hash, **limits))
+    settings = our_side.Settings(allocator=allocator, eviction=eviction, hash=hash, **limits)
+    return our_side.run(talks, settings, waiting=waiting)
 
 
 def differences(theirs: Outcome, ours: Outcome) -> dict[str, Any]:

@@ -62,12 +62,13 @@ class Settings:
     groups: Sequence[KVGroup] = ()
     """In one pool, in place of the allocator."""
     rule: CheckpointRule = field(default_factory=Dense)
+    scheduling: Any = "fcfs"
 
 
 def engine_of(
     settings: Settings, outputs: MutableMapping[tuple[int, int], TokenArray], observers: Sequence[Observer] = ()
 ) -> Engine:
-    """The engine that mode=replay executor=none builds of such settings; a step takes one second.
+    """The engine that mode=replay executor=none builds of such settings, its clock the number of the step.
 
     Args:
         outputs: what each request generates.
@@ -91,13 +92,14 @@ def engine_of(
         )  # fmt: skip
     return Engine(
         allocator,
-        ReplayExecutor(constant_step(1.0), outputs=outputs),
+        ReplayExecutor(constant_step(1.0), outputs=outputs, step_clock=True),
         limits=ModelLimits(max_model_len=longest),
         options=EngineOptions(
             max_batch_tokens=settings.max_batch_tokens,
             max_batch_requests=settings.max_batch_requests,
         ),
         virtual_clock=True,
+        scheduling=build_component("scheduling", settings.scheduling, {"seed": 0}),
         trial=Trial(observers=tuple(observers)),
     )
 

@@ -19,8 +19,9 @@ from vllm.config import (
 )
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.kv_cache_utils import get_block_hash, get_request_block_hasher, hash_block_tokens, init_none_hash
-from vllm.v1.core.sched import scheduler as scheduling
+from vllm.v1.core.sched import scheduler as vllm_scheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
@@ -84,6 +85,7 @@ def scheduler_of(
     events: bool = False,
     groups: Sequence[KVGroup] = (),
     retention: int | None = None,
+    scheduling: Any = None,
 ) -> Scheduler:
     """vLLM's scheduler over `num_blocks` usable blocks, and its null block.
 
@@ -91,6 +93,7 @@ def scheduler_of(
         transfer: of the connector, as --kv-transfer-config; None for none.
         groups: instead of one of full attention in blocks of `block_size`.
         retention: prefix_cache_retention_interval, of groups that are not all full attention.
+        scheduling: an order of ours, its clock the number of the step; None for vLLM's own scheduler.
     """
     init_none_hash(HASH)
     config = VllmConfig(
@@ -113,14 +116,18 @@ def scheduler_of(
         config.cache_config.mamba_cache_mode = "align"
     groups = groups or (KVGroup(name="full", kind="full", block_tokens=block_size, block_bytes=1),)
     config.model_config = _Model(max_model_len=max_model_len, runner_type="generate", skip_tokenizer_init=True)
-    manager: Any = scheduling.KVCacheManager
+    manager: Any = vllm_scheduler.KVCacheManager
     drops = any(group.lookahead_drop for group in groups)  # which a draft model's configuration would bring
 
     def managed(**options: Any) -> Any:
         return manager(**{**options, "use_eagle": drops})
 
-    with patch.object(scheduling, "KVCacheManager", managed):
-        return Scheduler(
+    made: Any = Scheduler
+    if scheduling is not None:
+        config.additional_config = {"scheduling": scheduling, "scheduling_clock": "steps"}
+        made = resolve_obj_by_qualname("framework_engines.vllm_scheduling.OrderedScheduler")
+    with patch.object(vllm_scheduler, "KVCacheManager", managed):
+        return made(  # type: ignore[no-any-return]
             vllm_config=config,
             kv_cache_config=KVCacheConfig(
                 num_blocks=num_blocks + 1, kv_cache_tensors=[], kv_cache_groups=specs_of(groups),

@@ -33,6 +33,7 @@ from experiments.live.server import (
     both,
     counting_evictions,
     drawn,
+    order_arguments,
     policy_config,
     serving,
     trace_config,
@@ -59,10 +60,13 @@ RANKED = ("lru", "fifo", "lfu", "s3fifo", "sieve")
 PHASES = ((1, tuple(WORKLOADS), 50), (4, tuple(WORKLOADS), 200), (12, ("conversations",), 50))
 """Clients at a time, the workloads that they ask, one after another on one server, and requests of each workload; each
 phase has its own draw."""
+ORDERS = ("longest_prefix", "shortest_rest", "windowed_lookahead")
+ORDERED_CLIENTS = 24  # of whose requests eight run, and the others wait
 FAILING = f"{Path(__file__).with_name('failing.py')}:FailsLater"
 
 Rows = list[dict[str, Any]]
 Phase = tuple[int, str]
+Asks = dict[Phase, list[Ask]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tables: dict[str, Rows] = {}
         for part in (
             lambda: lab.served(policies),
+            lambda: {"orders": lab.orders(ORDERS[:1] if options.quick else ORDERS)},
             lambda: {"features": lab.features()},
             lambda: {"policies": lab.every_policy(("hazard",) if options.quick else leading(but=policies))},
         ):
@@ -129,17 +134,8 @@ class Laboratory:
     def __init__(self, folder: Path, most: int) -> None:
         self.folder, self.model = folder, make(folder / "checkpoint")
         self._logs = 0
-        self.asks: dict[Phase, list[Ask]] = {}
-        for number, (clients, names, requests) in enumerate(PHASES):
-            for name in names:
-                kind, drawn_with = WORKLOADS[name]
-                asks = drawn(kind, LONGEST, seed=number, output_tokens=6, **drawn_with)
-                if clients > 1:  # a recording has no names: requests are recognised by the length of their prompts
-                    by_length: dict[int, Ask] = {}
-                    for ask in asks:
-                        by_length.setdefault(len(ask.prompt), ask)
-                    asks = list(by_length.values())
-                self.asks[clients, name] = asks[: min(most, requests)]
+        self.asks = _drawn(PHASES, most)
+        self.ordered = _drawn([(ORDERED_CLIENTS, tuple(WORKLOADS), 50)], most)
 
     def serving(self, arguments: Sequence[str], transfer: Any = None) -> Any:
         """A server with a log of its own."""
@@ -149,8 +145,8 @@ class Laboratory:
 
     def served(self, policies: Sequence[str]) -> dict[str, Rows]:
         """All phases by vLLM alone and led by each policy, beside the replay of what was recorded."""
-        alone = self._phases(None)
-        runs = {policy: self._phases(policy) for policy in policies}
+        alone = self._phases(None, self.asks)
+        runs = {policy: self._phases(policy, self.asks) for policy in policies}
         hits, engine, crowds = [], [], []
         first = self.asks_of(1)
         for policy, run in runs.items():
@@ -182,21 +178,39 @@ class Laboratory:
         """Those of all workloads, in order."""
         return [ask for phase, asks in self.asks.items() if phase[0] == clients for ask in asks]
 
-    def _phases(self, policy: str | None) -> Served:
+    def orders(self, orders: Sequence[str]) -> Rows:
+        """More clients than rows: the order of those that wait, beside vLLM's own and the replay of the recording."""
+        alone = self._phases(None, self.ordered)
+        rows: dict[Phase, dict[str, Any]] = {
+            phase: {"workload": phase[1], "requests": len(asks), "vLLM alone": alone.counted[phase]}
+            for phase, asks in self.ordered.items()
+        }
+        differing = dict.fromkeys(rows, 0)
+        same = dict.fromkeys(rows, True)
+        for order in orders:
+            run = self._phases("lru", self.ordered, order)
+            replayed, _, _ = self._replayed(run, "lru", None, self.ordered, f"scheduling={order}")
+            for phase, row in rows.items():
+                row[order], row[f"{order}, replay"] = run.counted[phase], sum(replayed[phase])
+                differing[phase] += sum(a != b for a, b in zip(run.hits(phase), replayed[phase], strict=True))
+                same[phase] &= _same(run.answers[phase], alone.answers[phase])
+        for phase, row in rows.items():
+            row |= {"requests that differ": differing[phase], "tokens equal": same[phase],
+                    "as it should be": same[phase] and not differing[phase]}  # fmt: skip
+        return list(rows.values())
+
+    def _phases(self, policy: str | None, phases: Asks, order: str | None = None) -> Served:
         """vLLM alone has no connector at all."""
-        run = Served(self.folder / f"{policy}.jsonl")
-        transfer, arguments, events = (
-            None,
-            ROOMY,
-            f"ipc://{self.folder}/events",
-        )  # vLLM binds to ipc, and connects to tcp
+        run = Served(self.folder / f"{order or policy}.jsonl")
+        transfer, arguments = None, ROOMY if order is None else (*ROOMY, *order_arguments(order))
+        events = f"ipc://{self.folder}/events"  # vLLM binds to ipc, and connects to tcp
         if policy is not None:
             transfer = both(policy_config(policy, "steps"), trace_config(run.trace))
             arguments += ("--kv-events-config", json.dumps(
                 {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": events}))  # fmt: skip
         with self.serving(arguments, transfer) as server, counting_evictions(events) as evictions:
             client, before = Client(server), 0
-            for phase, asks in self.asks.items():
+            for phase, asks in phases.items():
                 run.answers[phase] = client.one_by_one(asks) if phase[0] == 1 else client.at_once(asks, phase[0])
                 run.counted[phase], before = _hits(server) - before, _hits(server)
                 if policy is not None and phase == (1, PHASES[0][1][-1]):
@@ -205,21 +219,21 @@ class Laboratory:
         return run
 
     def _replayed(
-        self, run: Served, policy: str, limit: int | None = None
+        self, run: Served, policy: str, limit: int | None = None, phases: Asks | None = None, *more: str
     ) -> tuple[dict[Phase, list[int]], list[tuple[int, ...]], dict[str, Any]]:
         """Hit tokens by phase and request, in order of asking; the steps; the result. Of a recording's replay."""
-        rows, out = self.replayed_rows(run, policy, limit)
+        rows, out = self.replayed_rows(run, policy, limit, *more)
         hits: dict[Phase, list[int]] = {}
-        for phase, asks in self.asks.items():
+        for phase, asks in (phases or self.asks).items():
             if len(rows) < len(asks):
                 break
             hits[phase], rows = _in_order(asks, rows[: len(asks)]), rows[len(asks) :]
         return hits, _steps(out / "metrics.jsonl"), json.loads((out / "result.json").read_text(encoding="utf-8"))
 
-    def replayed_rows(self, run: Served, policy: str, limit: int | None = None) -> tuple[Rows, Path]:
+    def replayed_rows(self, run: Served, policy: str, limit: int | None = None, *more: str) -> tuple[Rows, Path]:
         """The rows of a recording's replay, in order of arrival, and its folder."""
         out = self.folder / f"{run.trace.stem}-{policy}-{limit}"
-        command = [os.environ.get("KVLAB_PYTHON", sys.executable), "-m", "framework.run", *REPLAYED,
+        command = [os.environ.get("KVLAB_PYTHON", sys.executable), "-m", "framework.run", *REPLAYED, *more,
                    f"workload.path={run.trace}", f"eviction={policy}", f"run.dir={out}"]  # fmt: skip
         subprocess.run(
             [*command, *([f"workload.limit={limit}"] if limit else [])], check=True, stdout=subprocess.DEVNULL
@@ -353,6 +367,22 @@ class Laboratory:
             urgent = client.at_once(longer, 8, extra_body={"priority": -1})
             counted = int(server.metrics()["vllm:num_preemptions_total"])
         return {"chunks": crowd, "priorities": urgent, "preemptions": [Answer(cached_tokens=counted)]}
+
+
+def _drawn(phases: Sequence[tuple[int, Sequence[str], int]], most: int) -> Asks:
+    """The requests of phases such as PHASES, at most `most` a workload."""
+    found: Asks = {}
+    for number, (clients, names, requests) in enumerate(phases):
+        for name in names:
+            kind, drawn_with = WORKLOADS[name]
+            asks = drawn(kind, LONGEST, seed=number, output_tokens=6, **drawn_with)
+            if clients > 1:  # a recording has no names: requests are recognised by the length of their prompts
+                by_length: dict[int, Ask] = {}
+                for ask in asks:
+                    by_length.setdefault(len(ask.prompt), ask)
+                asks = list(by_length.values())
+            found[clients, name] = asks[: min(most, requests)]
+    return found
 
 
 def _same(these: Sequence[Answer], those: Sequence[Answer]) -> bool:

@@ -80,6 +80,13 @@ def trace_config(path: Path) -> dict[str, Any]:
     return connector_config("TraceConnector", "vllm_trace", path=str(path), steps=str(path.with_suffix(".steps")))
 
 
+def order_arguments(scheduling: Any) -> tuple[str, ...]:
+    """Of `vllm serve`, those under which an order of ours says who of those that wait is next."""
+    chosen = {"scheduling": scheduling, "scheduling_clock": "steps"}
+    return ("--scheduler-cls", "framework_engines.vllm_scheduling.OrderedScheduler",
+            "--additional-config", json.dumps(chosen))  # fmt: skip
+
+
 def connector_config(name: str, module: str, **extra: Any) -> dict[str, Any]:
     """The `--kv-transfer-config` of one of our connectors."""
     place = {"kv_connector": name, "kv_connector_module_path": f"framework_engines.{module}", "kv_role": "kv_both"}

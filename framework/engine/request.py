@@ -77,6 +77,8 @@ class Request:
         session, category, hint, turn: what the client says of it, see RequestInfo; None when it does not.
         arrival: when it arrived, on the logical clock that policies see; None until then.
         num_cached_tokens: prompt tokens served from the cache when first admitted.
+        order: place among those that run, in order of admission, where a plugin orders those that wait; None: its
+            number, which is the same order within a priority.
         arrival_step: steps begun before it was let in; None until then.
         num_recomputed_tokens: tokens computed again after preemptions.
         num_spared_tokens: tokens that a restoration found cached though the request had not computed them yet.
@@ -109,6 +111,7 @@ class Request:
     tier_tokens: dict[int, int] | None = None
     load_s: float = 0.0
     num_preemptions: int = 0
+    order: int | None = None
     arrival_step: int | None = None
     arrival: float | None = None
     first_scheduled_s: float | None = None

@@ -27,7 +27,7 @@ class Rows:
         self.known.flags.writeable = False
         self.length, self.computed, self.room, self.limit = (np.zeros(max_rows, dtype=np.int64) for _ in range(4))
         self.passed, self.order, self.priority = (np.zeros(max_rows, dtype=np.int64) for _ in range(3))
-        self.stream, self.first_output = (np.zeros(max_rows, dtype=np.int64) for _ in range(2))
+        self.number, self.stream, self.first_output = (np.zeros(max_rows, dtype=np.int64) for _ in range(3))
         self.touch, self.special, self.ignore_eos = (np.zeros(max_rows, dtype=bool) for _ in range(3))
         self.temperature = np.zeros(max_rows, dtype=np.float32)
         self.top_k = np.zeros(max_rows, dtype=np.int32)
@@ -47,7 +47,7 @@ class Rows:
         return self.max_rows - len(self._free)
 
     def active(self) -> IntArray:
-        """Rows in use, most important first: by priority, then oldest. Do not write to it."""
+        """Rows in use, most important first: by priority, then by `Request.order`. Do not write to it."""
         if self._active is None:
             rows = np.array([row for row, seq in enumerate(self.sequences) if seq is not None], dtype=np.int64)
             self._active = rows[np.lexsort((rows, self.order[rows], -self.priority[rows]))]
@@ -60,7 +60,8 @@ class Rows:
         self.tokens[row, :count] = seq.tokens
         self.length[row], self.computed[row], self.room[row] = count, computed, room
         self.limit[row] = request.max_total_tokens
-        self.order[row], self.priority[row] = request.number, request.priority
+        self.order[row] = request.number if request.order is None else request.order
+        self.number[row], self.priority[row] = request.number, request.priority
         self.touch[row] = touch
         self.special[row] = bool(
             sampling.stop_token_ids

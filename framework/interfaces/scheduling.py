@@ -110,7 +110,7 @@ class QueueView:
 
     @property
     def running(self) -> Sequence[RunningRequest]:
-        """Requests that run, the most important and oldest first."""
+        """Requests that run, the most important first, then in order of admission."""
         return self._running()
 
 
@@ -119,12 +119,12 @@ class Scheduling:
 
     Chosen by `scheduling=NAME`; constructor keywords are its options. It must be deterministic given its constructor's
     seed, and may not keep or change the sequences it is handed. Requests that ran before and were preempted are not
-    asked about: they come back first, oldest first, as in vLLM. Admission stops at the first request that has no room,
-    as in vLLM: an order decides who that is.
+    asked about: they come back first, the last of them before the others, as in vLLM. Admission stops at the first
+    request that has no room, as in vLLM: an order decides who that is.
 
     An order that lets requests be passed over says for how long: with `max_passed`, `max_wait_s` or both, the engine
     admits a request first that was passed over so often or has waited so long, oldest first, and counts how often that
-    was not its place in the order (`num_overdue`). Without a bound a request may starve, which every report then says.
+    was not its place in the order (`scheduling_overdue`). Without a bound a request may starve, which every report then says.
 
     Attributes:
         max_passed: most requests that may pass a waiting one; None: no bound.
@@ -148,7 +148,7 @@ class Scheduling:
         return None
 
     def victim(self, running: Sequence[RunningRequest], view: QueueView) -> RunningRequest | None:
-        """Whom to preempt where blocks ran out. None: the last of `running`, the least important and newest.
+        """Whom to preempt where blocks ran out. None: the last of `running`.
 
         Args:
             running: those that may be preempted, at least one.

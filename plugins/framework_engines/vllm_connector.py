@@ -34,6 +34,12 @@ HOOKS: dict[str, dict[str, list[str]]] = {
     "FreeKVCacheBlockQueue": {
         "popleft": [], "popleft_n": ["n"], "remove": ["block"], "append_n": ["blocks"], "prepend_n": ["blocks"],
     },
+    "RequestQueue": {
+        "add_request": ["request"], "prepend_request": ["request"], "prepend_requests": ["requests"],
+        "peek_request": [], "pop_request": [], "remove_request": [], "remove_requests": ["requests"],
+    },
+    "KVCacheCoordinator": {"find_longest_cache_hit": ["block_hashes", "max_cache_hit_length"]},
+    "OrderedPool": {"cache_full_blocks": ["request", "blocks", "num_cached_blocks", "num_full_blocks"]},
     "KVConnectorBase_V1": {"bind_kv_cache_manager": ["kv_cache_manager"], "on_new_request": ["request"]},
 }  # fmt: skip
 """Methods of vLLM's classes that are wrapped, replaced or waited for, and their leading parameters."""
@@ -48,7 +54,8 @@ KINDS: Mapping[str, Kind | None] = {
 
 _LOGGER = logging.getLogger("vllm.framework.export")  # below vLLM's own logger, whose handlers print it
 _OPTIONS = ("eviction", "seed", "clock", "explain")
-_CLOCKS = ("seconds", "steps")
+CLOCKS = ("seconds", "steps")
+"""What a plugin's `now` may be: seconds since the start, or the number of the step."""
 
 
 def __getattr__(name: str) -> Any:
@@ -88,10 +95,20 @@ def lead(
         facts = GroupFacts(policy, groups, num_blocks, pool.hash_block_size, clock)
         tokens = ", ".join(f"{group.block_tokens} tokens ({group.kind})" for group in groups)
     watch = PoolWatch(manager, facts, hash_of)
-    version = importlib.import_module("vllm.version").__version__
-    tested = "" if version.partition("+")[0] in TESTED else f"; tested with {' and '.join(TESTED)}, this is {version}"
-    _LOGGER.info("%s names what vLLM evicts, over %d blocks of %s%s", type(policy).__name__, num_blocks, tokens, tested)
+    what = type(policy).__name__, num_blocks, tokens, tested_note()
+    _LOGGER.info("%s names what vLLM evicts, over %d blocks of %s%s", *what)
     return watch
+
+
+def tested_note() -> str:
+    """For the log, where this vLLM is not among those that were tested."""
+    version = importlib.import_module("vllm.version").__version__
+    return "" if version.partition("+")[0] in TESTED else f"; tested with {' and '.join(TESTED)}, this is {version}"
+
+
+def drops_of(coordinator: Any) -> Any:
+    """Numbers of the groups whose hits end a block earlier, for a draft model."""
+    return getattr(coordinator, "drop_eagle_group_ids", getattr(coordinator, "eagle_group_ids", ()))
 
 
 def kv_groups(manager: Any) -> list[KVGroup]:
@@ -101,7 +118,7 @@ def kv_groups(manager: Any) -> list[KVGroup]:
         Unsupported: a group of a kind that no replay here knows, or one whose blocks are in a pool of its own.
     """
     coordinator, groups = manager.coordinator, list[KVGroup]()
-    drops = getattr(coordinator, "drop_eagle_group_ids", getattr(coordinator, "eagle_group_ids", ()))
+    drops = drops_of(coordinator)
     described = zip(coordinator.single_type_managers, coordinator.kv_cache_config.kv_cache_groups, strict=True)
     for number, (one, group) in enumerate(described):
         whole, layers = group.kv_cache_spec, len(group.layer_names)
@@ -133,7 +150,7 @@ def require_hooks(**objects: Any) -> None:
                 missing.append(" or ".join(f"{owner}.{name}({', '.join(names)})" for name, names in ways))
     if missing:
         raise Unsupported(
-            f"this vLLM lacks what our connectors stand on: {', '.join(missing)}; "
+            f"this vLLM lacks what this package stands on: {', '.join(missing)}; "
             f"they were tested with vLLM {' and '.join(TESTED)}"
         )
 
@@ -180,8 +197,8 @@ def options_of(extra: Mapping[str, Any]) -> tuple[Any, int, str]:
     if unknown := sorted(set(extra) - set(_OPTIONS)):
         raise ConfigError(f"kv_connector_extra_config of PolicyConnector has {_OPTIONS}, found {', '.join(unknown)}")
     clock = extra.get("clock", "seconds")
-    if clock not in _CLOCKS:
-        raise ConfigError(f"clock is one of {', '.join(_CLOCKS)}, found {clock!r}")
+    if clock not in CLOCKS:
+        raise ConfigError(f"clock is one of {', '.join(CLOCKS)}, found {clock!r}")
     seed = extra.get("seed", 0)
     if type(seed) is not int:
         raise ConfigError(f"seed is an integer, found {seed!r}")

@@ -156,7 +156,7 @@ _Known = tuple[int, int, RequestFacts | None]
 """Priority, tenant and facts of a request that vLLM runs, as far as a policy may know it."""
 
 
-def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     """From here on `around(method, *args)` is called for the method of that name, where there is one."""
     call = getattr(owner, name, None)
     if call is not None:
@@ -189,8 +189,8 @@ class PoolWatch:
         self._known: dict[str, _Known] = {}
         self._request: Any = None
         self._hit_blocks = 0
-        _wrap(manager, "new_step_starts", self._begin_step)
-        _wrap(manager, "allocate_slots", self._allocate)
+        wrap(manager, "new_step_starts", self._begin_step)
+        wrap(manager, "allocate_slots", self._allocate)
         self._watch(self.pool, "touch", self._touching)
         self._watch(self.pool, "cache_full_blocks", None, self._cached)
         self._watch(self.pool, "evict_blocks", None, self._unhashed)
@@ -223,7 +223,7 @@ class PoolWatch:
                 queue.attempt(lambda facts: after(facts, result, *args, **kwargs))
             return result
 
-        _wrap(owner, name, watched)
+        wrap(owner, name, watched)
 
     def _begin_step(self, call: Any) -> Any:
         self.num_steps = self._computed + 1
@@ -313,20 +313,12 @@ class PoolWatch:
         known = self._known.get(request.request_id)
         if known is None:
             tenant = tenant_of(request)
-            described = None if facts.requests is None else self._describe(facts, request, tenant)
+            described = None if facts.requests is None else self._describe(facts, request)
             known = self._known[request.request_id] = -request.priority, facts.tenant(tenant), described
         return known
 
-    def _describe(self, facts: PoolFacts, request: Any, tenant: str) -> RequestFacts:
-        info = RequestInfo(
-            id=RequestId(0),
-            max_total_tokens=request.num_prompt_tokens + request.max_tokens,
-            priority=-request.priority,
-            tenant=tenant,
-            session=request.session_id,
-            arrival=self.arrivals.get(request.request_id),
-            prompt_tokens=request.num_prompt_tokens,
-        )
+    def _describe(self, facts: PoolFacts, request: Any) -> RequestFacts:
+        info = info_of(request, self.arrivals.get(request.request_id))
         hit_blocks = self._hit_blocks if request is self._request else 0
         return facts.request_of(info, request.num_tokens, request.block_hashes, hit_blocks)
 
@@ -364,12 +356,12 @@ class MissWatch:
         self._running: set[str] = set()
         self._count = self._hit_tokens = self._prompt_tokens = 0
         self._rows, self._regret, self._num_written = _open(folder / REQUESTS), _open(folder / REGRET), 0
-        _wrap(manager, "allocate_slots", self._allocate)
-        _wrap(manager, "free", self._free)
-        _wrap(manager, "pop_blocks_for_free", self._free)
-        _wrap(pool, "cache_full_blocks", self._publish)
-        _wrap(pool, "_maybe_evict_cached_block", self._evict)
-        _wrap(pool, "reset_prefix_cache", self._reset)
+        wrap(manager, "allocate_slots", self._allocate)
+        wrap(manager, "free", self._free)
+        wrap(manager, "pop_blocks_for_free", self._free)
+        wrap(pool, "cache_full_blocks", self._publish)
+        wrap(pool, "_maybe_evict_cached_block", self._evict)
+        wrap(pool, "reset_prefix_cache", self._reset)
 
     def _allocate(
         self, call: Any, request: Any, num_new_tokens: int, num_new_computed_tokens: int = 0, *args: Any, **kwargs: Any
@@ -498,6 +490,19 @@ def _replace(path: Path, data: bytes) -> None:
 def tenant_of(request: Any) -> str:
     """Whose blocks no other request may find: vLLM's cache salt, or else the adapter."""
     return request.cache_salt or (request.lora_request.lora_name if request.lora_request else "")
+
+
+def info_of(request: Any, arrival: float | None) -> RequestInfo:
+    """What a plugin may know of vLLM's request, which arrived then on the clock that plugins see."""
+    return RequestInfo(
+        id=RequestId(0),
+        max_total_tokens=request.num_prompt_tokens + request.max_tokens,
+        priority=-request.priority,
+        tenant=tenant_of(request),
+        session=request.session_id,
+        arrival=arrival,
+        prompt_tokens=request.num_prompt_tokens,
+    )
 
 
 def _open(path: Path) -> Any:

@@ -141,7 +141,7 @@ class ReplayExecutor(Executor):
     def sample(self, indices: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
         """See Executor. Token = OUTPUT_BASE + a number of the request and sample: equal within one sequence."""
         where = self._where[indices]
-        number = rows.order[where]
+        number = rows.number[where]
         tokens = OUTPUT_BASE + ((number * 64 + streams) & (OUTPUT_BASE - 1))
         if self._outputs:
             position = rows.length[where] - rows.first_output[where]
@@ -156,7 +156,7 @@ class ReplayExecutor(Executor):
     def logprobs(self, indices: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
         """See Executor: recorded candidates, or a fixed pseudo-random fork tree for beams nobody recorded."""
         assert self._rows is not None
-        numbers = self._rows.order[self._where[indices]]
+        numbers = self._rows.number[self._where[indices]]
         number = int(numbers[0])
         call = self._beam_calls.get(number, 0)
         self._beam_calls[number] = call + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from framework.registry.components import build_allocator, build_component
 from framework.sampling import Sampling
 from framework.types import Namespace
 from framework_builtin.hash.sha256 import Sha256
+from framework_engines.vllm_scheduling import options_of
 from framework_engines.vllm_trace import TimedSteps, TraceMethods
 
 
@@ -92,7 +94,7 @@ class Client:
         return [self.ask(ask) for ask in asks]
 
     def at_once(self, asks: Sequence[Ask], clients: int, **extra: Any) -> list[Answer]:
-        return self.one_by_one(asks)
+        return self.served(asks)
 
     def on_time(self, asks: Sequence[Ask], arrivals_s: Sequence[float]) -> tuple[float, list[Answer]]:
         start = time.perf_counter()
@@ -119,6 +121,10 @@ def serving(
     log.write_text("The eviction policy failed" if ":" in eviction else "")
     blocks = int(arguments[arguments.index("--num-gpu-blocks-override") + 1]) - 1
 
+    order = None
+    if "--additional-config" in arguments:
+        order, _ = options_of(json.loads(arguments[arguments.index("--additional-config") + 1]))
+
     def allocator() -> Any:
         policy = build_component("eviction", "lru" if ":" in eviction else eviction, {"num_blocks": blocks, "seed": 0})
         made = build_allocator(
@@ -134,7 +140,7 @@ def serving(
     executor = ReplayExecutor(constant_step(0.0), step_clock=True)
     engine = make_engine(
         allocator(), executor, max_model_len=LONGEST, max_batch_tokens=STEP_TOKENS, max_batch_requests=ROWS,
-        virtual_clock=True,
+        virtual_clock=True, scheduling=order,
     )  # fmt: skip
     recorder: Any = None
     if "TraceConnector" in configs:

@@ -6,6 +6,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from types import FrameType
 from typing import Any
 
@@ -229,3 +230,45 @@ def test_of_a_thousand_waiting_requests_a_step_looks_up_those_alone_under_which_
     # Two are admitted a step; those of its group look again as the first member's shared blocks are published.
     assert max(looked[1:]) <= 2 + 20, looked
     assert sum(looked[1:]) <= 99 * 2 + 10 * 20, looked
+
+
+def steps_of(engine: Engine) -> list[list[int]]:
+    """Numbers of the requests that run in each step, most important first."""
+    steps: list[list[int]] = []
+    forward = engine.executor.forward
+
+    def noted(step: Any, rows: Any) -> None:
+        steps.append([rows.sequence(row).request.number for row in rows.active().tolist()])
+        forward(step, rows)
+
+    engine.executor.forward = noted  # type: ignore[method-assign]
+    engine.run()
+    return steps
+
+
+def test_what_runs_is_served_in_order_of_admission_and_comes_back_last_out_first_as_in_vllm() -> None:
+    engine = engine_of(Newest(), num_blocks=12, rows=3)
+    long = Sampling(max_tokens=20, ignore_eos=True)
+    for number in range(5):
+        engine.submit([number] * 9, long, arrival_s=0.0)
+    steps = steps_of(engine)
+    assert steps[0] == [4, 3, 2]
+    out = [two for one, two in pairwise(steps) if len(two) < len(one)]
+    assert out[:2] == [[4, 3], [4]], "the one that was admitted last goes first"
+    assert next(step for step in steps if 4 not in step)[:2] == [3, 2], "and the last one out comes back first"
+
+
+def test_an_order_is_asked_before_the_first_admission_of_a_step() -> None:
+    asked: list[int] = []
+
+    class Asked(Newest):
+        def order(self, waiting: Sequence[WaitingRequest], view: QueueView) -> Sequence[WaitingRequest] | None:
+            asked.append(len(view.running))
+            return super().order(waiting, view)
+
+    engine = engine_of(Asked(), num_blocks=12, rows=3)
+    for number in range(5):
+        engine.submit([number] * 9, Sampling(max_tokens=20, ignore_eos=True), arrival_s=0.0)
+    engine.run()
+    assert asked[0] == 0
+    assert len(asked) > 5, "asked also where one that was preempted is next"

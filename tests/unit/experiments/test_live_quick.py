@@ -41,6 +41,9 @@ def test_live_replays_what_was_recorded_and_finds_it_equal(
     assert [row.split(",")[0] for row in rows] == ["policy", "lru", "fifo"]
     hits = (tmp_path / "out" / "hits.csv").read_text()
     assert "conversations,lru,15" in hits
+    assert "conversations,15" in (tmp_path / "out" / "orders.csv").read_text()
+    ordered = [one.engine for one in importlib.import_module("stand_in_vllm").servers if one.engine.state.ordered]
+    assert len(ordered) == 1, "one server had an order"
 
 
 def test_a_version_is_asked_and_has_its_row(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
