@@ -205,17 +205,17 @@ def test_a_plugin_that_fails_is_left_out_and_the_log_says_so(
     assert "Loses" in caplog.text
 
 
-def test_who_was_admitted_and_who_ended_is_told(queue_of: Callable[..., OrderedQueue]) -> None:
-    told: list[Any] = []
+def test_who_was_admitted_and_who_ended_is_passed_on(queue_of: Callable[..., OrderedQueue]) -> None:
+    heard: list[Any] = []
 
-    class Told(Newest):
+    class Hears(Newest):
         def admitted(self, request: WaitingRequest, view: QueueView) -> None:
-            told.append(("admitted", request.number, view.now))
+            heard.append(("admitted", request.number, view.now))
 
         def ended(self, request: RunningRequest, view: QueueView) -> None:
-            told.append(("ended", request.number, request.num_generated))
+            heard.append(("ended", request.number, request.num_generated))
 
-    queue = queue_of(Told())
+    queue = queue_of(Hears())
     for name in "abc":
         queue.add_request(request_of(name))
     assert admit(queue, 2) == ["c", "b"]
@@ -224,7 +224,7 @@ def test_who_was_admitted_and_who_ended_is_told(queue_of: Callable[..., OrderedQ
     queue.remove_requests(list(queue))
     queue.scheduler.running.pop(0)
     assert admit(queue, 2) == []
-    assert told == [("admitted", 2, 1.0), ("admitted", 1, 1.0), ("ended", 0, 0), ("ended", 2, 4)]
+    assert heard == [("admitted", 2, 1.0), ("admitted", 1, 1.0), ("ended", 0, 0), ("ended", 2, 4)]
     assert list(queue._known) == ["b"]
 
 
