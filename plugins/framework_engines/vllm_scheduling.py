@@ -175,7 +175,7 @@ class OrderedQueue:
     # What the scheduler's class tells
 
     def begin(self) -> None:
-        """A step begins; the plugin hears of those that have ended since the last."""
+        """A step begins; the plugin learns which requests have ended since the last."""
         ended = [self._known.pop(name) for name in self.scheduler.finished_req_ids if name in self._known]
         for request, waiting in sorted(ended, key=lambda one: one[1].number):
             self._forget(request.request_id)

@@ -208,14 +208,14 @@ def test_a_plugin_that_fails_is_left_out_and_the_log_says_so(
 def test_who_was_admitted_and_who_ended_is_passed_on(queue_of: Callable[..., OrderedQueue]) -> None:
     heard: list[Any] = []
 
-    class Hears(Newest):
+    class Notes(Newest):
         def admitted(self, request: WaitingRequest, view: QueueView) -> None:
             heard.append(("admitted", request.number, view.now))
 
         def ended(self, request: RunningRequest, view: QueueView) -> None:
             heard.append(("ended", request.number, request.num_generated))
 
-    queue = queue_of(Hears())
+    queue = queue_of(Notes())
     for name in "abc":
         queue.add_request(request_of(name))
     assert admit(queue, 2) == ["c", "b"]
