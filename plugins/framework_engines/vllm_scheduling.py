@@ -179,8 +179,7 @@ class OrderedQueue:
         ended = [self._known.pop(name) for name in self.scheduler.finished_req_ids if name in self._known]
         for request, waiting in sorted(ended, key=lambda one: one[1].number):
             self._forget(request.request_id)
-            one = self._seen(request, waiting)
-            self._attempt(lambda plugin, one=one: plugin.plugin.ended(one, self._view))
+            self._attempt(lambda plugin, one: plugin.plugin.ended(one, self._view), self._seen(request, waiting))
         self._step, self._next = self._computed + 1, None
         self._view.now = self._view.now_s = self._now()
 
@@ -190,7 +189,7 @@ class OrderedQueue:
             admitted = self._waits.get(new.req_id)
             self._forget(new.req_id)
             if admitted is not None:
-                self._attempt(lambda plugin, one=admitted: plugin.admitted(one, self._waits.values(), self._view))
+                self._attempt(lambda plugin, one: plugin.admitted(one, self._waits.values(), self._view), admitted)
         self._computed += output.total_num_scheduled_tokens > 0
         self._step = self._computed
 
@@ -215,12 +214,12 @@ class OrderedQueue:
             return None
         return [*(one for one in waiting if one.request_id not in self._waits), *(fresh[one] for one in chosen)]
 
-    def _attempt(self, act: Callable[[GuardedScheduling], Any]) -> Any:
-        """What `act` returns; None without a plugin, or when it fails, which is the end of it."""
+    def _attempt(self, act: Callable[..., Any], *given: Any) -> Any:
+        """What `act(plugin, *given)` returns; None without a plugin, or when it fails, which is the end of it."""
         if self.plugin is None:
             return None
         try:
-            return act(self.plugin)
+            return act(self.plugin, *given)
         except OUTSIDE:
             raise
         except BaseException as raised:  # SystemExit too: the requests are somebody's
