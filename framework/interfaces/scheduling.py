@@ -124,7 +124,8 @@ class Scheduling:
 
     An order that lets requests be passed over says for how long: with `max_passed`, `max_wait_s` or both, the engine
     admits a request first that was passed over so often or has waited so long, oldest first, and counts how often that
-    was not its place in the order (`scheduling_overdue`). Without a bound a request may starve, which every report then says.
+    was not its place in the order (`scheduling_overdue`). Without a bound a request may starve, which every report then
+    says.
 
     Attributes:
         max_passed: most requests that may pass a waiting one; None: no bound.
