@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-NAMES = ("mooncake", "pagedattention", "precision", "scaling", "tiers", "gap", "hybrid", "latent")
+NAMES = ("mooncake", "pagedattention", "precision", "scaling", "tiers", "gap", "hybrid", "latent", "fleet")
 WITHOUT_TRACES = ("precision", "gap", "hybrid", "latent")
 GOLDEN_UTILISATION = {
     "Azure conv, p + o <= 2048": (".5335", ".7948", ".8626", ".9968", ".9932", ".9860", ".9450", ".8986", ".8225"),
