@@ -31,7 +31,7 @@ class Sight:
         report_s: a replica reports its load every so many seconds; 0: after each step.
         lag_s: reports and events are so much later at the router than they are true.
         loss: share of events that never come, 0 to 1.
-        sent: the index is not told by events but guessed from the prompts that were sent.
+        sent: the index is guessed from the prompts that were sent, not made of events.
         ttl_s: such a guess holds so long.
         seed: of which events are lost.
     """
@@ -97,7 +97,7 @@ class Fleet:
         self._prefilling: list[dict[int, int]] = [{} for _ in replicas]  # number -> tokens, until its first token
         self._under_way: list[Counter[BlockHash]] = [Counter() for _ in replicas]
         self._truth, self._ever = [Holdings(len(replicas))], set[BlockHash]()
-        self._told = self._truth if sight.exact else [Holdings(len(replicas))]
+        self._seen = self._truth if sight.exact else [Holdings(len(replicas))]
         self._guessed = SentBlocks(ttl_s=sight.ttl_s) if sight.sent else None
         self._late: list[deque[Heard]] = [deque() for _ in replicas]
         self._lost = Random(f"framework_fleet.events:{sight.seed}")
@@ -216,7 +216,7 @@ class Fleet:
                 self._send(self._held.popleft(), at_s)
         elif not comes and replica.present:
             unfinished = replica.leave()
-            for holdings in (*self._truth, *self._told):
+            for holdings in (*self._truth, *self._seen):
                 holdings.drop(index)
             if self._guessed is not None:
                 self._guessed.drop(index)
@@ -274,7 +274,7 @@ class Fleet:
                 late.append((when, tier, came, keys))
         while late and late[0][0] <= seen_s:
             _, tier, came, keys = late.popleft()
-            self._apply(self._told, index, tier, came, keys)
+            self._apply(self._seen, index, tier, came, keys)
 
     def _apply(self, holdings: list[Holdings], index: int, tier: int, came: bool, keys: Sequence[BlockHash]) -> None:
         while len(holdings) <= tier:
@@ -296,9 +296,9 @@ class Fleet:
             if self._guessed is not None:
                 depths = [self._guessed.matched(index, keys, self._now_s) for index in range(count)]
             else:
-                depths = self._told[0].matched(keys)
+                depths = self._seen[0].matched(keys)
             columns = [[self._size * depth for depth in depths]]
-            for below in self._told[1:]:
+            for below in self._seen[1:]:
                 further = below.matched(keys, depths)
                 columns.append([self._size * (far - near) for far, near in zip(further, depths, strict=True)])
                 depths = further

@@ -1,4 +1,4 @@
-"""Which replicas hold which blocks, by name: told by events, or guessed from what was sent."""
+"""Which replicas hold which blocks, by name: from events, or guessed from what was sent."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Sent:
 
 
 class _Ears(Observer):
-    """Hears which blocks come and go, in the pool and below it."""
+    """Follows which blocks come and go, in the pool and below it."""
 
     def __init__(self) -> None:
         self.heard_now: list[tuple[int, bool, Sequence[BlockHash]]] = []
