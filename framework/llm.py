@@ -33,9 +33,7 @@ from framework.interfaces.scheduling import Scheduling
 from framework.model.loading import LoadedModel, fingerprint
 from framework.model.tokenizer import encode
 from framework.parallel.serving import load_served, serving_executor
-from framework.registry.components import Component as Component
-from framework.registry.components import build_allocator as build_allocator
-from framework.registry.components import build_component as build_component
+from framework.registry.components import Component, build_allocator, build_component
 from framework.registry.culprit import raise_named
 from framework.registry.signatures import check_arguments
 from framework.sampling import Sampling

@@ -21,9 +21,10 @@ from framework.guard.workload import GuardedWorkload
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.below import Below, ReplayedPool
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.mode import OnBegin
 from framework.interfaces.workload import Workload, WorkloadRequest
 from framework.modes.replay_input import block_bytes, pool_blocks, what_fewer_bits_buy, workload_of
-from framework.modes.session import KINDS, OnBegin, Session, names_of
+from framework.modes.session import KINDS, Session, names_of
 from framework.registry.components import build_allocator, build_component
 from framework.replay.items import Foresight, feed, trace_items
 from framework.replay.roofline import Roofline

@@ -24,13 +24,14 @@ from framework.guard.facts import Reporting, reported
 from framework.guard.policy import GuardedPolicy
 from framework.guard.workload import GuardedWorkload
 from framework.interfaces.below import Below
+from framework.interfaces.mode import OnBegin
 from framework.llm import LLM, Trial, group_facts, namespace_of
 from framework.model.loading import LoadedModel, build_model, model_config
 from framework.model.tokenizer import encode
 from framework.modes.dense_check import Verdict, compare
 from framework.modes.replay import replayed_hit_rate, request_row
 from framework.modes.replay_input import equal_bytes
-from framework.modes.session import KINDS, OnBegin, Session, names_of
+from framework.modes.session import KINDS, Session, names_of
 from framework.parallel.serving import require_served
 from framework.registry.components import build_component
 from framework.replay.items import submit, write_recording

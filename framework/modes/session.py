@@ -15,7 +15,7 @@ from framework.engine.sizes import shortened
 from framework.errors import FrameworkError
 from framework.files.secrets import masked
 from framework.guard.observer import GuardedObserver
-from framework.interfaces.mode import OnBegin as OnBegin
+from framework.interfaces.mode import OnBegin
 from framework.interfaces.observer import RunView
 from framework.interfaces.tracker import RunLabel
 from framework.modes.watchdog import Watchdog

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.errors import InvalidArgument, InvariantViolation
+from framework.guard.hash import GuardedHash
+from framework.guard.policy import GuardedPolicy
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit
 from framework.interfaces.eviction import BlockView, ComputedColumn, ConstantColumn, EvictionPolicy
 from framework.interfaces.hash import HashScheme
-from framework.paged.guard import GuardedHash, GuardedPolicy
 from framework.paged.pool import LastRequests, num_tokens_of
 from framework.paged.table import count_of
 from framework.types import Namespace, RequestFacts, RequestId, RequestInfo, TableChange, TokenArray

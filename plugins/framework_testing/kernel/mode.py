@@ -16,7 +16,8 @@ from rich.console import Console
 from framework.config.config import Config
 from framework.engine.executors.checks import default_device, require_backend
 from framework.files.jsonl import read_jsonl
-from framework.modes.session import OnBegin, Session
+from framework.interfaces.mode import OnBegin
+from framework.modes.session import Session
 from framework.registry.components import build_component
 from framework.results.console import Table, new_console, print_table
 from framework.results.layout import RESULT
