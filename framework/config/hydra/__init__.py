@@ -1,1 +1,1 @@
-"""Composition of configurations with Hydra. No other room imports Hydra or OmegaConf."""
+"""Composition of configurations with Hydra. Beside it only `framework.run` knows Hydra."""
