@@ -165,6 +165,7 @@ BASES = (SMALL, REPLAY, KERNEL, PROMPTS, ("workload=trace",))
 SHARED_WORDS = frozenset(word for base in BASES for word in base)
 
 SAYS: dict[tuple[str, ...], str] = {
+    **{(f"{key}={LONG}",): "value has 5000 digits" for key in ("seed", "run.timeout_s")},
     ("cache.num_blocks=null", "cache.memory_fraction=1e-30"): "cache.memory_fraction",
     ("model=random", "model.shape=qwen4"): "no model shape 'qwen4'",
     ("model=random", "model.dtype=int8"): "dtype int8",

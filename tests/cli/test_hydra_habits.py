@@ -92,6 +92,8 @@ def test_a_replay_alone_has_a_workload_that_can_be_replayed(
     words: tuple[str, ...], workload: str, elsewhere: Path, runs: Any, command: Any
 ) -> None:
     """The default one is text: `mode=replay` alone was refused."""
+    if "mode=hybrid" in words:
+        pytest.importorskip("framework_hybrid")
     status, _, err = command(*words, "run.dir=out")
     assert (status, [run["workload"]["name"] for run in runs]) == (0, [workload]), err
     mode = {"mode": {"name": "replay"}} if words else {}

@@ -12,7 +12,7 @@ import hydra
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
@@ -111,6 +111,8 @@ def refusal(error: Exception, words: Sequence[str]) -> FrameworkError:
         cause = cause.__cause__
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _no_option(str(error.missing_cfg_file), list(error.options or ()))
+    if isinstance(error, OverrideParseException):
+        return ConfigError(f"cannot read the override {error.override[:120]!r}: {_in_one_line(error)}")
     try:
         checked(_composed([_forced(word) for word in words]))  # an unknown key, or a value where a mapping stands
     except FrameworkError as refused:
