@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-NAMES = ("mooncake", "pagedattention", "precision", "scaling", "tiers", "gap", "hybrid", "latent", "fleet")
-WITHOUT_TRACES = ("precision", "gap", "hybrid", "latent")
+NAMES = (
+    "mooncake", "pagedattention", "precision", "scaling", "tiers", "gap", "hybrid", "latent", "fleet", "scheduling",
+)  # fmt: skip
+WITHOUT_TRACES = ("precision", "gap", "hybrid", "latent", "scheduling")
 GOLDEN_UTILISATION = {
     "Azure conv, p + o <= 2048": (".5335", ".7948", ".8626", ".9968", ".9932", ".9860", ".9450", ".8986", ".8225"),
     "Azure conv, all": (".0749", ".8149", ".8790", ".9972", ".9939", ".9875", ".9505", ".9078", ".8361"),
@@ -229,3 +231,28 @@ def test_precisions_share_the_bytes_of_one_pool(experiment: Callable[[str], Modu
     precision = experiment("precision.__main__")
     found = {dtype: precision.num_blocks(dtype, 99) + 1 for dtype in precision.DTYPES}
     assert found == {"float32": 100, "bfloat16": 200, "float8_e4m3fn": 400, "int8": 320}
+
+
+def test_a_difference_between_orders_is_shown_only_where_sessions_agree(
+    experiment: Callable[[str], ModuleType],
+) -> None:
+    """Times to first token that are 3 s later in every session are; those that differ by chance are not."""
+    scheduling, cells = experiment("scheduling.__main__"), experiment("scheduling.cells")
+    requests, draw = cells.stream(cells.QUICK), np.random.default_rng(0)
+    base = {"ttft_s": draw.exponential(10.0, len(requests)).tolist()}
+    chance = {
+        "ttft_s": [first + noise for first, noise in zip(base["ttft_s"], draw.normal(0, 5, len(requests)), strict=True)]
+    }
+    later = {"ttft_s": [first + 3.0 for first in chance["ttft_s"]]}
+    shared = {"trace": cells.QUICK, "eviction": "lru", "num_blocks": cells.CAPACITIES[cells.QUICK][1], "load": 0.9}
+    rows = [
+        {**shared, "order": name, "points_p": 1.0, **scheduling._estimate("ttft_s", made, 1.0)}
+        for name, made in (
+            ("chance", scheduling.times_beside(cells.QUICK, chance, base)),
+            ("later", scheduling.times_beside(cells.QUICK, later, base)),
+        )
+    ]
+    scheduling.adjusted(rows)
+    assert all(row["ttft_s_tested"] for row in rows), rows
+    assert "not shown" in scheduling._beside(rows[0], "ttft_s", "+.0f"), rows[0]
+    assert "not shown" not in scheduling._beside(rows[1], "ttft_s", "+.0f"), rows[1]

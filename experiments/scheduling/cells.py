@@ -1,0 +1,258 @@
+"""Streams, and replays of them through the engine with an order, a policy, a capacity and a load; each is kept."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.shared import AGENTIC, AGENTIC_B, CONVERSATION, ROOT, digest, kept, trace_path
+from framework import registry, workload
+from framework.config.sections import EngineOptions
+from framework.engine.engine import Engine, ModelLimits, Trial
+from framework.engine.executors.replay import ReplayExecutor, StepCosts
+from framework.engine.request import Request
+from framework.interfaces.workload import WorkloadRequest
+from framework.registry.components import build_allocator
+from framework.replay.items import feed, trace_items
+from framework.types import Hint
+from framework.workload.traces import open_trace
+from framework.workload.traces.own_format import as_trace
+from framework_scheduling.observer import CAUSES, Queue
+
+BLOCK, ROWS, STEP_TOKENS = 512, 16, 2048
+QUICK = "drawn conversations"
+TRACES = {"conversation": CONVERSATION, "agentic coding": AGENTIC, "agentic coding b": AGENTIC_B}
+KEEP_ONE_IN, FIRST_TURNS, LONGEST, ANSWER = 48, 4, 65_536, 128
+"""The conversation trace gives one session in so many, whole; each agentic session its first requests of at most so
+many tokens; tokens of an answer at most, since a replay takes a step for each."""
+MOST_GAPS = 10
+"""Mean gaps between arrivals to which a longer one is cut: the agentic traces have nights in them."""
+CAPACITIES = {
+    "conversation": (256, 512, 1024), "agentic coding": (256, 512, 1024), "agentic coding b": (256, 512, 1024),
+    QUICK: (64, 96, 192),
+}  # fmt: skip
+"""Small, middle and large, in blocks of 512 tokens."""
+LOADS = (0.7, 0.9, 1.1)
+RECORDED = "as recorded"
+EVICTIONS = ("lru", "hazard")
+UNBOUNDED = ("shortest_job unbounded", "shortest_rest unbounded")
+"""The same without a bound on the wait, at the middle capacity and a load of 0.9."""
+TENANTS = 8
+REFERENCE_RATE = 10.0
+"""Requests a second of the engine for which constants in seconds are meant: here they are longer by as much as the
+fitted engine is slower."""
+DEADLINES_S = (1.0, 10.0)
+"""To the first token, on that engine: of one session in two, of the others."""
+
+SECONDS: dict[str, dict[str, float]] = {
+    "shortest_job": {"max_wait_s": 10.0},
+    "shortest_rest": {"max_wait_s": 10.0},
+    "session_affinity": {"max_wait_s": 5.0, "ttl_s": 300.0},
+}
+"""Options in seconds of each order, as its source has them."""
+ORDERS = (
+    "fcfs", "longest_prefix", "dfs_weight", "windowed_lookahead", "session_affinity", "shortest_job", "shortest_rest",
+    "ewsjf", "fair", "edf",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One replay. `load`: a share of what the engine does, or as recorded."""
+
+    trace: str
+    order: str
+    eviction: str
+    num_blocks: int
+    load: float | str
+
+
+def cells_of(trace: str, orders: Sequence[str], *, quick: bool) -> list[Cell]:
+    """Each load at the middle capacity, and the other capacities at a load of 0.9."""
+    small, middle, large = CAPACITIES[trace]
+    places = [(middle, load) for load in ((0.9,) if quick else (*LOADS, RECORDED))]
+    places += [] if quick else [(small, 0.9), (large, 0.9)]
+    return [
+        Cell(trace, order, eviction, blocks, load)
+        for blocks, load in places
+        for eviction in EVICTIONS
+        for order in (*orders, *(UNBOUNDED if not quick and (blocks, load) == (middle, 0.9) else ()))
+    ]
+
+
+@functools.cache
+def stream(trace: str) -> tuple[WorkloadRequest, ...]:
+    """The requests of a trace that are replayed, in order of arrival, each with its session and tenant."""
+    if trace == QUICK:
+        options = {"num_sessions": 60, "rate_per_s": 1.0, "think_s": 5.0, "turns": 3.0}
+        found = list(as_trace(workload.build("conversations", options, seed=0), 16))
+        return tuple(_with_clients(found, [str(request.session) for request in found]))
+    found = list(open_trace(trace_path(TRACES[trace]), block_tokens=BLOCK))
+    if trace == "conversation":  # all prompts share their first block; those that share two are one session
+        names = [
+            "/".join(map(str, (request.block_ids if request.block_ids is not None else ())[:2])) for request in found
+        ]
+        kept_ones = [_draw(name) % KEEP_ONE_IN == 0 for name in names]
+    else:
+        names, seen = [str(request.session) for request in found], dict[str, int]()
+        kept_ones = []
+        for request, name in zip(found, names, strict=True):
+            fits = request.input_tokens <= LONGEST
+            seen[name] = seen.get(name, 0) + fits
+            kept_ones.append(fits and seen[name] <= FIRST_TURNS)
+    chosen = [(request, name) for request, name, take in zip(found, names, kept_ones, strict=True) if take]
+    return tuple(_with_clients([request for request, _ in chosen], [name for _, name in chosen]))
+
+
+def _with_clients(requests: Sequence[WorkloadRequest], sessions: Sequence[str]) -> Iterator[WorkloadRequest]:
+    """Sessions belong to tenants, to the first of which most; each session has its deadline."""
+    weights = [1 / (1 + tenant) for tenant in range(TENANTS)]
+    for request, session in zip(requests, sessions, strict=True):
+        place = _draw(session) / 2**32 * sum(weights)
+        tenant = next((t for t in range(TENANTS) if place < sum(weights[: t + 1])), TENANTS - 1)
+        hint = Hint(deadline_s=DEADLINES_S[_draw(session + "/deadline") % 2])
+        length = min(ANSWER, request.output_tokens or 0)
+        yield replace(request, session=session, tenant=f"tenant {tenant}", hint=hint, output=None, output_tokens=length)
+
+
+def _draw(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
+
+
+def costs() -> StepCosts:
+    """The costs of vLLM on a CPU, as fitted in experiments/live."""
+    path = ROOT / "experiments/live/results/clock/costs.csv"
+    with path.open(encoding="utf-8") as file:
+        row = next(row for row in csv.DictReader(file) if row["engine"] == "vLLM")
+    return StepCosts(
+        **{f"{name}_s": 1e-6 * float(row[f"{name}_us"]) for name in ("step", "row", "token", "context", "pair")}
+    )
+
+
+def replayed(
+    requests: Sequence[WorkloadRequest],
+    order: Any,
+    eviction: str,
+    num_blocks: int,
+    queue: Queue | None = None,
+    block_size: int = BLOCK,
+) -> tuple[Engine, list[Request]]:
+    """The engine at the end, and its requests in order of submission."""
+    sizes = {"num_blocks": num_blocks, "block_size": block_size, "max_model_len": min(262_144, num_blocks * block_size)}
+    engine = Engine(
+        build_allocator("prefix", eviction, "xxh64", **sizes),
+        ReplayExecutor(costs()), limits=ModelLimits(max_model_len=sizes["max_model_len"]),
+        options=EngineOptions(max_batch_tokens=STEP_TOKENS, max_batch_requests=ROWS), virtual_clock=True,
+        scheduling=order, trial=Trial(observers=(queue,) if queue is not None else ()),
+    )  # fmt: skip
+    ended: dict[int, Request] = {}
+    engine.state.on_end = lambda request: ended.__setitem__(request.number, request)
+    for _ in feed(engine, trace_items(requests)):
+        pass
+    engine.check()
+    return engine, [ended[number] for number in range(len(requests))]
+
+
+def capacity(trace: str, folder: Path) -> float:
+    """Requests a second of the engine when all are there at once: first come, first served, lru, the middle pool."""
+
+    def measured() -> dict[str, Any]:
+        engine, ended = replayed(
+            _at([0.0] * len(stream(trace)), trace), None, "lru", CAPACITIES[trace][1], None, block_size(trace)
+        )
+        return {"rate": len(ended) / engine.executor.now()}
+
+    return float(kept(folder / f"{trace}-capacity.json".replace(" ", "_"), key(trace), measured)["rate"])
+
+
+@functools.cache
+def _arrivals(trace: str) -> tuple[float, ...]:
+    """Times of arrival in mean gaps, from 0, no gap longer than `MOST_GAPS`."""
+    at_s = np.array([request.arrival_s for request in stream(trace)])
+    gaps = np.diff(at_s)
+    for _ in range(50):  # cutting gaps shortens their mean
+        gaps = np.minimum(gaps, MOST_GAPS * gaps.mean())
+    return (0.0, *np.cumsum(gaps / gaps.mean()).tolist())
+
+
+def _at(arrivals_s: Sequence[float], trace: str, stretch: float = 1.0) -> list[WorkloadRequest]:
+    """The stream with these arrivals, and deadlines so much later."""
+    return [
+        replace(request, arrival_s=at_s, hint=Hint(deadline_s=stretch * (request.hint.deadline_s or 0.0)))
+        for request, at_s in zip(stream(trace), arrivals_s, strict=True)
+        if request.hint is not None
+    ]
+
+
+def block_size(trace: str) -> int:
+    """Tokens a block of the pool that a trace is replayed over."""
+    return 16 if trace == QUICK else BLOCK
+
+
+def run(cell: Cell, folder: Path) -> dict[str, Any]:
+    """What each request of a replay met, and sums; the one of an earlier run where nothing has changed."""
+    name = "-".join(map(str, (cell.trace, cell.order, cell.eviction, cell.num_blocks, cell.load))).replace(" ", "_")
+    return kept(folder / f"{name}.json", key(cell.trace), lambda: _run(cell, capacity(cell.trace, folder)))
+
+
+def _run(cell: Cell, rate: float) -> dict[str, Any]:
+    requests, stretch = stream(cell.trace), REFERENCE_RATE / rate
+    name, _, unbounded = cell.order.partition(" ")
+    options = {key: None if unbounded else seconds * stretch for key, seconds in SECONDS.get(name, {}).items()}
+    order, queue = registry.build("scheduling", name, options), Queue(most_named=0)
+    if cell.load == RECORDED:
+        at_s = [request.arrival_s - requests[0].arrival_s for request in requests]
+    else:
+        at_s = [at / (float(cell.load) * rate) for at in _arrivals(cell.trace)]
+    engine, ended = replayed(
+        _at(at_s, cell.trace, stretch), order, cell.eviction, cell.num_blocks, queue, block_size(cell.trace)
+    )
+    summary = engine.state.summary()
+    rows = [queue.row(number) for number in range(len(ended))]
+    return {
+        "rate_per_s": (len(at_s) - 1) / at_s[-1], "stretch": stretch, "bound": summary.get("scheduling_bound", ""),
+        "overdue": summary.get("scheduling_overdue", 0), "preemptions": summary["num_preemptions"],
+        "evictions": summary["num_evictions"], "duration_s": engine.executor.now(),
+        "reasons": [request.reason for request in ended],
+        "prompt_tokens": [len(request.prompt) for request in ended],
+        "hit_tokens": [request.num_cached_tokens for request in ended],
+        "ttft_s": [None if one.first_token_s is None else one.first_token_s - one.arrival_s for one in ended],
+        "deadline_s": [one.hint.deadline_s for one in ended if one.hint is not None],
+        "passed_by": [row.get("passed_by", 0) for row in rows],
+        **{f"wait_{cause}_s": [row.get(f"wait_{cause}_s", 0.0) for row in rows] for cause in CAUSES},
+    }  # fmt: skip
+
+
+@functools.cache
+def key(trace: str, *more: str) -> str:
+    """Changes with the trace, this file and `more`, the orders and the engine that is fitted."""
+    files = [
+        ROOT / "plugins/framework_scheduling" / f"{name}.py" for name in ("cached", "clients", "length", "observer")
+    ]
+    files += [*map(Path, more), Path(__file__), ROOT / "experiments/live/results/clock/costs.csv"]
+    return digest(trace, files=files if trace == QUICK else [*files, trace_path(TRACES[trace])])
+
+
+def run_all(cells: Sequence[Cell], folder: Path, jobs: int) -> dict[Cell, dict[str, Any]]:
+    """The results of the cells; those of earlier runs are read, not replayed."""
+    from rich.progress import track
+
+    for trace in dict.fromkeys(cell.trace for cell in cells):
+        print(
+            f"{trace}: {json.dumps({'requests': len(stream(trace)), 'rate_per_s': capacity(trace, folder)})}",
+            flush=True,
+        )
+    with ProcessPoolExecutor(jobs) as pool:
+        futures = [pool.submit(run, cell, folder) for cell in cells]
+        for future in track(as_completed(futures), "replaying", total=len(futures)):
+            future.result()
+    return {cell: future.result() for cell, future in zip(cells, futures, strict=True)}
