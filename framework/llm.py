@@ -25,13 +25,15 @@ from framework.engine.sizes import LengthWarning, Sizes, longest_sequence, pool_
 from framework.engine.streaming import RequestStream, StopTexts, abandon, add_texts
 from framework.engine.warm_up import warm_up
 from framework.errors import ConfigError, EngineInterrupted, InvalidArgument, shown
-from framework.groups.serving import GroupedAllocator, groups_of_model, reach, running_blocks, why_no_group
+from framework.groups.allocator import GroupedAllocator
+from framework.groups.serving import grouped_allocator, groups_of_model, running_blocks, why_no_group
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
 from framework.interfaces.below import Below, BlockTensors, ServedPools
 from framework.interfaces.scheduling import Scheduling
 from framework.model.loading import LoadedModel, fingerprint
 from framework.model.tokenizer import encode
+from framework.paged.allocator import PagedAllocator
 from framework.parallel.serving import load_served, serving_executor
 from framework.registry.components import Component, build_allocator, build_component
 from framework.registry.culprit import raise_named
@@ -96,6 +98,7 @@ class LLM:
         if model == "":
             raise ConfigError("model must be a name, a folder or a LoadedModel, found ''")
         options, cache = engine or EngineOptions(), cache or CacheOptions(num_blocks=None)
+        self._step_tokens = min(options.chunk_size or options.max_batch_tokens, options.max_batch_tokens)
         self.cache, self._trial = cache, trial or Trial()
         require_no_foresight(eviction)
         self.below: Below = build_component("below", below, {})
@@ -151,14 +154,15 @@ class LLM:
             return
         states = self.model.config.recurrent is not None
         sizes, _ = graphs.choose(options, self.backend, self.device)
-        objects = not all(isinstance(part, (str, Mapping, type)) for part in self._components)
         reasons = {
             "several ranks": self.model.ranks is not None,
             "CUDA graphs (engine.cuda_graphs)": bool(sizes) and not (states and options.cuda_graphs == "auto"),
             "compilation (engine.compile)": options.compile and states,
             **{f"the observer {type(one).__name__}": not one.several_groups for one in self._trial.observers},
             "a recording": self._trial.record,
-            "an allocator, policy or hash that is an object": objects,
+            "a policy that is an object: each group has its own": not isinstance(
+                self._components[1], (str, Mapping, type)
+            ),
         }
         why = [f"no groups with {reason}" for reason, holds in reasons.items() if holds]
         if not why:
@@ -214,8 +218,15 @@ class LLM:
         allocator = build_allocator(kind, self.policy, hash, num_blocks=self.num_blocks, **self._shared)
         if self.further_blocks is None:
             return allocator
-        further = build_allocator(*self._components, num_blocks=self.further_blocks, **self._shared)
-        return GroupedAllocator(self.groups, (allocator, further))
+        assert isinstance(allocator, PagedAllocator)  # else `why_no_group` has a reason
+        counts = self.num_blocks, self.further_blocks
+        policies = (build_component("eviction", eviction, {**self._shared, "num_blocks": count}) for count in counts)
+        made = grouped_allocator(
+            allocator, self.groups, counts, lambda: next(policies),
+            build_component("hash", hash, {"seed": self.seed}), step_tokens=self._step_tokens,
+        )  # fmt: skip
+        self.policy = made.memory.pools[0].host.policy.plugin
+        return made
 
     def _make_engine(self, allocator: Allocator, options: EngineOptions, advice: str) -> Engine:
         tokenizer = self.model.tokenizer
@@ -231,7 +242,7 @@ class LLM:
                 length_advice=advice,
                 eos_token_ids=tuple(tokenizer.eos_token_ids),
                 vocab_size=self.model.config.vocab_size,
-                window=reach(self.groups[1]) if self.groups else self.model.config.window_of_all_layers,
+                window=None if self.groups else self.model.config.window_of_all_layers,
             ),
             options=options,
             trial=self._trial,

@@ -11,15 +11,15 @@ from experiments.fidelity.streams import Outcome, Talk, sampling_of
 from framework.config.sections import EngineOptions
 from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.replay import ReplayExecutor, constant_step
+from framework.groups.allocator import GroupedAllocator
 from framework.groups.checkpoints import CheckpointRule
-from framework.groups.kinds import KVGroup
+from framework.groups.memory import OnePool
 from framework.interfaces.allocator import Allocator, CacheEvent
+from framework.interfaces.groups import KVGroup
 from framework.interfaces.hash import HashScheme
 from framework.interfaces.observer import Call, Observer
 from framework.registry.components import build_allocator, build_component
 from framework.types import BlockHash, Namespace, TokenArray
-from framework_hybrid.allocator import SharedGroups
-from framework_hybrid.memory import OnePool
 from framework_hybrid.rules import Dense
 
 _ROOT = BlockHash(b"root")
@@ -79,9 +79,9 @@ def engine_of(
         page = max(group.block_bytes for group in settings.groups)
         memory = OnePool(
             settings.groups, lambda: build_component("eviction", settings.eviction, {}), num_bytes=blocks * page,
-            parents=[], unit=min(group.block_tokens for group in settings.groups),
+            unit=min(group.block_tokens for group in settings.groups),
         )  # fmt: skip
-        allocator: Allocator = SharedGroups(
+        allocator: Allocator = GroupedAllocator(
             memory, settings.rule, settings.hash, num_blocks=blocks, num_bytes=blocks * page,
             step_tokens=settings.max_batch_tokens,
         )  # fmt: skip
@@ -132,9 +132,6 @@ def run(
     outputs: dict[tuple[int, int], TokenArray] = {}
     outcome, pending = Outcome(), 0
     engine = engine_of(settings, outputs, [_Evicted(outcome), *observers])
-    if isinstance(engine.allocator, SharedGroups):
-        names = engine.allocator.names
-        engine.allocator.memory.on_evict = lambda group, node: outcome.evicted.append(bytes(names[node]))
 
     def ended(request: Any) -> None:
         if request.reason:

@@ -38,7 +38,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from experiments.fidelity.our_side import VllmHash
 from experiments.fidelity.streams import Outcome, Talk
 from framework.errors import OutOfBlocks
-from framework.groups.kinds import KVGroup, alignment
+from framework.interfaces.groups import KVGroup, alignment
 
 HASH = get_hash_fn_by_name("sha256_cbor")
 

@@ -16,7 +16,9 @@ from experiments.fidelity.compare import unequal
 from experiments.fidelity.streams import FIRST_OUTPUT, Talk
 from experiments.shared import begun, finish, parser_of, table
 from framework.groups.checkpoints import CheckpointRule, Retention
-from framework.groups.kinds import KVGroup
+from framework.groups.memory import OnePool
+from framework.interfaces.allocator import CacheEvent
+from framework.interfaces.groups import KVGroup
 from framework.interfaces.workload import WorkloadRequest
 from framework.paged.pool import PromptEnds
 from framework.registry.components import Component
@@ -24,7 +26,6 @@ from framework.workload.traces.own_format import as_trace
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_engines.host_blocks import build_policy
 from framework_engines.vllm_connector import lead
-from framework_hybrid.memory import OnePool
 from framework_hybrid.replay import replay_groups
 from framework_hybrid.rules import Dense
 
@@ -72,7 +73,12 @@ def here(
         groups, lambda: build_policy(eviction, num_blocks, block_size=unit), parents=paths.parents.tolist(), unit=unit,
         num_bytes=num_blocks * max(group.block_bytes for group in groups),
     )  # fmt: skip
-    memory.on_evict = lambda group, node: seen.evicted.append((group, node))
+
+    def heard(event: CacheEvent) -> None:
+        if event.kind == "evict":
+            seen.evicted.extend((event.group, node) for node in event.hashes)
+
+    memory.listener = heard
     rule: CheckpointRule = Dense() if retention is None else Retention(retention)
 
     def look(request: int, computed: int, tables: Sequence[Sequence[int]]) -> None:

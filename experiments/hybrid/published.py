@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from framework.groups.checkpoints import Asked, CheckpointRule, Retention
-from framework.groups.kinds import KVGroup
+from framework.groups.memory import Memory, OnePool, PoolPerGroup
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.groups import KVGroup
 from framework.interfaces.workload import WorkloadRequest
 from framework.registry.components import build_component
 from framework.workload.traces.own_format import as_trace
 from framework_cache_only.paths import RequestPaths, build_paths
-from framework_hybrid.memory import Memory, OnePool, PoolPerGroup
 from framework_hybrid.named import Coverage
 from framework_hybrid.replay import GroupCounts, replay_groups
 from framework_hybrid.rules import Junctions
@@ -103,10 +103,8 @@ def _in_pools(
     paths = paths_of(prompts, PAGE)
     makes, enough = iter((lru, of_states)), 2 * paths.num_nodes
     memory: Memory = PoolPerGroup(
-        _pair(PAGE), lambda: next(makes)(), num_bytes=4 * (enough + num_states), parents=paths.parents.tolist(),
-        unit=PAGE, shares=(enough / (enough + num_states), num_states / (enough + num_states)),
+        _pair(PAGE), lambda: next(makes)(), num_blocks=(enough, num_states), parents=paths.parents.tolist(), unit=PAGE,
     )  # fmt: skip
-    assert memory.pools[1].num_blocks == num_states, memory.pools[1].num_blocks
     return replay_groups(paths, memory, rule, chunk_tokens=2048, num_samples=0, **how)
 
 

@@ -55,7 +55,7 @@ class Lifecycle:
         self.state.rows.passed[row] = passed
         self.state.executor.set_table(row, 0, table)
         self.state.executor.fresh(table[-(-computed // self._size) :])
-        if self.state.guarded.num_groups > 1:
+        if self.state.guarded.groups:
             self._set_further(seq)
 
     def release(self, seq: Sequence, *, returning: bool = False) -> None:
@@ -127,19 +127,18 @@ class Lifecycle:
             table = self.state.guarded.table(seq.id, start=start)
             self.state.executor.set_table(row, start, table[start:])
             self.state.rows.room[row] = len(table) * self._size
-        if self.state.guarded.num_groups > 1:
+        if self.state.guarded.groups:
             self._set_further(seq)
 
     def _set_further(self, seq: Sequence) -> None:
-        """Hand the executor the tables of the groups of KV after the first; those may have less room."""
+        """Hand the executor the tables of the groups of KV after the first; windows slide before there is no room."""
         state, row = self.state, seq.row
         kept = -(-int(state.rows.computed[row]) // self._size)
-        for group in range(1, state.guarded.num_groups):
+        for group in range(1, len(state.guarded.groups)):
             table = state.guarded.table(seq.id, group)
             state.executor.set_table(row, 0, table, group)
             state.executor.fresh(table[kept:], group)
-            if len(table) * self._size < state.rows.room[row]:
-                state.rows.touch[row] = True
+        state.rows.room[row] = min(int(state.rows.room[row]), state.guarded.steady_tokens(seq.id))
 
     def unref_passed(self, step: Step, window: int) -> None:
         """Free blocks that no layer reads any more: every layer sees the last `window` tokens only, itself included.
@@ -160,8 +159,6 @@ class Lifecycle:
             rows.passed[row] = count
             if guarded.unref_leading(seq.id, count * size):
                 self.state.executor.set_table(row, 0, guarded.table(seq.id))
-            if guarded.num_groups > 1:
-                self._set_further(seq)
 
     def take_change(self, seq: Sequence, change: TableChange, table: npt.NDArray[np.int32]) -> None:
         """The table of `seq` is now `table`, changed as `change` says: bring its row and the executor up to date."""
@@ -176,7 +173,7 @@ class Lifecycle:
             self.copy(change)
         self.state.rows.room[row] = count * self._size
         self.state.rows.touch[row] = False
-        if self.state.guarded.num_groups > 1:
+        if self.state.guarded.groups:
             self._set_further(seq)
 
     # How requests end

@@ -135,7 +135,8 @@ class Scheduler:
         if count > 1 and self.state.ordered is not None:
             count = self.state.ordered.share(seq, need, count)
         if count and self._ends_steps:
-            count = self.state.guarded.step_end(seq.info, start, start + count, hit) - start
+            whole = int(count == need and seq.is_among_beams)  # all but its last token, which waits for other beams
+            count = min(count, self.state.guarded.step_end(seq.info, start, start + count + whole, hit) - start)
         return count
 
     def _make_room(self, seq: Sequence, end: int) -> bool:

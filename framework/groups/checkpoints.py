@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar
+
+from framework.guard.boundary import Guard, is_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,9 @@ class CheckpointRule(ABC):
     `places` is all that a simple rule has to say.
     """
 
+    keeps_end: ClassVar[bool] = False
+    """Whether a request, when it ends, also leaves what is needed to go on from the last place that it computed."""
+
     @abstractmethod
     def places(self, asked: Asked) -> Sequence[int] | None:
         """Multiples of `asked.step`, in any order; None for every one. What ends nowhere near one is not kept."""
@@ -73,3 +80,48 @@ class Retention(CheckpointRule):
 
     def pauses(self, asked: Asked) -> Sequence[int]:
         return (asked.junction,)
+
+
+class Turns(Retention):
+    """vLLM's default, and the end of each request: the next turn of a conversation goes on from there."""
+
+    keeps_end = True
+
+
+class GuardedRule(Guard, CheckpointRule):
+    """A rule whose answers are whole numbers of at least 0, finitely many; else a PluginError names it.
+
+    Attributes:
+        gives_up: whether it has a `surplus` of its own. keeps_end: see CheckpointRule.
+    """
+
+    def __init__(self, rule: CheckpointRule) -> None:
+        super().__init__("checkpoint rule", rule)
+        self.keeps_end = bool(rule.keeps_end)  # type: ignore[misc]
+        self.gives_up = type(rule).surplus is not CheckpointRule.surplus
+
+    def places(self, asked: Asked) -> Sequence[int] | None:
+        answer = self.plugin.places(asked)
+        return None if answer is None else self._numbers("places", answer, asked)
+
+    def pauses(self, asked: Asked) -> Sequence[int]:
+        return self._numbers("pauses", self.plugin.pauses(asked), asked)
+
+    def surplus(self, ends: Sequence[int], asked: Asked) -> Sequence[int]:
+        answer = self._numbers("surplus", self.plugin.surplus(tuple(ends), asked), asked)
+        if not set(answer) <= set(ends):
+            self.wrong("surplus", f"must name some of the ends {[*ends]}", answer)
+        return answer
+
+    def _numbers(self, hook: str, answer: Any, asked: Asked) -> list[int]:
+        """What a rule answers, of which no more is read than a request can have of places, each named twice."""
+        most = 2 * asked.total + 64
+        if not isinstance(answer, Iterable):
+            self.wrong(hook, "must return whole numbers of at least 0", answer)
+        found = [*islice(answer, most + 1)]
+        if len(found) > most:
+            raise self.fault(hook, f"must name at most {most:,} places of {asked.total:,} tokens, names more")
+        for place in found:
+            if not is_count(place):
+                self.wrong(hook, "must return whole numbers of at least 0", place)
+        return [int(place) for place in found]

@@ -43,10 +43,12 @@ class GuardedAllocator(Guard, Allocator):
         self.max_request_tokens: int = self.num_blocks * self.block_size
         if allocator.max_request_tokens is not None:
             self.max_request_tokens = self._size("max_request_tokens")
-        self.num_groups, self.ends_steps = allocator.num_groups, allocator.ends_steps
+        self.groups, self.ends_steps = tuple(allocator.groups), allocator.ends_steps
+        self.group_blocks = tuple(allocator.group_blocks) or (self.num_blocks,) * max(1, len(self.groups))
         self.hits_whole_blocks = allocator.hits_whole_blocks
         self._max_blocks = 2**31 if max_table_blocks is None else max_table_blocks
         self._usual_blocks = min(self._max_blocks, self.num_blocks)
+        self._least_block = 0 if self.groups else 1  # of several groups a table may begin with null blocks
         self._num_null: dict[RequestId, int] = {}  # of requests that `unref_leading` took blocks from
         self._observers: Observers | None = None
         self._events: list[CacheEvent] = []
@@ -119,6 +121,12 @@ class GuardedAllocator(Guard, Allocator):
             self.wrong("step_end", f"must return a count from {start} to {end}", found)
         return int(found)
 
+    def steady_tokens(self, request: RequestId) -> int:
+        found: Any = self.plugin.steady_tokens(request)
+        if not is_count(found):
+            self.wrong("steady_tokens", "must return a count of tokens", found)
+        return int(found)
+
     def publish(self, request: RequestId, tokens: TokenArray) -> None:
         self.plugin.publish(request, tokens)
         if self._observers is not None:
@@ -137,13 +145,18 @@ class GuardedAllocator(Guard, Allocator):
             self.wrong(hook, "must return a TableChange that starts at a table index", change)
         copies: Any = change.copies
         if not isinstance(copies, (tuple, list)) or not all(map(self._is_copy, copies)):
-            rule = f"must copy blocks 1 to {self.num_blocks} with BlockCopy"
+            rule = f"must copy blocks 1 to {self.group_blocks[0]} with BlockCopy"
             self.wrong(hook, rule, copies)
         return change if change.start <= self._max_blocks else replace(change, start=self._max_blocks)
 
     def _is_copy(self, copy: Any) -> bool:
-        return isinstance(copy, BlockCopy) and all(
-            is_count(block) and 0 < block <= self.num_blocks for block in (copy.source, copy.destination)
+        return (
+            isinstance(copy, BlockCopy)
+            and copy.group in range(len(self.group_blocks))
+            and all(
+                is_count(block) and 0 < block <= self.group_blocks[copy.group]
+                for block in (copy.source, copy.destination)
+            )
         )
 
     def unref_leading(self, request: RequestId, num_tokens: int) -> int:
@@ -169,18 +182,15 @@ class GuardedAllocator(Guard, Allocator):
     ) -> npt.NDArray[np.int32]:
         """The request's blocks, with room for `num_tokens` and no longer than executors have room for.
 
-        Those of the first group from `start` on are checked: executors index memory with them.
+        Those from `start` on are checked: executors index memory with them.
         """
-        if group:
-            further: npt.NDArray[np.int32] = self.plugin.table(request, group)
-            return further[: self._max_blocks]
-        table: Any = self.plugin.table(request)
+        table: Any = self.plugin.table(request, group) if group else self.plugin.table(request)
         # `is` first: comparing dtypes costs more than all else here.
         if type(table) is not np.ndarray or (table.dtype is not _INT32 and table.dtype != _INT32) or table.ndim != 1:
             self.wrong("table", "must return (m,) int32 block ids", table)
         count = len(table)
         if count > self._usual_blocks:
-            if count - self._num_null.get(request, 0) > self.num_blocks:
+            if not self.groups and count - self._num_null.get(request, 0) > self.num_blocks:
                 rule = f"must give sequence {request} at most the pool's {self.num_blocks} blocks"
                 raise self.fault("table", f"{rule}, gave {count}")
             table = table[: self._max_blocks]
@@ -199,8 +209,8 @@ class GuardedAllocator(Guard, Allocator):
             low = high = table.item(start)
         else:
             low, high = (table[start:].min(), table[start:].max()) if count > start else (1, 1)
-        if low < 1 or high > self.num_blocks:
-            rule = f"must name blocks 1 to {self.num_blocks} for sequence {request}"
+        if low < self._least_block or high > self.group_blocks[group]:
+            rule = f"must name blocks 1 to {self.group_blocks[group]} for sequence {request}"
             self.wrong("table", rule, table[start:].tolist())
         found: npt.NDArray[np.int32] = table
         return found

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from framework.interfaces.groups import GroupHit, KVGroup
 from framework.types import BlockHash, BlockId, Namespace, RequestId, RequestInfo, TableChange, TokenArray
 
 
@@ -22,14 +23,17 @@ class Hit:
         blocks: the blocks that hold them, in order.
         hashes: the chained hashes of all full blocks of the prompt; lets a later lookup skip hashing.
         version: the allocator's version at lookup; `allocate` refuses a hit of another version.
-        num_null: leading entries of `blocks` that are 0, the null block: a sliding window has passed them.
+        groups: of an allocator with several groups of KV, the blocks of each, the first's included; 0, the null block,
+            where nothing is needed.
+        found: what each group could give, and which of them cut the hit; None of an allocator of one group.
     """
 
     num_tokens: int = 0
     blocks: tuple[BlockId, ...] = ()
     hashes: Sequence[BlockHash] = ()
     version: int = 0
-    num_null: int = 0
+    groups: tuple[tuple[BlockId, ...], ...] = ()
+    found: GroupHit | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +90,11 @@ class Allocator(ABC):
     """Whether `free` passes `next_use` on to an eviction policy."""
     max_request_tokens: int | None = None
     """The most tokens, those to come included, of a request that an otherwise empty pool holds; None: all its slots."""
-    num_groups: int = 1
-    """Groups of KV whose layers have block tables of their own; `num_blocks` is the first one's."""
+    groups: Sequence[KVGroup] = ()
+    """Groups of KV whose layers have block tables of their own. Empty: all layers share one, and nothing slides out of
+    it but by `unref_leading`."""
+    group_blocks: Sequence[int] = ()
+    """The highest block id of each of the groups; empty: `num_blocks`."""
 
     hits_whole_blocks: bool = False
     """Whether a hit is whole blocks, named by the first of `Hit.hashes`, and nothing but the publication or the
@@ -131,6 +138,16 @@ class Allocator(ABC):
         Raises:
             OutOfBlocks, UnknownRequest: nothing changed.
         """
+
+    def steady_tokens(self, request: RequestId) -> int:
+        """Tokens up to which the request's tables stay as `extend` left them: no step up to there needs another call.
+
+        Asked only of an allocator with `groups`, whose `extend` also lets go of what windows and states have passed.
+
+        Raises:
+            UnknownRequest.
+        """
+        return 0
 
     @abstractmethod
     def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
@@ -221,7 +238,7 @@ class Allocator(ABC):
         """The request's block ids in logical order: (m,) int32, a copy or a read-only view valid until the next call.
 
         Entries are 0, the null block, where `unref_leading` took the block away. Other groups of KV than the first are
-        asked for only where `num_groups` says that there are some; see framework.groups.serving.
+        asked for only where `groups` says that there are some.
 
         Raises:
             UnknownRequest.

@@ -97,6 +97,7 @@ class PagedAllocator(Allocator):
                 f"leaf_only and duplicates are about blocks that requests share, and {type(self).__name__} shares none "
                 "across requests; leave them out or take allocator=prefix or prefix_cow"
             )
+        self.watermark = watermark
         self._reserve = int(watermark * num_blocks)
         self.pool = BlockPool(num_blocks, block_size)
         index = self._index(hash, duplicates, leaf_only=leaf_only)
@@ -176,9 +177,8 @@ class PagedAllocator(Allocator):
 
     def _shortage(self, num_tokens: int, hit: Hit) -> tuple[int, int, int]:
         """Blocks an admission needs, blocks it may have, and the watermark that applies."""
-        hits = hit.blocks[hit.num_null :] if hit.num_null else hit.blocks
         need = -(-num_tokens // self.block_size) - len(hit.blocks)
-        return need, self.cache.available(hits), self._reserve if self.pool.used else 0
+        return need, self.cache.available(hit.blocks), self._reserve if self.pool.used else 0
 
     def fits(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> bool:
         if request.id in self._tables or not len(tokens):
@@ -208,18 +208,14 @@ class PagedAllocator(Allocator):
         if self.share_prefix and not hashes:
             hashes = self.hasher.blocks(root, tokens)
         self.pool.access += 1
-        null = hit.num_null
         blocks = array("i", hit.blocks)
-        blocks.fromlist(self.cache.take(need, hit.blocks[null:] if null else hit.blocks, request.priority))
+        blocks.fromlist(self.cache.take(need, hit.blocks, request.priority))
         table = Table(request, blocks, root, anchor, self._tenant(request.tenant))
         table.token_bytes = bytearray(tokens)
         if self.share_prefix:
             table.hashes = hashes
             table.published = len(hit.blocks)
         table.committed = hit.num_tokens
-        if null:
-            table.num_null = null
-            self.cache.detach(blocks[null])
         if self._requests is not None:
             table.facts = self._requests.admitted(request, len(tokens), hashes, len(hit.blocks), self.block_size)
         self._tables[request.id] = table
@@ -227,12 +223,7 @@ class PagedAllocator(Allocator):
         self._prompt_tokens += len(tokens)
         self._version += 1
 
-    def plan_fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> tuple[Table, int, int]:
-        """The parent's table, the blocks that `fork` with these arguments gives the child, and the shared ones. Pure.
-
-        Raises:
-            As `fork`.
-        """
+    def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
         table = self._table(parent)
         self._check_new(child)
         count_of("num_tokens", num_tokens, 0)
@@ -248,10 +239,6 @@ class PagedAllocator(Allocator):
         kept = max(table.num_null, {"none": 0, "full": full, "all": total}[self.share_forks])
         if total - kept > self.pool.num_blocks - self.pool.used:
             raise self._out_of_blocks(total - kept, self.cache.available())
-        return table, total, kept
-
-    def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
-        table, total, kept = self.plan_fork(parent, child, num_tokens)
         self.pool.access += 1
         fresh = self.cache.take(total - kept)
         copies = tuple(BlockCopy(BlockId(a), BlockId(b)) for a, b in zip(table.blocks[kept:total], fresh, strict=True))
@@ -299,18 +286,6 @@ class PagedAllocator(Allocator):
             blocks.fromlist(fresh)
             return without_copies(size)
         return self._copy_on_write(table, shared, fresh)
-
-    def plan_extend(self, request: RequestId, num_tokens: int) -> None:
-        """Nothing if `extend` with these arguments finds the blocks it needs. Pure.
-
-        Raises:
-            OutOfBlocks, UnknownRequest.
-        """
-        table = self._table(request)
-        need = max(0, -(-num_tokens // self.block_size) - len(table.blocks))
-        need += len(self._unsafe(table)) if table.shared else 0
-        if need > self.pool.num_blocks - self.pool.used:
-            raise self._out_of_blocks(need, self.cache.available())
 
     def _unsafe(self, table: Table) -> list[int]:
         """Table indexes from the committed length on whose block others can see."""
@@ -373,8 +348,6 @@ class PagedAllocator(Allocator):
             count, start = self.cache.publish(*given, unpublished=not table.shared)
         hashes += more
         table.published = first + count
-        if table.num_null and first == table.num_null and count:  # what was loaded: no request need use what is above
-            self.cache.detach(table.blocks[first])
         if table.shared:
             self.cache.note_shared(table.blocks[first : table.published])
         table.closed = table.published < full
@@ -485,16 +458,6 @@ class PagedAllocator(Allocator):
         self._version += 1
         pool.access += 1
         self.cache.unpublish(blocks)
-        pool.set_free(cached)
-
-    def forget(self, blocks: Sequence[int]) -> None:
-        """Let those of `blocks` that are cached, and no request uses, be free: lookups find them no longer."""
-        pool = self.pool
-        cached = [block for block in blocks if block and not pool.ref[block] and pool.block_hash[block] is not None]
-        if not cached:
-            return
-        self._version += 1
-        self.cache.unpublish(cached[::-1])
         pool.set_free(cached)
 
     def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:

@@ -185,7 +185,6 @@ class BlockCache:
         if not unpublished and any(map(pool.block_hash.__getitem__, blocks)):
             self._check_hashes(blocks, hashes)
         parent = table[first - 1] if first else 0
-        anchor = anchor if parent or not first else 0  # below a block that was unreferenced
         holders, places = self.index.insert_chain(anchor, parent, hashes, data, blocks)
         new: Sequence[int] = blocks if len(places) == len(blocks) else [blocks[offset] for offset in places]
         pool.describe_all(new, places, first, priority, tenant)
@@ -218,7 +217,7 @@ class BlockCache:
         if pool.block_hash[block] is not None:
             return self.publish(anchor, table, index, hashes, data, priority, tenant)
         parent = table[index - 1] if index else 0
-        holder = self.index.insert(anchor if parent or not index else 0, parent, block_hash, data, block)
+        holder = self.index.insert(anchor, parent, block_hash, data, block)
         if holder != block:
             if not holder:
                 return 0, len(table)

@@ -90,9 +90,8 @@ class PrefixIndex:
     no more ghosts than blocks. Otherwise it keeps its tokens and its place, which no other content takes; then ghosts
     go with their last descendant: none under LRU and any leaf-only policy, at most depth times residents.
 
-    `anchor` names a namespace: an integer below 0; or 0, where a name stands for the whole prefix, for content whose
-    parent is not resident. `data` are tokens as int32 bytes. A parent of 0 is the root. All calls are O(1) a block;
-    removal is amortised. Some 30 bytes a block, and the tokens where they are compared.
+    `anchor` names a namespace: an integer below 0. `data` are tokens as int32 bytes. A parent of 0 is the root. All
+    calls are O(1) a block; removal is amortised. Some 30 bytes a block, and the tokens where they are compared.
 
     Args:
         compares_tokens: whether it needs `data` to tell contents apart; else that may be empty.
@@ -163,9 +162,7 @@ class PrefixIndex:
         return np.frombuffer(self._data, dtype=np.int32).reshape(-1, self._pool.block_size)
 
     def _child(self, node: int, block_hash: BlockHash) -> int:
-        """The node of this hash below that one, wherever it is if that is 0; 0 if there is none. O(blocks) with 0."""
-        if not node and block_hash in self._pool.block_hash:
-            return self._node[self._pool.block_hash.index(block_hash)]
+        """The node of this hash below that one; 0 if there is none."""
         below = self._first[node] if node > 0 else 0
         if below and self._hash(below) == block_hash:
             return below

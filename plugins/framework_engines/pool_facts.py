@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from framework.groups.kinds import KVGroup
+from framework.groups.memory import OnePool
+from framework.groups.pool import ROOT
 from framework.guard.policy import PolicyHost
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.groups import KVGroup
 from framework.paged.index import PrefixIndex
 from framework.paged.pool import BlockPool, LastRequests
 from framework.types import UNKNOWN_REQUEST, BlockHash, RequestFacts, RequestInfo
-from framework_hybrid.memory import OnePool
 
 
 class PoolFacts:
@@ -243,7 +244,7 @@ class GroupFacts(PoolFacts):
         for block in blocks:
             self._pool.ref[block] = 1
         self._pool.release(blocks)
-        return self._gone([block for block in blocks if self._pool.node[block] < 0])
+        return self._gone([block for block in blocks if self._pool.node[block] == ROOT])
 
     def _timed(self) -> PolicyHost:
         self._memory.clock.now = self.clock()
@@ -259,7 +260,6 @@ class GroupFacts(PoolFacts):
 
     def drop(self, block: int) -> None:
         self._timed()
-        self._pool.unreferenced += not self.candidate[block]
         self._pool.discard(block)
         self._gone([block])
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError, Unsupported
-from framework.groups.kinds import Kind, KVGroup
+from framework.interfaces.groups import Kind, KVGroup
 from framework_engines import vllm_metrics
 from framework_engines.host_blocks import build_policy
 from framework_engines.pool_facts import GroupFacts, PoolFacts

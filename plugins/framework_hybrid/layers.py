@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from framework.errors import ModelError, shown
-from framework.groups.kinds import Kind
+from framework.interfaces.groups import Kind
 from framework.model.hf_config import num_layers_of, sliding_layers, value_of, with_defaults
 
 ORDER: tuple[Kind, ...] = ("full", "window", "chunk", "state")

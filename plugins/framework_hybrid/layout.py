@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
-from framework.groups.kinds import KVGroup, alignment, unified_block_tokens
 from framework.interfaces.command import Command
+from framework.interfaces.groups import KVGroup, alignment, unified_block_tokens
 from framework.results.metric import SCALES
 from framework_hybrid.layers import Layers
 from framework_hybrid.named import padded
@@ -60,7 +60,7 @@ class Way:
 
 
 def ways_of(config: Mapping[str, Any] | str, block_tokens: int, num_tokens: int) -> tuple[Way, Way, Way]:
-    """Equal pages as in vLLM, a pool a group as in SGLang, two levels as in Jenga; see framework_hybrid.memory.
+    """Equal pages as in vLLM, a pool a group as in SGLang, two levels as in Jenga; see framework.groups.memory.
 
     Raises:
         ConfigError: as `groups_of`.

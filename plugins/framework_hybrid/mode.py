@@ -9,18 +9,18 @@ from typing import Any
 
 from framework.config.config import Config
 from framework.groups.checkpoints import CheckpointRule
-from framework.groups.kinds import KVGroup
+from framework.groups.memory import Memory
 from framework.guard.workload import GuardedWorkload
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.groups import KVGroup
 from framework.interfaces.mode import OnBegin
 from framework.modes.replay import OtherCache, full_replay
 from framework.modes.replay_input import pool_blocks, workload_of
 from framework.modes.session import Session, names_of
 from framework.registry.components import build_component
 from framework_cache_only.mode import log_requests, paths_of
-from framework_hybrid.allocator import SharedGroups
-from framework_hybrid.memory import Memory
+from framework_hybrid.allocator import CountedGroups
 from framework_hybrid.named import memory_of, rule_of
 from framework_hybrid.optimum import bound_tokens
 from framework_hybrid.plugin import HybridOptions
@@ -42,15 +42,15 @@ def hybrid(config: Config, options: HybridOptions, on_begin: OnBegin) -> dict[st
 
 def results(allocator: Allocator, counted: dict[str, Any]) -> dict[str, Any]:
     """What a replay through the engine counted, and what the groups say."""
-    assert isinstance(allocator, SharedGroups)
+    assert isinstance(allocator, CountedGroups)
     return {key: value for key, value in counted.items() if key not in _OF_ONE_TABLE} | allocator.results()
 
 
 def shared_groups(config: Config, options: HybridOptions) -> tuple[Allocator, EvictionPolicy]:
     """The allocator over the groups of `options`, and a policy of it."""
-    asked, engine = groups_input(config, options, []), config.engine
+    asked, engine = groups_input(config, options), config.engine
     shared = {"block_size": config.cache.block_size, "num_blocks": asked.num_blocks, "seed": config.seed}
-    allocator = SharedGroups(
+    allocator = CountedGroups(
         asked.memory, asked.rule, build_component("hash", config.hash.plain(), shared),
         num_blocks=asked.num_blocks, num_bytes=asked.num_bytes,
         step_tokens=min(engine.chunk_size or engine.max_batch_tokens, engine.max_batch_tokens),
@@ -99,12 +99,12 @@ class GroupsInput:
 
 
 def groups_input(
-    config: Config, asked: HybridOptions, parents: list[int], working_set: int | None = None
+    config: Config, asked: HybridOptions, parents: list[int] | None = None, working_set: int | None = None
 ) -> GroupsInput:
     """The groups of `asked`, empty.
 
     Args:
-        parents: of the trace's nodes, or an empty list that will grow. working_set: distinct blocks of the trace.
+        parents: of the trace's nodes, where it is read first. working_set: distinct blocks of the trace.
     """
     unit = config.cache.block_size
     groups = groups_of(asked.model, block_tokens=unit)

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 from framework.errors import ConfigError, NoCandidate
 from framework.groups.checkpoints import CheckpointRule, Retention
-from framework.groups.kinds import KVGroup
+from framework.groups.memory import Memory, OnePool, Policies, PoolPerGroup, TwoLevel
+from framework.groups.pool import GroupView
 from framework.interfaces.eviction import Block, BlockView, EvictionPolicy, ScoredPolicy
+from framework.interfaces.groups import KVGroup
 from framework.types import BlockId, PolicyTime
-from framework_hybrid.memory import Memory, OnePool, Policies, PoolPerGroup, TwoLevel
-from framework_hybrid.pool import GroupView
 from framework_hybrid.rules import AtMost, Dense, EveryFew, Junctions, Superseding
 from framework_hybrid.shapes import Flops, flops_of, groups_of
 
@@ -270,7 +270,7 @@ def rule_of(name: str, interval: int = 0, count: int = 8) -> CheckpointRule:
 
 def memory_of(
     config: Mapping[str, Any] | str, sharing: str, order: str | None, inner: Policies, *, num_bytes: int, unit: int,
-    parents: Sequence[int], alpha: float = 1.0,
+    parents: Sequence[int] | None = None, alpha: float = 1.0,
 ) -> Memory:  # fmt: skip
     """Memory of a model's groups under one way to share it and one order of eviction.
 
@@ -283,7 +283,7 @@ def memory_of(
     Raises:
         ConfigError: an unknown model, or an order that cannot lead this sharing or these groups.
     """
-    paths: dict[str, Any] = {"num_bytes": num_bytes, "parents": parents, "unit": unit}
+    paths: dict[str, Any] = {"parents": parents, "unit": unit}
     groups = groups_of(config, block_tokens=unit, layout="one_page" if sharing == "one_pool" else "by_kind")
     lacks_states = order in OF_STATES and all(group.kind != "state" for group in groups)
     if order is not None and (sharing not in ORDERS[order] or lacks_states):
@@ -297,13 +297,19 @@ def memory_of(
         "marconi_as_coded": lambda: Marconi(groups, flops_of(config), alpha=alpha, as_coded=True),
     }  # fmt: skip
     if sharing == "two_levels":
-        return TwoLevel(padded(groups), inner, **paths)
+        return TwoLevel(padded(groups), inner, num_bytes=num_bytes, **paths)
     if sharing == "one_pool":
-        pool = OnePool(groups, across[order], **paths)
+        pool = OnePool(groups, across[order], num_bytes=num_bytes, **paths)
         pool.merge = order in OF_STATES  # they are orders of one tree, which has nothing twice
         return pool
     makes = iter([inner if order != "coupled" and group.kind != "state" else across[order] for group in groups])
-    return PoolPerGroup(groups, lambda: next(makes)(), shares=shares, **paths)
+    counts = blocks_of(groups, num_bytes, shares)
+    return PoolPerGroup(groups, lambda: next(makes)(), num_blocks=counts, **paths)
+
+
+def blocks_of(groups: Sequence[KVGroup], num_bytes: int, shares: Sequence[float]) -> list[int]:
+    """By group, the blocks that its share of so many bytes holds."""
+    return [int(num_bytes * share) // group.block_bytes for group, share in zip(groups, shares, strict=True)]
 
 
 def shares_of(groups: Sequence[KVGroup]) -> list[float]:

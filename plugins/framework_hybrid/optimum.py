@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from framework.errors import InvalidArgument
-from framework.groups.kinds import KVGroup, alignment
+from framework.interfaces.groups import KVGroup, alignment
 from framework_cache_only.optimum import optimum_hits
 from framework_cache_only.paths import RequestPaths
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from framework.errors import ConfigError, ModelError, shown
 from framework.files.jsonl import read_object
-from framework.groups.kinds import KVGroup, unified_block_tokens
+from framework.interfaces.groups import KVGroup, unified_block_tokens
 from framework.model.hf_config import value_of, with_defaults
 from framework_hybrid.layers import Layers, kinds_of, layers_of
 

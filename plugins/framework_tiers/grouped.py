@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from framework.errors import InvalidArgument
-from framework.groups.kinds import find_hit
-from framework.groups.serving import GroupedAllocator, WindowedHit
+from framework.groups.allocator import GroupedAllocator
 from framework.interfaces.allocator import Hit
+from framework.interfaces.groups import find_hit
 from framework.types import RequestId
 from framework_tiers.engine_tiers import EngineTiers, Load, Plan, Wanted
 from framework_tiers.placement import TierSetup
@@ -22,37 +22,35 @@ class GroupedTiers(EngineTiers):
     """Each group has tiers of its own; a prompt is loaded to where both can go on from, pools and tiers together.
 
     The rule is asked how far to load the full group; what the window or state needs there is loaded with it. Of
-    states, those are stored that the allocator keeps (see `GroupedAllocator.keeps`), and a request's last.
+    windows and states those are stored that the allocator publishes, as its rule keeps them.
 
     A load that fails leaves the window's table without what it needs, and nothing shorter would do: the request begins
     anew with what the pools hold, and loads no more.
 
     Raises:
-        InvalidArgument: not over a GroupedAllocator.
+        InvalidArgument: not over a GroupedAllocator of two groups.
     """
 
     def __init__(self, state: EngineState, life: Lifecycle, setup: TierSetup, further: TierSetup) -> None:
         super().__init__(state, life, setup, further)
         groups = state.guarded.plugin
-        if not isinstance(groups, GroupedAllocator):
-            raise InvalidArgument(f"tiers of groups lie below a GroupedAllocator, found {type(groups).__name__}")
+        if not isinstance(groups, GroupedAllocator) or len(groups.groups) != 2:
+            raise InvalidArgument(
+                f"tiers of groups lie below a GroupedAllocator of two, found {type(groups).__name__} of "
+                f"{len(groups.groups)}"
+            )
         self._groups, self._further = groups, self.placements[1]
         self._loads_no_more: set[RequestId] = set()
         state.listeners.append(self._further.heard)
 
-    def committed(self, seq: Sequence, before: int, after: int) -> None:
-        self.placement.committed(seq, before, after)
-        self._further.committed(seq, before, after, lambda index: self._groups.keeps(seq.id, index))
-
     def plan(self, seq: Sequence, hit: Hit) -> Plan | None:
         first, further, size = self.placement, self._further, self._size
         limit = (len(seq.tokens) - 1) // size
-        if not isinstance(hit, WindowedHit) or hit.num_tokens >= limit * size:
-            return None
-        if seq.id in self._loads_no_more:
+        if hit.num_tokens >= limit * size or seq.id in self._loads_no_more or len(hit.hashes) < limit:
             return None
         self.flush()  # what was evicted since lies in no pool
-        num_full, path = len(hit.full_blocks), list(hit.hashes[:limit])
+        path = list(hit.hashes[:limit])
+        num_full = self._groups.num_resident(path)
         places = [0] * num_full
         if num_full < limit and first.holds(path[num_full]):
             if first.rule.wants_load:
@@ -83,9 +81,3 @@ class GroupedTiers(EngineTiers):
     def ending(self, seq: Sequence) -> None:
         super().ending(seq)
         self._loads_no_more.discard(seq.id)
-        last = seq.committed // self._size
-        if last and not self._groups.keeps(seq.id, last - 1):
-            further = self._further
-            key = further.names.get(int(further.table(seq.id)[last - 1]))
-            if key is not None and key in further.pool:
-                further.written(key)

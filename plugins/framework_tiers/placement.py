@@ -15,7 +15,7 @@ from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.observer import Call, Move
 from framework.paged.pool import PromptEnds, facts_of
-from framework.types import UNKNOWN_REQUEST, BlockHash, PolicyTime, RequestFacts, RequestId, RequestInfo
+from framework.types import UNKNOWN_REQUEST, BlockHash, BlockId, PolicyTime, RequestFacts, RequestId, RequestInfo
 from framework_tiers.movement import LowerTiers
 from framework_tiers.tier import Tier
 from framework_tiers.tiering import Tiering
@@ -79,7 +79,7 @@ class Placement:
         self.rule = self.lower.rule
         self.names: dict[int, BlockHash] = {}
         self.pool: dict[BlockHash, int] = {}
-        self._evicted: list[tuple[int, BlockHash, bool]] = []
+        self._evicted: list[tuple[BlockId, BlockHash]] = []
         self.arriving: dict[BlockHash, Copy] = {}
         self.reading: dict[int, list[Copy]] = {}
         self._unsound: set[tuple[int, BlockHash]] = set()  # (tier, content) to lose once no copy pins it
@@ -120,15 +120,16 @@ class Placement:
         for event in events:
             if event.group != self.group:
                 continue
-            pairs = zip(event.blocks, event.hashes, strict=True)
+            pairs = [*zip(event.blocks, event.hashes, strict=True)]
             if event.kind == "admit":
                 self.names.update(pairs)
+                for block, key in pairs if call.name == "free" else ():  # where its next turn goes on, long computed
+                    self.pool[key] = block
+                    self.written(key)
                 continue
             for block in event.blocks:
                 self.names.pop(block, None)
-            # A request that goes or moves on leaves states behind of which the allocator keeps those that are worth it.
-            worth = self.setup.kind != "state" or call.name not in ("free", "unref_leading")
-            self._evicted.extend((block, key, worth) for block, key in pairs)
+            self._evicted.extend(pairs)
 
     def _say(self, event: str, key: BlockHash, tier: int) -> None:
         """Tell the observers what happened to a content of the first group below the pool."""
@@ -142,10 +143,9 @@ class Placement:
         if not self._evicted:
             return
         evicted, self._evicted = self._evicted, []
-        for block, key, worth in evicted:
+        for block, key in evicted:
             if self.pool.get(key) == block:
-                if worth:
-                    self.lower.evicted(key, self.now)
+                self.lower.evicted(key, self.now)
                 if self._state.observers is not None and (tier := self.lower.where(key)) > 0:
                     self._say("kept", key, tier)
                 del self.pool[key]
@@ -167,12 +167,8 @@ class Placement:
 
     # As blocks come to lie in the pool, and are used there
 
-    def committed(self, seq: Sequence, before: int, after: int, keep: Callable[[int], bool] | None = None) -> None:
-        """The KV of the tokens from `before` to `after` of `seq`, which has a table, is in the pool.
-
-        Args:
-            keep: whether the block at an index of the table is worth storing; None: all are.
-        """
+    def committed(self, seq: Sequence, before: int, after: int) -> None:
+        """The KV of the tokens from `before` to `after` of `seq`, which has a table, is in the pool."""
         first, last = before // self.block_size, after // self.block_size
         if last <= first:
             return
@@ -180,13 +176,14 @@ class Placement:
         above = self.names.get(int(blocks[first - 1])) if first else None
         for depth, block in enumerate(blocks[first:last].tolist(), start=first):
             key = self.names.get(block)
+            if key is None and self.group:  # not kept
+                continue
             if key is None:  # not published: a collision, or a fork's that shares nothing
                 break
             self.pool[key] = block
             if not self.group:
                 self.contents.computed(key, depth, above)
-            if keep is None or keep(depth):
-                self.written(key)
+            self.written(key)
             above = key
 
     def written(self, key: BlockHash) -> None:
@@ -267,7 +264,7 @@ class Placement:
     def check(self, *, idle: bool) -> None:
         """Raise AssertionError where the blocks do not add up, or, with nothing under way, something is pinned."""
         self.lower.check()
-        leaving = {(block, key) for block, key, _ in self._evicted}  # which the next flush offers to the tiers
+        leaving = {*self._evicted}  # which the next flush offers to the tiers
         stale = [block for key, block in self.pool.items()
                  if self.names.get(block) != key and (block, key) not in leaving]  # fmt: skip
         assert not stale, f"blocks {stale} count as holding what they are not published with"

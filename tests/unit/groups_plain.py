@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from framework.groups.kinds import KVGroup
+from framework.interfaces.groups import KVGroup
 
 
 def group(kind: str, length: int = 0, *, block: int = 4, size: int = 4, drop: bool = False, name: str = "") -> KVGroup:
@@ -49,3 +49,27 @@ def _can_resume(each: KVGroup, blocks: set[int], tokens: int) -> bool:
     }[each.kind]
     reached = tokens + each.block_tokens * each.lookahead_drop
     return all(at // each.block_tokens in blocks for at in range(reached) if reads(at))
+
+
+class Rule:
+    """vLLM's retention 0 without a bound of memory, over prefixes as tuples; `ends`: with the end of each request."""
+
+    def __init__(self, groups: Sequence[KVGroup], *, ends: bool = False) -> None:
+        self.size, self.ends = groups[0].block_tokens, ends
+        self.groups = [each for each in groups if each.kind != "full"]
+        self.seen, self.kept = set[tuple[int, ...]](), set[tuple[int, tuple[int, ...]]]()
+
+    def needs(self, prefix: tuple[int, ...]) -> set[tuple[int, tuple[int, ...]]]:
+        return {(g, prefix[: (number + 1) * self.size]) for g, each in enumerate(self.groups)
+                for number in each.needs(len(prefix))}  # fmt: skip
+
+    def hit(self, prompt: Sequence[int], computed: Sequence[int]) -> int:
+        """Serves a prompt, of which `computed` is computed in the end, its answer included; returns its hit."""
+        prefixes = [tuple(prompt[:end]) for end in range(0, len(prompt), self.size)]  # all but the last token's
+        shared = max((one for one in prefixes if not one or one in self.seen), key=len)
+        hit = max(len(one) for one in prefixes if len(one) <= len(shared) and self.needs(one) <= self.kept)
+        ends = [prefixes[-1], *([shared] if len(shared) > hit else [])]
+        ends += [tuple(computed[: len(computed) // self.size * self.size])] if self.ends else []
+        self.kept |= {one for end in ends for one in self.needs(end)}
+        self.seen |= {tuple(computed[:end]) for end in range(self.size, len(computed) + 1, self.size)}
+        return hit

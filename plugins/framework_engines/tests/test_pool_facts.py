@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from framework.errors import Unsupported
-from framework.groups.kinds import KVGroup
+from framework.groups.pool import GroupView
 from framework.interfaces.eviction import BlockView
+from framework.interfaces.groups import KVGroup
 from framework.types import RequestId, RequestInfo
 from framework_builtin.eviction.lru import Lru
 from framework_engines.pool_facts import GroupFacts
 from framework_engines.vllm_connector import kv_groups
-from framework_hybrid.pool import GroupView
 
 GROUPS = (
     KVGroup(name="full", kind="full", block_tokens=8, block_bytes=64),

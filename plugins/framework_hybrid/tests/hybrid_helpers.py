@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from framework.groups.kinds import KVGroup
+from framework.groups.memory import Memory, OnePool, PoolPerGroup, TwoLevel
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.groups import KVGroup
 from framework.interfaces.workload import WorkloadRequest
 from framework.registry.components import build_component
 from framework.workload.traces.own_format import as_trace
 from framework_cache_only.paths import RequestPaths, build_paths
-from framework_hybrid.memory import Memory, OnePool, PoolPerGroup, TwoLevel
 
 
 def lru() -> EvictionPolicy:
@@ -36,12 +37,14 @@ def branching(count: int, seed: int, *, longest: int = 60) -> list[list[int]]:
     return made
 
 
-def memories(groups: Sequence[KVGroup], num_bytes: int, paths: RequestPaths,
+def memories(groups: Sequence[KVGroup], num_bytes: int, paths: RequestPaths | None = None,
              policy: Callable[[], EvictionPolicy] = lru) -> dict[str, Memory]:  # fmt: skip
-    """The three ways to share, fresh; those that refuse the groups are left out."""
-    given = {"num_bytes": num_bytes, "parents": paths.parents.tolist(), "unit": paths.block_tokens}
+    """The three ways to share, fresh; those that refuse the groups are left out. Without paths, for an allocator."""
+    parents = None if paths is None else paths.parents.tolist()
+    paths_given: dict[str, Any] = {"parents": parents, "unit": 4 if paths is None else paths.block_tokens}
+    given = {"num_bytes": num_bytes, **paths_given}
     made: dict[str, Memory] = {"one pool": OnePool(groups, policy, **given)}
     if len({each.block_tokens for each in groups}) == 1 and any(each.kind == "full" for each in groups):
-        shares = [1 / len(groups)] * len(groups)
-        made["pool per group"] = PoolPerGroup(groups, policy, shares=shares, **given)
+        counts = [int(num_bytes / len(groups)) // each.block_bytes for each in groups]
+        made["pool per group"] = PoolPerGroup(groups, policy, num_blocks=counts, **paths_given)
     return {**made, "two levels": TwoLevel(groups, policy, **given)}

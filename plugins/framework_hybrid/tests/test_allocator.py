@@ -23,12 +23,15 @@ from framework.errors import (
     UnknownRequest,
 )
 from framework.groups.checkpoints import CheckpointRule, Retention
-from framework.groups.kinds import KVGroup
+from framework.groups.memory import Memory
+from framework.interfaces.allocator import CacheEvent
+from framework.interfaces.groups import KVGroup
 from framework.interfaces.workload import Sampling
+from framework.paged.index import BlockHasher
 from framework.registry.components import build_component
-from framework.types import Namespace, RequestId, RequestInfo
-from framework_hybrid.allocator import SharedGroups
-from framework_hybrid.memory import Memory
+from framework.types import BlockHash, Namespace, RequestId, RequestInfo
+from framework_cache_only.paths import RequestPaths
+from framework_hybrid.allocator import CountedGroups
 from framework_hybrid.replay import replay_groups
 from framework_hybrid.rules import AtMost, Dense, EveryFew, Junctions, Superseding
 
@@ -39,15 +42,15 @@ Talk = tuple[list[int], list[int]]
 
 
 def empty_memory(way: str, groups: Sequence[KVGroup], num_bytes: int, policy: Any = lru) -> Memory:
-    memory = memories(groups, num_bytes, paths_of([[1]]), policy)[way]
-    memory.parents = []
-    return memory
+    return memories(groups, num_bytes, policy=policy)[way]
 
 
-def over(memory: Memory, rule: CheckpointRule, *, step_tokens: int = 24, **options: Any) -> tuple[Engine, SharedGroups]:
+def over(
+    memory: Memory, rule: CheckpointRule, *, step_tokens: int = 24, **options: Any
+) -> tuple[Engine, CountedGroups]:
     size = sum(group.block_bytes for group in memory.groups if group.kind != "state")
     num_blocks = max(1, sum(pool.num_blocks for pool in dict.fromkeys(memory.pools)))
-    allocator = SharedGroups(memory, rule, build_component("hash", "sha256", {}), num_blocks=num_blocks,
+    allocator = CountedGroups(memory, rule, build_component("hash", "sha256", {}), num_blocks=num_blocks,
                              num_bytes=num_blocks * size, step_tokens=step_tokens)  # fmt: skip
     given: dict[str, Any] = {"max_batch_requests": 1, **options}
     outputs: dict[tuple[int, int], Any] = {}
@@ -79,6 +82,15 @@ def talks_of(count: int, seed: int, *, longest_answer: int = 9) -> list[Talk]:
     return made
 
 
+def names_of(paths: RequestPaths, talks: Sequence[Talk]) -> dict[int, BlockHash]:
+    """What the allocator calls the prefixes of a trace."""
+    hasher, names = BlockHasher(build_component("hash", "sha256", {}), 4), dict[int, BlockHash]()
+    for path, (prompt, output) in zip(paths.walk(), talks, strict=True):
+        tokens = np.array([*prompt, *output[:-1]], dtype=np.int32)
+        names.update(zip(path, hasher.blocks(hasher.root(Namespace())[0], tokens), strict=True))
+    return names
+
+
 @pytest.mark.parametrize("hook", ["places", "pauses", "surplus"])
 def test_a_rule_that_fails_ends_the_step_by_its_name(hook: str) -> None:
     def fails(self: Any, *given: Any) -> Any:
@@ -100,6 +112,7 @@ def test_a_state_that_is_computed_a_second_time_is_there_once_the_step_is_over()
     def step(number: int, end: int) -> None:
         allocator.extend(RequestId(number), end)
         allocator.publish(RequestId(number), prompt[:end])
+        allocator.commit(RequestId(number), prompt[:end])
 
     for number, ends in ((1, (4, 8, 12, 13)), (2, (12,))):
         hit = allocator.lookup(prompt, Namespace())
@@ -110,7 +123,8 @@ def test_a_state_that_is_computed_a_second_time_is_there_once_the_step_is_over()
             step(number, end)
         if number == 1:
             allocator.free(RequestId(1))
-            memory.pools[0].discard(memory.find(0, 2))  # K and V of tokens 8 to 11; the state after them stays
+            name = allocator.lookup(prompt, Namespace()).hashes[2]
+            memory.pools[0].discard(memory.find(0, name))  # K and V of tokens 8 to 11; the state after them stays
     hit = allocator.lookup(prompt, Namespace())
     assert hit.num_tokens == 12
     assert not allocator.fits(info(3), prompt, hit)
@@ -121,7 +135,12 @@ def test_a_state_that_is_computed_a_second_time_is_there_once_the_step_is_over()
 def watched(memory: Memory) -> list[tuple[int, int]]:
     """Fills with what the memory gives up."""
     gone = list[tuple[int, int]]()
-    memory.on_evict = lambda group, node: gone.append((group, node))
+
+    def heard(event: CacheEvent) -> None:
+        if event.kind == "evict":
+            gone.extend((event.group, node) for node in event.hashes)
+
+    memory.listener = heard
     return gone
 
 
@@ -155,7 +174,8 @@ def test_one_request_at_a_time_it_is_the_replay_without_an_engine(way: str, layo
         assert (here.could.tolist(), here.lost.tolist()) == (there.could.tolist(), there.lost.tolist())
         assert here.junctions.tolist() == there.junctions.tolist()
         assert here.unseen.tolist() == there.unseen.tolist()
-        assert (here.checkpoints, lost) == (there.checkpoints, gone)
+        names = names_of(paths, talks)
+        assert (here.checkpoints, lost) == (there.checkpoints, [(g, names[node]) for g, node in gone])
         assert budget == 2000 or lost, "the smaller budgets must evict"
 
 
@@ -235,8 +255,8 @@ def test_calls_out_of_turn_are_refused_and_change_nothing() -> None:
         allocator.allocate(info(1), tokens, allocator.lookup(tokens, info(1).namespace), 8)
     with pytest.raises(UnknownRequest):
         allocator.free(RequestId(7))
-    with pytest.raises(InvalidArgument, match="has blocks for 0 tokens, 8 were committed"):
-        allocator.commit(RequestId(1), tokens[:8])
+    with pytest.raises(InvalidArgument, match="has blocks for 8 tokens, 9 were committed"):
+        allocator.commit(RequestId(1), tokens[:9])
     allocator.extend(RequestId(1), 8)
     with pytest.raises(InvalidArgument, match="not there to be forked"):
         allocator.fork(RequestId(1), info(2), 9)

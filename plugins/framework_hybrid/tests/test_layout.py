@@ -11,7 +11,7 @@ import pytest
 from command_line import command
 from groups_plain import LAYOUTS
 
-from framework.groups.kinds import alignment, find_hit
+from framework.interfaces.groups import alignment, find_hit
 from framework_hybrid.layout import held_blocks, held_bytes, place_bytes, report, shortest_hit, ways_of
 from framework_hybrid.shapes import SHAPES, groups_of
 

@@ -11,12 +11,13 @@ from hybrid_helpers import branching, lru, memories, paths_of
 
 from framework.errors import InvalidArgument, OutOfBlocks, Unsupported
 from framework.groups.checkpoints import CheckpointRule, Retention
+from framework.groups.memory import Memory, OnePool, PoolPerGroup, TwoLevel
+from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.registry import load, names
 from framework.registry.components import build_component
 from framework.types import BlockId
 from framework_builtin.eviction.lru import Lru
-from framework_hybrid.memory import Memory, OnePool, PoolPerGroup, TwoLevel
 from framework_hybrid.replay import replay_groups
 from framework_hybrid.rules import Dense, EveryFew
 
@@ -30,7 +31,7 @@ class Watched:
     def __init__(self, memory: Memory) -> None:
         self.memory, self.have = memory, set[tuple[int, int]]()
         hit, publish = memory.hit, memory.publish
-        memory.on_evict = lambda group, node: self.lose(group, node)
+        memory.listener = self.heard
 
         def watched_hit(path: list[int], limit: int) -> object:
             found = hit(path, limit)
@@ -48,10 +49,10 @@ class Watched:
 
         memory.hit, memory.publish = watched_hit, watched_publish  # type: ignore[method-assign, assignment]
 
-    def lose(self, group: int, node: int) -> None:
-        pool = self.memory.pools[group]
-        if len(pool.index[group, node]) == 1:
-            self.have.remove((group, node))
+    def heard(self, event: CacheEvent) -> None:
+        pool, key = self.memory.pools[event.group], (event.group, event.hashes[0])
+        if event.kind == "evict" and len(pool.index[key]) == 1:
+            self.have.remove(key)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -101,8 +102,7 @@ def test_a_tombstone_keeps_the_prefix_and_ends_the_hit_before_it() -> None:
     long = [[seed] * 40 for seed in range(4)]
     paths = paths_of([*long, [0] * 40])
     given = {"parents": paths.parents.tolist(), "unit": 4}
-    memory = PoolPerGroup(groups, lru, num_bytes=800, shares=(0.96, 0.04), **given)  # type: ignore[arg-type]
-    assert [pool.num_blocks for pool in memory.pools] == [192, 8]
+    memory = PoolPerGroup(groups, lru, num_blocks=(192, 8), **given)  # type: ignore[arg-type]
     counts = replay_groups(paths, memory, EveryFew(12))  # 4 states each, of which 8 fit
     assert counts.could[4].tolist() == [36, 0], "all KV of the first prompt is there, none of its states"
     assert (counts.hits[4], counts.junctions[4], counts.lost[4].tolist()) == (0, 36, [0, 36])
@@ -111,9 +111,7 @@ def test_a_tombstone_keeps_the_prefix_and_ends_the_hit_before_it() -> None:
 def test_a_leaf_goes_whole_and_a_window_takes_the_state_along() -> None:
     groups = (group("full"), group("window", 9), group("state"))
     paths = paths_of([[1] * 12 + [2] * 4, [1] * 12 + [3] * 4])
-    memory = PoolPerGroup(
-        groups, lru, num_bytes=480, shares=(1 / 3, 1 / 3, 1 / 3), parents=paths.parents.tolist(), unit=4
-    )
+    memory = PoolPerGroup(groups, lru, num_blocks=(40, 40, 40), parents=paths.parents.tolist(), unit=4)
     replay_groups(paths, memory, Dense(), chunk_tokens=4)
     first = paths.nodes[:4].tolist()
     assert {(g, first[2]) for g in range(3)} | {(g, first[3]) for g in range(2)} <= set(memory.resident())
@@ -141,7 +139,7 @@ def test_ways_refuse_what_they_cannot_hold() -> None:
     given = {"num_bytes": 100, "parents": [-1], "unit": 4}
     two = (group("full"), group("window", 9, block=8))
     with pytest.raises(InvalidArgument, match="equal blocks"):
-        PoolPerGroup(two, lru, shares=(0.5, 0.5), **given)  # type: ignore[arg-type]
+        PoolPerGroup(two, lru, num_blocks=(9, 9), parents=[-1], unit=4)
     with pytest.raises(InvalidArgument, match="least common multiple"):
         TwoLevel((group("full", size=7), group("window", 9, size=11)), lru, **given)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="multiples of 3 tokens"):

@@ -13,8 +13,9 @@ from hybrid_helpers import lru, paths_of
 
 from framework.errors import ConfigError
 from framework.groups.checkpoints import Retention
+from framework.groups.memory import OnePool
+from framework.groups.pool import GroupView
 from framework.interfaces.eviction import EvictionPolicy
-from framework_hybrid.memory import OnePool
 from framework_hybrid.named import (
     ORDERS,
     SHARINGS,
@@ -27,7 +28,6 @@ from framework_hybrid.named import (
     rule_of,
     shares_of,
 )
-from framework_hybrid.pool import GroupView
 from framework_hybrid.replay import replay_groups
 from framework_hybrid.rules import Dense, EveryFew
 from framework_hybrid.shapes import Flops, groups_of

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from framework.errors import InvalidArgument
 from framework.groups.checkpoints import CheckpointRule, Retention
-from framework.groups.kinds import KVGroup, alignment
+from framework.interfaces.groups import KVGroup, alignment
 from framework_cache_only.paths import RequestPaths
 from framework_hybrid.optimum import bound_tokens
 from framework_hybrid.replay import replay_groups

@@ -8,8 +8,8 @@ from groups_plain import LAYOUTS, brute_hit
 from hybrid_helpers import branching, lru, memories, paths_of
 
 from framework.groups.checkpoints import Asked, Retention
+from framework.groups.memory import Memory, OnePool, stranded_bytes
 from framework.results.catalogue import catalogue
-from framework_hybrid.memory import Memory, OnePool, stranded_bytes
 from framework_hybrid.replay import replay_groups, steps
 from framework_hybrid.rules import Dense, EveryFew
 

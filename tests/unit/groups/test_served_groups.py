@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from fake_engines import finished, make_llm, warm
+from fake_engines import finished, make_llm, noted_steps, warm
+from groups_plain import Rule
 
-from framework.engine.engine import Engine
+from framework.engine.engine import Engine, ModelLimits
+from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.request import Request
 from framework.errors import ConfigError, OutOfMemory
-from framework.groups.serving import GroupedAllocator
+from framework.groups.allocator import GroupedAllocator
 from framework.interfaces.observer import Observer
 from framework.llm import LLM, CacheOptions, EngineOptions, FaultOptions
 from framework.model.dense import greedy
@@ -120,7 +124,7 @@ def test_bytes_are_those_of_the_window(model: LoadedModel) -> None:
 
     def note(engine: Engine) -> None:
         assert isinstance(engine.allocator, GroupedAllocator)
-        most.append(engine.allocator.window.stats().used_blocks)
+        most.append(engine.allocator.memory.pools[1].used)
 
     engine = EngineOptions(chunk_size=chunk, max_batch_requests=2, max_batch_tokens=16)
     llm = LLM(model, cache=CacheOptions(block_size=SIZE, num_blocks=60), engine=engine)
@@ -153,7 +157,7 @@ def test_after_a_reset_the_groups_are_empty_and_serve_again(mixed: LoadedModel) 
     wanted = finished(requests)
     llm.reset()
     assert isinstance(llm.allocator, GroupedAllocator)
-    assert llm.allocator.window.stats().cached_blocks == 0
+    assert llm.allocator.memory.pools[1].unreferenced == 0
     assert finished(llm.generate(PROMPTS, GREEDY)) == wanted
 
 
@@ -162,8 +166,8 @@ class OfOneGroup(Observer):
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "radix": ({"allocator": "radix"}, "prefix and prefix_cow do"),
-    "contiguous": ({"allocator": "contiguous"}, "prefix and prefix_cow do"),
+    "radix": ({"allocator": "radix"}, "for one table; prefix and prefix_cow have not"),
+    "contiguous": ({"allocator": "contiguous"}, "by chained hash alone; prefix and prefix_cow do"),
     "weak_hash": ({"hash": "xxh64"}, "collision-resistant hash"),
     "observer": ({"observers": (OfOneGroup(),)}, "no groups with the observer OfOneGroup"),
     "record": ({"record": True}, "a recording"),
@@ -184,7 +188,7 @@ def test_a_model_of_one_kind_has_no_groups(tmp_path: Path) -> None:
     llm = LLM(load_model(make_checkpoint(tmp_path, "llama")), cache=CacheOptions(block_size=SIZE, num_blocks=40))
     assert (llm.groups, llm.kv_groups_off, llm.further_blocks) == ((), "", None)
     assert not {"window_bytes", "kv_groups_off"} & llm.stats().keys()
-    assert llm.engine.state.guarded.num_groups == 1
+    assert llm.engine.state.guarded.groups == ()
 
 
 def test_few_states_are_kept_and_at_the_places_that_later_prompts_resume_from(states: LoadedModel) -> None:
@@ -193,13 +197,62 @@ def test_few_states_are_kept_and_at_the_places_that_later_prompts_resume_from(st
     assert isinstance(llm.allocator, GroupedAllocator)
     answer = llm.generate(prompt, s)[0].completions[0].tokens
     # 58 tokens are computed, the last chosen one is not: states after 48, before the prompt's last token, and 56.
-    assert llm.allocator.window.pool.cached == 2
+    assert llm.allocator.memory.pools[1].unreferenced == 2
     assert llm.generate(prompt, s)[0].num_cached_tokens == 48
     assert llm.generate([*prompt, *answer], s)[0].num_cached_tokens == 56
     first, second = (llm.generate([*prompt[:30], *tail], s)[0] for tail in ([5] * 9, [6] * 9))
     assert first.num_cached_tokens == 0, "no state lies where these prompts part from the first one"
     assert second.num_cached_tokens == 28, "they part at 30 tokens, which the first of them made known"
     assert llm.stats()["state_lost_tokens"] == 28
+
+
+def workload(seed: int, count: int) -> list[tuple[list[int], Sampling]]:
+    """Prompts that part from a few stems anywhere, and answers of any length."""
+    draw, asked = random.Random(seed), []
+    stems = [[draw.randrange(4, 250) for _ in range(56)] for _ in range(3)]
+    for _ in range(count):
+        prompt = draw.choice(stems)[: draw.choice((9, 30, 41, 56))]
+        prompt = prompt + [draw.randrange(4, 250) for _ in range(draw.randint(1, 9))]
+        asked.append((prompt, Sampling(max_tokens=draw.randint(1, 11), ignore_eos=True)))
+    return asked
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_served_hits_are_those_of_vllms_rule_and_of_the_end_of_each_request(mixed: LoadedModel, seed: int) -> None:
+    engine = EngineOptions(max_batch_requests=40, max_batch_tokens=64)  # for whose rows nothing is evicted
+    llm = make_llm(mixed, block_size=SIZE, num_blocks=800, engine=engine)
+    rule, found, wanted = Rule(llm.groups, ends=True), list[int](), list[int]()
+    for prompt, sampling in workload(seed, 24):
+        request = llm.generate(prompt, sampling)[0]
+        found.append(request.num_cached_tokens)
+        wanted.append(rule.hit(prompt, [*prompt, *request.completions[0].tokens[:-1]]))
+    assert found == wanted
+    assert found.count(0) < 12
+    assert llm.stats()[f"{llm.groups[1].kind}_evictions"] == 0
+
+
+@pytest.mark.parametrize("num_blocks", [300, 40])
+def test_served_steps_and_hits_are_those_of_a_replay(mixed: LoadedModel, num_blocks: int) -> None:
+    """The same allocator without a model, requests in flight; in 40 blocks some are preempted."""
+    options = EngineOptions(max_batch_requests=5, max_batch_tokens=48, chunk_size=20)
+    llm, asked = make_llm(mixed, block_size=SIZE, num_blocks=num_blocks, engine=options), workload(3, 30)
+    steps = noted_steps(llm.engine)
+    served = [llm.submit(prompt, sampling) for prompt, sampling in asked]
+    llm.drain()
+    outputs = {(number, 0): np.array(request.completions[0].tokens, dtype=np.int32)
+               for number, request in enumerate(served)}  # fmt: skip
+    executor = ReplayExecutor(constant_step(1.0), outputs=outputs)
+    limits = ModelLimits(max_model_len=llm.max_model_len)
+    replay = Engine(llm._build_allocator(), executor, limits=limits, options=options)
+    replayed_steps = noted_steps(replay)
+    replayed = [replay.submit(prompt, sampling, namespace=llm.namespace) for prompt, sampling in asked]
+    replay.run(on_step=lambda engine: engine.check())
+    assert [request.num_cached_tokens for request in replayed] == [request.num_cached_tokens for request in served]
+    assert replayed_steps == steps
+    assert sum(request.num_cached_tokens for request in served) > 300
+    assert (replay.metrics.num_preemptions, llm.stats()["num_preemptions"]) in (
+        [(0, 0)] if num_blocks == 300 else [(count, count) for count in range(1, 99)]
+    )
 
 
 def test_a_prompt_of_one_token_begins_with_no_state(states: LoadedModel) -> None:

@@ -16,6 +16,7 @@ from framework.engine.engine import Engine
 from framework.errors import EngineInterrupted, FrameworkError, PluginError, plugin_note
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.groups import KVGroup
 from framework.interfaces.hash import HashScheme
 from framework.sampling import Sampling
 
@@ -27,7 +28,7 @@ FAULTS: dict[str, tuple[Callable[[], BaseException], type[BaseException], str]] 
 """What is raised, what leaves the engine, and what the note says."""
 HOOKS = {
     "allocator": ("lookup", "fits", "allocate", "extend", "commit", "fork", "free", "table", "stats",
-                  "advance", "publish", "unref_leading", "step_end"),
+                  "advance", "publish", "unref_leading", "step_end", "steady_tokens"),
     "eviction": ("admit", "hit", "pin", "release", "victim", "evicted", "keep"),
     "hash": ("root", "block", "blocks"),
 }  # fmt: skip
@@ -53,6 +54,8 @@ def faulty(kind: str, hook: str, fault: Callable[..., Any], when: Callable[[int]
     cls, calls = planted_faults.faulty(registry.load(kind, BASES[kind]), hook, fault, when)
     if hook == "step_end":
         cls.ends_steps = True
+    if hook == "steady_tokens":
+        cls.groups = (KVGroup(name="full", kind="full", block_tokens=4, block_bytes=1),)
     if hook == "block":  # what the scheme would not call
         cls.blocks = HashScheme.blocks
     return cls, calls

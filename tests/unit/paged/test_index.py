@@ -120,30 +120,6 @@ def test_the_index_finds_exactly_what_is_published(
         assert not contents.index._ghosts
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_content_whose_parent_is_gone_is_published_once_and_found_by_its_name(
-    at_once: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("framework.paged.index.MANY", 1 if at_once else 100)
-    pool = BlockPool(20, 1)
-    index = PrefixIndex(pool, compares_tokens=False)
-    names = [BlockHash(bytes([n])) for n in range(1, 11)]
-    index.insert_chain(-1, 0, names[:3], b"", array("i", [1, 2, 3]))
-    assert [*index.insert_chain(0, 0, names[2:5], b"", array("i", [11, 4, 5]))[0]] == [3, 4, 5], "3 has its parents"
-    assert [*index.insert_chain(0, 0, names[7:], b"", array("i", [8, 9, 10]))[0]] == [8, 9, 10], (
-        "nothing above is there"
-    )
-    assert not index.audit()
-    assert index.find(-1, names, b"", 10) == [1, 2, 3, 4, 5]
-    holders, _ = index.insert_chain(-1, 5, names[5:], b"", array("i", [6, 7, 12, 13, 14]))
-    assert [*holders] == [6, 7, 8, 9, 10]
-    assert not index.audit()
-    index.remove([10, 9, 8])
-    index.remove([7, 6, 5, 4, 3, 2, 1])
-    assert not index.audit()
-    assert not [*index.nodes()]
-
-
 def test_hashes_of_another_namespace_are_refused_by_value():
     spaces = Namespace(), Namespace(salt="x")
     hasher = BlockHasher(Sha256(), 4)

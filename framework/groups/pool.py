@@ -12,6 +12,10 @@ from framework.interfaces.eviction import BlockView, ComputedColumn, ConstantCol
 from framework.types import UNKNOWN_REQUEST, BlockHash, PolicyTime, RequestFacts
 
 UNKNOWN = ConstantColumn(None)
+Node = Any
+"""Names a prefix of whole units: the chained hash of its last block, or a number of a trace's prefixes. Hashable."""
+ROOT = -1
+"""Above the first unit's prefix; and of a block without content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,7 @@ class Pool:
         leaf_only: a block is offered to the policy only while nothing of its group is resident below it.
 
     Attributes:
-        on_evict: called with the block just before its content is forgotten because room was needed or because of
-            `discard`.
+        on_evict: called with the block just before its content is forgotten, for room or by `discard`.
 
     Raises:
         Unsupported: a policy that needs the future, which differs by group.
@@ -70,16 +73,18 @@ class Pool:
     def __init__(self, num_blocks: int, policy: EvictionPolicy, clock: Clock, *, leaf_only: bool = False) -> None:
         if policy.needs_future:
             raise Unsupported(f"{type(policy).__name__} needs the future, which blocks of several groups do not share; "
-                              "framework_hybrid.optimum has the optimum")  # fmt: skip
+                              "bound the hits by mode=hybrid instead (bound_hit_tokens)")  # fmt: skip
         self.num_blocks, self.clock, self.leaf_only = num_blocks, clock, leaf_only
         self.on_evict: Callable[[int], Any] = lambda block: None
         rows = num_blocks + 1
-        self.node, self.node_above, self.candidate = [-1] * rows, [-1] * rows, bytearray(rows)
+        self.node: list[Node] = [ROOT] * rows
+        self.node_above: list[Node] = [ROOT] * rows
+        self.candidate = bytearray(rows)
         self.group, self.num_bytes, self.end, self.ref, self.parent, self.depth, self.last_access, self.admitted, \
             self.hits, self.children, self.partners = ([0] * rows for _ in range(11))  # fmt: skip
         self.priority, self.tenant = [0] * rows, [0] * rows
         self.last_request = [UNKNOWN_REQUEST] * rows if policy.needs_requests else ConstantColumn(UNKNOWN_REQUEST)
-        self.index: dict[tuple[int, int], list[int]] = {}
+        self.index: dict[tuple[int, Node], list[int]] = {}
         self.free = list(range(num_blocks, 0, -1))
         self.unreferenced = 0
         self.needs_groups = bool(getattr(policy, "needs_groups", False))
@@ -109,7 +114,10 @@ class Pool:
 
     def _key(self, block: int) -> BlockHash | None:
         node = self.node[block]
-        return None if node < 0 else BlockHash(node.to_bytes(8, "little") + self.group[block].to_bytes(2, "little"))
+        if node == ROOT:
+            return None
+        name = node.to_bytes(8, "little") if isinstance(node, int) else node
+        return BlockHash(name + self.group[block].to_bytes(2, "little"))
 
     def _above(self, block: int) -> int:
         """The block directly above; 0 when that is the root or gone."""
@@ -120,7 +128,7 @@ class Pool:
     def used(self) -> int:
         return self.num_blocks - len(self.free) - self.unreferenced
 
-    def find(self, group: int, node: int) -> int:
+    def find(self, group: int, node: Node) -> int:
         """The oldest block that holds this content; 0 for none."""
         blocks = self.index.get((group, node))
         return blocks[0] if blocks else 0
@@ -143,10 +151,12 @@ class Pool:
             taken.append(block)
         return taken
 
-    def publish(self, block: int, group: int, node: int, *, parent: int, end: int, depth: int, num_bytes: int) -> None:
-        """The content of a block in use can be found from now on. `parent`: the node a block above, -1 at the root."""
+    def publish(
+        self, block: int, group: int, node: Node, *, parent: Node, end: int, depth: int, num_bytes: int
+    ) -> None:
+        """The content of a block in use can be found from now on. `parent`: the node of the block above, or ROOT."""
         self.clock.access += 1
-        above = self.find(group, parent) if parent >= 0 else 0
+        above = self.find(group, parent) if parent != ROOT else 0
         self.node[block], self.group[block], self.parent[block], self.node_above[block] = node, group, above, parent
         self.end[block], self.depth[block], self.num_bytes[block] = end, depth, num_bytes
         self.admitted[block] = self.last_access[block] = self.clock.access
@@ -178,12 +188,12 @@ class Pool:
     def release(self, blocks: Sequence[int]) -> None:
         """One use less of each, deepest first. Without content and user a block is free, the first to be taken."""
         host, kept = self.host, list[int]()
-        self.clock.access += any(self.ref[block] == 1 and self.node[block] >= 0 for block in blocks)
+        self.clock.access += any(self.ref[block] == 1 and self.node[block] != ROOT for block in blocks)
         for block in blocks:
             self.ref[block] -= 1
             if self.ref[block]:
                 continue
-            if self.node[block] < 0:
+            if self.node[block] == ROOT:
                 self.free.append(block)
                 continue
             self.unreferenced += 1
@@ -195,7 +205,7 @@ class Pool:
         host.release(kept)
 
     def discard(self, block: int) -> None:
-        """Forget the content of a block that nobody uses: it is free then."""
+        """Forget the content of a block, which is free then, unless it is in use."""
         self.host.drop(block)
         self._gone(block)
 
@@ -207,9 +217,10 @@ class Pool:
         same.remove(block)
         if not same:
             del self.index[group, node]
-        self.node[block] = -1
-        self.unreferenced -= 1
-        self.free.append(block)
+        self.node[block] = ROOT
+        if not self.ref[block]:
+            self.unreferenced -= 1
+            self.free.append(block)
         if above:
             self.children[above] -= self.children[above] > 0  # 0: gone and published again since
             if self.leaf_only and not self.children[above] and not self.ref[above]:

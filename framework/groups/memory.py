@@ -8,38 +8,78 @@ from math import lcm
 from typing import Any
 
 from framework.errors import InvalidArgument, OutOfBlocks
-from framework.groups.kinds import GroupHit, KVGroup, alignment, find_hit
+from framework.groups.pool import ROOT, Clock, Node, Pool
+from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.eviction import EvictionPolicy
-from framework_hybrid.pool import Clock, Pool
+from framework.interfaces.groups import GroupHit, KVGroup, alignment, find_hit
+from framework.types import BlockId
 
 Policies = Callable[[], EvictionPolicy]
 """Makes a fresh policy: one for each order that a way of sharing keeps."""
-Parents = Sequence[int] | dict[int, int]
+Path = Sequence[Node] | dict[int, Node]
+"""The nodes of a prompt's prefixes, by their units less one; of a dict only those that are read."""
+
+
+class Prefixes(dict[Node, Node]):
+    """The prefix one unit shorter of every prefix that a resident content stands for or goes on from."""
+
+    def __init__(self) -> None:
+        self._uses: dict[Node, int] = {}  # contents that stand for a prefix, and prefixes one unit longer
+
+    def hold(self, path: Path, at: int) -> None:
+        """A content for the prefix `path[at]` is resident, once more."""
+        node, uses = path[at], self._uses
+        uses[node] = uses.get(node, 0) + 1
+        while node not in self:
+            self[node] = above = path[at - 1] if at else ROOT
+            if not at:
+                return
+            at, node = at - 1, above
+            uses[node] = uses.get(node, 0) + 1
+
+    def drop(self, node: Node) -> None:
+        """A content for this prefix is gone."""
+        while node != ROOT:
+            self._uses[node] -= 1
+            if self._uses[node]:
+                return
+            del self._uses[node]
+            node = self.pop(node)
 
 
 class Memory:
     """Blocks of all groups: found by content, taken, published, used and let go.
 
-    A block is named by its group and its number in the pool of that group. Content is named by a node: the number of a
-    prefix of whole units in `parents`, which holds the number of the prefix one unit shorter, -1 at the root.
+    A block is named by its group and its number in the pool of that group. Content is named by its group and a node,
+    which stands for a prefix of whole units.
+
+    Args:
+        unit: tokens a node adds.
+        parents: of each node the one that is a unit shorter, ROOT of the first, where nodes are a trace's numbers.
+            None: they become known with the contents, and are forgotten with them.
 
     Attributes:
-        groups: of the model. step: tokens of which a hit is a multiple. unit: tokens a node adds.
+        groups: of the model. step: tokens of which a hit is a multiple.
         pools: (G,) the pool of each group; one pool may serve several.
         merge: whether a block whose content is resident already gives way to the resident one when published.
-        on_evict: called with (group, node) for every content given up. num_evictions: how many there were.
+        evictions: (G,) contents given up.
+        listener: receives every CacheEvent, of one block each; None: nobody does.
     """
 
     merge = True
 
-    def __init__(self, groups: Sequence[KVGroup], *, parents: Parents, unit: int) -> None:
-        self.groups, self.step, self.unit, self.parents = tuple(groups), alignment(groups), unit, parents
+    def __init__(
+        self, groups: Sequence[KVGroup], *, unit: int, parents: Sequence[int] | dict[int, int] | None = None
+    ) -> None:
+        self.groups, self.step, self.unit = tuple(groups), alignment(groups), unit
+        self._prefixes = Prefixes() if parents is None else None
+        self.parents: Sequence[int] | dict[Node, Node] = self._prefixes if parents is None else parents  # type: ignore[assignment]
         if any(group.block_tokens % unit for group in groups):
             raise InvalidArgument(f"blocks must be multiples of {unit} tokens, as the trace's are, found "
                                   f"{[group.block_tokens for group in groups]}")  # fmt: skip
         self.clock = Clock()
-        self.on_evict: Callable[[int, int], Any] = lambda group, node: None
-        self.num_evictions = 0
+        self.evictions = [0] * len(groups)
+        self.listener: Callable[[CacheEvent], Any] | None = None
         self.pools: tuple[Pool, ...] = ()
 
     def _open(self, *pools: Pool) -> None:
@@ -56,11 +96,11 @@ class Memory:
         """`count` blocks of a group, in use once. Raises OutOfBlocks, with nothing changed."""
         return self.pools[group].take(count)
 
-    def find(self, group: int, node: int) -> int:
+    def find(self, group: int, node: Node) -> int:
         """The block that holds this content; 0 for none."""
         return self.pools[group].find(group, node)
 
-    def hit(self, path: Sequence[int], limit: int) -> GroupHit:
+    def hit(self, path: Sequence[Node], limit: int) -> GroupHit:
         """The hit of a prompt with these nodes, at most `limit` tokens. Pure."""
         wide, finds = [group.block_tokens // self.unit for group in self.groups], [pool.find for pool in self.pools]
 
@@ -70,7 +110,7 @@ class Memory:
 
         return find_hit(self.groups, present, limit)
 
-    def holders(self, path: Sequence[int], tokens: int) -> list[list[int]]:
+    def holders(self, path: Sequence[Node], tokens: int) -> list[list[int]]:
         """By group, the blocks that a hit of `tokens` on this path needs."""
         wide = [group.block_tokens // self.unit for group in self.groups]
         return [[self.find(g, path[(number + 1) * wide[g] - 1])
@@ -91,20 +131,29 @@ class Memory:
                 return False
         return True
 
-    def publish(self, group: int, block: int, path: Parents, number: int) -> int:
+    def holder(self, group: int, path: Path, number: int) -> int:
+        """Who is used for the group's block `number` of this path instead of one that is published; 0: nobody."""
+        return self.find(group, path[(number + 1) * self.groups[group].block_tokens // self.unit - 1]) * self.merge
+
+    def publish(self, group: int, block: int, path: Path, number: int) -> int:
         """The group's block `number` of this path is complete. Returns the block that holds it from now on.
 
-        Of `path` the prefixes that end with this block and with the one before it are read.
+        Of `path` the prefixes that end with this block and with the one before it are read; all shorter ones, too,
+        where `parents` were not given.
         """
         shape, pool = self.groups[group], self.pools[group]
         wide = shape.block_tokens // self.unit
-        node, above = path[(number + 1) * wide - 1], path[number * wide - 1] if number else -1
-        if self.merge and (holder := pool.find(group, node)):
+        node, above = path[(number + 1) * wide - 1], path[number * wide - 1] if number else ROOT
+        if holder := self.holder(group, path, number):
             pool.pin((holder,), hit=False)
             pool.release((block,))
             return holder
         pool.publish(block, group, node, parent=above, end=(number + 1) * shape.block_tokens, depth=number,
                      num_bytes=shape.block_bytes)  # fmt: skip
+        if self._prefixes is not None:
+            self._prefixes.hold(path, (number + 1) * wide - 1)
+        if self.listener is not None:
+            self.listener(CacheEvent("admit", (BlockId(block),), (node,), group))
         if self._partnered:
             partners = self._partners(group, node)
             pool.partners[block] = len({other for other, _ in partners})
@@ -112,30 +161,34 @@ class Memory:
         return block
 
     def _gone(self, pool: Pool, block: int) -> None:
-        self._evicted(pool.group[block], pool.node[block])
+        group, node = pool.group[block], pool.node[block]
+        self.evictions[group] += not pool.ref[block]
+        if self.listener is not None:
+            self.listener(CacheEvent("evict", (BlockId(block),), (node,), group))
+        self._evicted(group, node)
+        if self._prefixes is not None:
+            self._prefixes.drop(node)
 
-    def _evicted(self, group: int, node: int) -> None:
+    def _evicted(self, group: int, node: Node) -> None:
         """Content of a group is about to go; what else goes with it is for subclasses to say."""
-        self.num_evictions += 1
-        self.on_evict(group, node)
         if self._partnered:
             self._tell(group, node, self._partners(group, node), -1)
 
-    def _tell(self, group: int, node: int, partners: Sequence[tuple[int, int]], by: int) -> None:
+    def _tell(self, group: int, node: Node, partners: Sequence[tuple[int, int]], by: int) -> None:
         """Partners gain or lose this group, unless another copy of the content is resident."""
         if len(self.pools[group].index[group, node]) == 1:
             for other, found in partners:
                 self.pools[other].partners_changed(found, by)
 
-    def _partners(self, group: int, node: int) -> list[tuple[int, int]]:
+    def _partners(self, group: int, node: Node) -> list[tuple[int, int]]:
         """(group, block) of every other group's block that ends where this content does."""
         return [(other, found) for other in range(len(self.groups)) if other != group
                 for found in self.pools[other].index.get((other, node), ())]  # fmt: skip
 
-    def path_to(self, node: int) -> list[int]:
+    def path_to(self, node: Node) -> list[Node]:
         """All nodes from the root to this one."""
         path = []
-        while node >= 0:
+        while node != ROOT:
             path.append(node)
             node = self.parents[node]
         return path[::-1]
@@ -149,7 +202,7 @@ class Memory:
 
     def _above(self, pool: Pool, block: int) -> int:
         group, node, found = pool.group[block], self.parents[pool.node[block]], 0
-        while node >= 0 and not found:
+        while node != ROOT and not found:
             node, found = self.parents[node], pool.find(group, node)
         return found
 
@@ -157,7 +210,7 @@ class Memory:
         full = (g for g, group in enumerate(self.groups) if group.kind == "full")
         return max((self.pools[g].children[self.find(g, pool.node[block])] for g in full), default=0)
 
-    def resident(self) -> list[tuple[int, int]]:
+    def resident(self) -> list[tuple[int, Node]]:
         """(group, node) of every content that can be found."""
         return [key for pool in dict.fromkeys(self.pools) for key in pool.index]
 
@@ -188,38 +241,42 @@ class OnePool(Memory):
 
 
 class PoolPerGroup(Memory):
-    """A pool and a policy for each group over one tree, as in SGLang.
+    """A pool and a policy for each group.
 
-    Full attention gives up leaves only, and all that ends there goes with it. Elsewhere a window or state that is
-    evicted leaves a tombstone: the prefix stays, but nobody resumes there; a window takes the state along. At a leaf
-    the whole leaf goes.
+    Coupled, over one tree, as in SGLang: full attention gives up leaves only, and all that ends there goes with it.
+    Elsewhere a window or state that is evicted leaves a tombstone: the prefix stays, but nobody resumes there; a window
+    takes the state along. At a leaf the whole leaf goes. Else groups know nothing of each other, as in vLLM.
 
     Args:
-        num_bytes: of all pools. shares: (G,) of them each group has.
+        num_blocks: (G,) of each group.
 
     Raises:
-        InvalidArgument: not one full-attention group, or blocks of several sizes.
+        InvalidArgument: coupled, and not one full-attention group, or blocks of several sizes.
     """
 
     def __init__(
-        self, groups: Sequence[KVGroup], policy: Policies, *, num_bytes: int, shares: Sequence[float], **paths: Any
-    ) -> None:
+        self, groups: Sequence[KVGroup], policy: Policies, *, num_blocks: Sequence[int], coupled: bool = True,
+        **paths: Any,
+    ) -> None:  # fmt: skip
         super().__init__(groups, **paths)
-        kinds = [group.kind for group in groups]
+        kinds, self._coupled = [group.kind for group in groups], coupled
+        if not coupled:
+            self._open(*(Pool(count, policy(), self.clock) for count in num_blocks))
+            return
         if kinds.count("full") != 1 or len({group.block_tokens for group in groups}) > 1:
             raise InvalidArgument(f"a pool a group over one tree needs one full-attention group and equal blocks, "
                                   f"found {[(group.kind, group.block_tokens) for group in groups]}")  # fmt: skip
         self._full = kinds.index("full")
         self._rank = [("state", "window", "chunk", "full").index(kind) for kind in kinds]
         self._open(*(
-            Pool(int(num_bytes * share) // group.block_bytes, policy(), self.clock, leaf_only=g == self._full)
-            for g, (group, share) in enumerate(zip(groups, shares, strict=True))
+            Pool(count, policy(), self.clock, leaf_only=g == self._full)
+            for g, (_, count) in enumerate(zip(groups, num_blocks, strict=True))
         ))  # fmt: skip
-        self._going: set[int] = set()
+        self._going: set[Node] = set()
 
-    def _evicted(self, group: int, node: int) -> None:
+    def _evicted(self, group: int, node: Node) -> None:
         super()._evicted(group, node)
-        if node in self._going:
+        if not self._coupled or node in self._going:
             return
         self._going.add(node)
         full = self.pools[self._full]
@@ -407,33 +464,38 @@ class _SmallBlocks(Pool):
 def stranded_bytes(memory: Memory) -> list[int]:
     """(G,) bytes of each group that are needed at no place from which a request could go on.
 
-    A content that is resident twice counts once. O(nodes of the trace + resident blocks times those of the widest
-    window).
+    A content that is resident twice counts once. O(prefixes of what is resident + resident blocks times those of the
+    widest window).
     """
     groups, parents, unit = memory.groups, memory.parents, memory.unit
-    have: list[set[int]] = [set() for _ in groups]
+    have: list[set[Node]] = [set() for _ in groups]
     for g, node in memory.resident():
         have[g].add(node)
-    depths: list[int] = []  # units up to and including each node; parents come first
-    for above in parents:
-        depths.append(depths[above] + 1 if above >= 0 else 1)
+    depths: dict[Node, int] = {ROOT: 0}  # units up to and including each node
+    for node in set().union(*have):
+        path = []
+        while node not in depths:
+            path.append(node)
+            node = parents[node]
+        for number, one in enumerate(reversed(path), depths[node] + 1):
+            depths[one] = number
 
-    def up(node: int, units: int) -> int:
+    def up(node: Node, units: int) -> Node:
         for _ in range(units):
             node = parents[node]
         return node
 
     wide = [group.block_tokens // unit for group in groups]
-    runs: list[dict[int, int]] = []  # resident blocks without a gap that end at a node
+    runs: list[dict[Node, int]] = []  # resident blocks without a gap that end at a node
     for g, found in enumerate(have):
-        run: dict[int, int] = {}
-        for node in sorted(found):
+        run: dict[Node, int] = {}
+        for node in sorted(found, key=depths.__getitem__):
             run[node] = 1 + run.get(up(node, wide[g]), 0)
         runs.append(run)
     # A draft model's group has a block beyond the place, so places are looked for from there.
     ahead = max((w for w, group in zip(wide, groups, strict=True) if group.lookahead_drop), default=0)
     anchors = [g for g, w in enumerate(wide) if groups[g].kind != "chunk" and w * groups[g].lookahead_drop == ahead]
-    useful: list[set[int]] = [set() for _ in groups]
+    useful: list[set[Node]] = [set() for _ in groups]
     for end in min((have[g] for g in anchors), key=len, default=set()):
         place = (depths[end] - ahead) * unit
         needs = [group.needs(place) for group in groups] if place % memory.step == 0 else []

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from framework.errors import InvalidArgument
-from framework.groups.kinds import KVGroup, alignment, find_hit, unified_block_tokens
+from framework.interfaces.groups import KVGroup, alignment, find_hit, unified_block_tokens
 
 
 @pytest.mark.parametrize(
