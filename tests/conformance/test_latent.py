@@ -151,6 +151,7 @@ def test_several_ranks_are_refused(served: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own, in inductor
 def test_a_compiled_model_gives_the_same_tokens(served: Any) -> None:
     model, wanted = served
     if model.config.latent.index is not None:
