@@ -14,7 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from framework import registry
 from framework.config.sections import CacheOptions, EngineOptions, FaultOptions, ReplayOptions, RunOptions
 from framework.errors import ConfigError, shown
-from framework.model.options import MODELS, model_options
+from framework.model.options import model_of, models
 from framework.validation import Natural, Options, plain
 
 Executor = Literal["model", "none", "roofline"]
@@ -52,7 +52,7 @@ def component(group: str, node: Any) -> Choice:
     if group in registry.kinds():
         options = registry.check_options(group, node["name"], options)
     elif group == "model":
-        model_options(node["name"], options)
+        model_of(node["name"], options)
     return Choice(node["name"], options)
 
 
@@ -154,7 +154,7 @@ def options_of(group: str) -> list[str]:
     """Every option of a group: our YAML files, the models and, for a kind of plugin, the entry points."""
     names = {path.stem for path in (conf_folder() / group).glob("*.yaml")}
     if group == "model":
-        names.update(MODELS)
+        names.update(models())
     if group in registry.groups():
         names.update(registry.names(group))
     return sorted(names)

@@ -17,14 +17,14 @@ class Reporting(Protocol):
     def facts(self) -> Facts: ...
 
 
-def checked_facts(guard: Guard, found: Any) -> Facts:
-    """What a plugin's `facts` returned: names to texts and finite numbers.
+def checked_facts(guard: Guard, found: Any, method: str = "facts") -> Facts:
+    """What a plugin's `method` returned: names to texts and finite numbers.
 
     Raises:
         PluginError: anything else.
     """
     if not isinstance(found, dict) or not all(_is_name(name) and _is_fact(value) for name, value in found.items()):
-        guard.wrong("facts", "must return a dict of names to texts and finite numbers", found)
+        guard.wrong(method, "must return a dict of names to texts and finite numbers", found)
     return dict(found)
 
 

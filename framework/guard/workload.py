@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from framework.guard.boundary import Guard, is_own
 from framework.guard.facts import Facts, checked_facts, reported
-from framework.interfaces.workload import Workload, WorkloadRequest
+from framework.interfaces.workload import Answer, Workload, WorkloadRequest
 
 
 class GuardedWorkload(Guard):
@@ -30,3 +30,8 @@ class GuardedWorkload(Guard):
         """Its facts as a result holds them: the framework's own workloads name metrics, others' have a prefix."""
         found: Mapping[str, Any] = self.plugin.facts() if is_own(type(self.plugin)) else reported({"workload": self})
         return found
+
+    def judged(self, answers: Sequence[Answer]) -> Mapping[str, Any]:
+        """What it says of the answers, as a result holds it: `workload_accuracy`."""
+        found = checked_facts(self, self.plugin.judge(answers), "judge")
+        return {f"workload_{name}": value for name, value in found.items()}

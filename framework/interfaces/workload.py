@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from framework.errors import InvalidArgument
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Hint, Namespace, TokenArray, as_tokens
 
-__all__ = ["BlockIdArray", "Hint", "Message", "Namespace", "Sampling", "Workload", "WorkloadRequest"]
+__all__ = ["Answer", "BlockIdArray", "Hint", "Message", "Namespace", "Sampling", "Workload", "WorkloadRequest"]
 
 Message = dict[str, Any]
 """One turn of a chat: `role` and `content`, both text, and where it has them `tool_calls`, `tool_call_id` and `name`,
@@ -141,6 +141,13 @@ def _plain(request: WorkloadRequest) -> list[object]:
     return [(value.dtype.str, value.tobytes()) if isinstance(value, np.ndarray) else value for value in values]
 
 
+class Answer(NamedTuple):
+    """What a model answered: a text for each sample, none where the request failed."""
+
+    request: WorkloadRequest
+    texts: tuple[str, ...]
+
+
 class Workload(ABC):
     """Requests to serve or to replay. Constructor keywords are the options, with their defaults; `seed` is the run's.
 
@@ -158,4 +165,9 @@ class Workload(ABC):
     def facts(self) -> Mapping[str, Any]:
         """What a run's result should hold of this workload, once the requests were drawn: names to texts and finite
         numbers, each kept as `workload_<name>`."""
+        return {}
+
+    def judge(self, answers: Sequence[Answer]) -> Mapping[str, Any]:
+        """What a result should hold of the answers, where a workload knows what is right: as `facts`. Asked once, at
+        the end of a serve run that has answered every request, in order of submission."""
         return {}

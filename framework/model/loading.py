@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +14,6 @@ from framework.model.config import DTYPES, ModelConfig
 from framework.model.decoder import Decoder
 from framework.model.hf_config import find_checkpoint, read_config
 from framework.model.memory import free_bytes
-from framework.model.options import Checkpoint, Random, model_options
 from framework.model.ranks import Ranks
 from framework.model.shapes import SHAPES
 from framework.model.shard import WHOLE, Shard
@@ -224,44 +221,6 @@ def random_model(
     tokenizer = ByteTokenizer(config.vocab_size, eos_token_ids=())
     source = ModelSource(name=name, config=config, dtype=as_dtype(dtype), seed=seed)
     return _load(source, tokenizer, device, tensor_parallel_size)
-
-
-def build_model(
-    name: str, options: Mapping[str, Any], *, device: str = "cpu", seed: int = 0, tensor_parallel_size: int = 1
-) -> LoadedModel:
-    """The model that `model=name` means: the embedded tiny one, a checkpoint by path or hub id, or random weights.
-
-    Args:
-        options: see framework.model.options.
-        seed: of random weights where the options do not say.
-        tensor_parallel_size: see `load_model`.
-
-    Raises:
-        ConfigError: no such choice, or an option it does not have.
-        ModelError, InvalidArgument, RankError: see `load_model`.
-    """
-    chosen = model_options(name, options)
-    shared: dict[str, Any] = {"dtype": chosen.dtype, "device": device, "tensor_parallel_size": tensor_parallel_size}
-    if isinstance(chosen, Random):
-        return random_model(chosen.shape, seed=seed if chosen.seed is None else chosen.seed, **shared)
-    if isinstance(chosen, Checkpoint):
-        return load_model(chosen.path, **shared)
-    return load_model("tiny", seed=chosen.seed, **shared)
-
-
-def model_config(name: str, options: Mapping[str, Any]) -> ModelConfig | None:
-    """The shape of the model that `build_model` would build, without its weights.
-
-    None: a shape that is not known; `build_model` says so.
-
-    Raises:
-        ConfigError: as `build_model`.
-        ModelError: the checkpoint cannot be found or its config not be read.
-    """
-    chosen = model_options(name, options)
-    if isinstance(chosen, Random):
-        return SHAPES.get(chosen.shape)
-    return read_model_config(chosen.path if isinstance(chosen, Checkpoint) else "tiny")
 
 
 def as_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

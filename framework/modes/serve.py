@@ -25,8 +25,10 @@ from framework.guard.policy import GuardedPolicy
 from framework.guard.workload import GuardedWorkload
 from framework.interfaces.below import Below
 from framework.interfaces.mode import OnBegin
+from framework.interfaces.workload import Answer
 from framework.llm import LLM, Trial, group_facts, namespace_of
-from framework.model.loading import LoadedModel, build_model, model_config
+from framework.model.loading import LoadedModel
+from framework.model.options import Model, model_of
 from framework.model.tokenizer import encode
 from framework.modes.dense_check import Verdict, compare
 from framework.modes.replay import replayed_hit_rate, request_row
@@ -48,8 +50,8 @@ def serve(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, An
     with Session(config, on_begin=on_begin) as session:
         require_no_foresight(config.eviction.plain())
         check_backend(config)
-        with torch_threads(config) as session.facts["num_threads"], closing(build_model(
-            config.model.name, config.model.options, device=default_device(config.device), seed=config.seed,
+        with torch_threads(config) as session.facts["num_threads"], closing(_model(config).load(
+            device=default_device(config.device), seed=config.seed,
             tensor_parallel_size=config.engine.tensor_parallel_size,
         )) as model:  # fmt: skip
             requests = workload.make(config.workload.name, config.workload.options, seed=config.seed)
@@ -63,7 +65,7 @@ def serve(config: Config, on_begin: OnBegin = lambda path: None) -> dict[str, An
                 session.say_length(
                     config.engine.max_model_len, longest, llm.max_model_len, llm.engine.limits.length_advice
                 )
-                return _answer(llm, session, items)
+                return _answer(llm, session, items, requests)
 
 
 _SMALL_WEIGHTS = 2**18
@@ -79,7 +81,7 @@ def torch_threads(config: Config) -> Iterator[int]:
     import torch
 
     before, asked = torch.get_num_threads(), config.engine.num_threads
-    shape = model_config(config.model.name, config.model.options)
+    shape = _model(config).config()
     if asked is None and shape is not None and "OMP_NUM_THREADS" not in os.environ:
         largest = shape.hidden_size * max(shape.hidden_size, shape.intermediate_size)
         asked = 1 if largest < _SMALL_WEIGHTS and default_device(config.device) == "cpu" else None
@@ -90,7 +92,11 @@ def torch_threads(config: Config) -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest]) -> dict[str, Any]:
+def _model(config: Config) -> Model:
+    return model_of(config.model.name, config.model.options)
+
+
+def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest], source: Workload) -> dict[str, Any]:
     """Serve `items` and write down what became of them, also of a run that does not come to its end."""
     requests: list[Request] = []
 
@@ -108,6 +114,9 @@ def _answer(llm: LLM, session: Session, items: Sequence[WorkloadRequest]) -> dic
             session.run.log(REQUESTS, row)
         if session.settings.record:
             record(llm, requests, session.run.path / RECORDING)
+        if complete:
+            texts = (tuple(completion.text or "" for completion in request.completions) for request in requests)
+            judged |= GuardedWorkload(source).judged([Answer(*one) for one in zip(items, texts, strict=True)])
         bought = what_fewer_bits_buy(session.config, llm, requests) if complete else {}
         return {**summarise(llm, session.config, complete=complete), **judged, **bought}
 
@@ -122,7 +131,8 @@ def check_backend(config: Config) -> None:
         InvalidArgument: the model does not divide over engine.tensor_parallel_size ranks.
         ConfigError: CUDA graphs were asked for and cannot be.
     """
-    shape, asked = model_config(config.model.name, config.model.options), config.model.options.get("dtype")
+    model = _model(config)
+    shape, asked = model.config(), model.dtype
     if shape is None:
         return
     backend = build_component("backend", config.backend.plain(), {"seed": config.seed})

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
-from framework.errors import ConfigError, InvalidPlugin, did_you_mean, listing
-from framework.registry.points import points
+from framework.errors import ConfigError, did_you_mean, listing
+from framework.registry.points import loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +104,12 @@ def every_kind() -> Mapping[str, Kind]:
 
 @lru_cache(maxsize=4)
 def _every(path: tuple[str, ...]) -> Mapping[str, Kind]:
-    found = dict(_OWN)
-    for point, distribution, version in points("framework.kind"):
-        try:
-            kind = point.load()
-            if not isinstance(kind, Kind) or kind.name != point.name or kind.name in found or kind.is_group:
-                raise InvalidPlugin(f"{point.value} must be a new Kind of this name that is no group, found {kind!r}")
-            found[kind.name] = kind
-        except Exception as error:  # of somebody's package: no reason to stop
-            what = f"kind {point.name!r} of {distribution} {version}"
-            print(f"skipped: {what}: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
-    return MappingProxyType(found)
+    return MappingProxyType({**_OWN, **loaded("framework.kind", _wrong)})
+
+
+def _wrong(name: str, kind: object) -> str:
+    is_new = isinstance(kind, Kind) and kind.name == name and name not in _OWN and not kind.is_group
+    return "" if is_new else f"must be a new Kind of this name that is no group, found {kind!r}"
 
 
 def kind_of(name: str) -> Kind:

@@ -5,11 +5,35 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import sys
+from collections.abc import Callable
+from typing import Any
 
 
 def points(group: str) -> list[tuple[importlib.metadata.EntryPoint, str, str]]:
     """(entry point, its distribution, that one's version) of one group of ours, `framework.NAME`, sorted by name."""
     return sorted((found for found in _points(tuple(sys.path)) if found[0].group == group), key=lambda one: one[0].name)
+
+
+def loaded(group: str, check: Callable[[str, Any], str]) -> dict[str, Any]:
+    """Name -> value of the entry points of a group that is no kind of plugin.
+
+    Args:
+        check: (name, value) -> what is wrong with it; empty: nothing. What is wrong or cannot be imported is named on
+            standard error and left out; so is a name that is there already.
+    """
+    found: dict[str, Any] = {}
+    for point, distribution, version in points(group):
+        try:
+            value = point.load()
+            wrong = "there is one of this name" if point.name in found else check(point.name, value)
+        except Exception as error:  # of somebody's package: no reason to stop
+            wrong = f"{type(error).__name__}: {error}"
+        if wrong:
+            what = f"{group.removeprefix('framework.')} {point.name!r} of {distribution} {version}"
+            print(f"skipped: {what}: {wrong}", file=sys.stderr)  # noqa: T201
+        else:
+            found[point.name] = value
+    return found
 
 
 @functools.lru_cache(maxsize=4)  # a scan of all metadata takes 25 ms

@@ -19,7 +19,7 @@ from omegaconf import MISSING, OmegaConf
 from framework import registry
 from framework.config.config import conf_folder, default_settings
 from framework.errors import FrameworkError, InvalidPlugin
-from framework.model.options import MODELS
+from framework.model.options import models
 from framework.registry.signatures import Parameter, signature
 from framework.validation import plain
 
@@ -79,7 +79,7 @@ class PluginConfigSource(ConfigSource):
 
     def _listed(self, group: str) -> Names:
         if group not in self._names:
-            names = sorted(MODELS) if group == MODEL else registry.names(group)
+            names = sorted(models()) if group == MODEL else registry.names(group)
             if self.importable_only and group != MODEL:
                 names = [name for name in names if _imports(registry.find(group, name))]
             self._names[group] = names
@@ -88,7 +88,7 @@ class PluginConfigSource(ConfigSource):
     def _has(self, group: str, name: str) -> bool:
         """Whether it can be chosen, be it by `DISTRIBUTION:NAME` or by its place."""
         if group == MODEL:
-            return name in MODELS
+            return name in models()
         try:
             return bool(registry.find(group, name))
         except FrameworkError:
@@ -127,7 +127,7 @@ def options_node(group: str, name: str) -> dict[str, Any]:
     """
     parameters: Iterable[Parameter]
     if group == MODEL:
-        parameters = signature(MODELS[name]).parameters
+        parameters = signature(models()[name]).parameters
     else:
         parameters = registry.own_options(registry.load(group, name)).parameters
     node = {one.name: MISSING if one.required else _held(plain(one.default)) for one in parameters}

@@ -13,7 +13,7 @@ from framework import registry
 from framework.config.config import default_choices, default_settings, options_of
 from framework.config.hydra.compose import compose
 from framework.config.hydra.source import options_node
-from framework.model.options import MODELS
+from framework.model.options import models
 
 REPOSITORY = Path(__file__).parents[3]
 FILES = sorted((REPOSITORY / "conf").glob("**/*.yaml"))
@@ -60,5 +60,5 @@ def test_options_of_plugins_and_models_have_no_files() -> None:
 
 
 def test_the_models_are_choices_like_plugins() -> None:
-    assert options_of("model") == sorted(MODELS)
+    assert options_of("model") == sorted(models())
     assert compose(["model=random"]).model == {"name": "random", "shape": "qwen3-100m", "dtype": "auto", "seed": None}

@@ -10,7 +10,8 @@ import torch
 from framework.errors import InvalidArgument, ModelError
 from framework.model.decoder import Decoder
 from framework.model.dense import dense_logits, greedy
-from framework.model.loading import TINY_CONFIG, build_model, load_model, model_config, random_model
+from framework.model.loading import TINY_CONFIG, load_model, random_model
+from framework.model.options import model_of
 from framework.model.shapes import SHAPES
 from framework.model.tokenizer import BOS, EOS, ByteTokenizer
 from framework.replay.roofline import ROOFLINE_SHAPES
@@ -131,7 +132,8 @@ def test_shapes_that_cannot_be_are_refused():
 
 
 def first_weights(run_seed: int = 0, **options: object) -> torch.Tensor:
-    return next(iter(build_model("tiny", options, seed=run_seed).decoder.parameters())).detach()
+    model = model_of("tiny", options).load(device="cpu", seed=run_seed, tensor_parallel_size=1)
+    return next(iter(model.decoder.parameters())).detach()
 
 
 def test_the_tiny_model_is_the_same_whatever_the_run_s_seed() -> None:
@@ -140,11 +142,11 @@ def test_the_tiny_model_is_the_same_whatever_the_run_s_seed() -> None:
 
 
 def test_the_shape_of_a_configured_model_is_known_before_its_weights() -> None:
-    assert model_config("random", {}) is SHAPES["qwen3-100m"]
-    assert model_config("random", {"shape": "nobody"}) is None
-    assert model_config("tiny", {}) == build_model("tiny", {}).config
+    assert model_of("random", {}).config() is SHAPES["qwen3-100m"]
+    assert model_of("random", {"shape": "nobody"}).config() is None
+    assert model_of("tiny", {}).config() == load_model("tiny").config
     with pytest.raises(ModelError):
-        model_config("checkpoint", {"path": "/no/such/folder"})
+        model_of("checkpoint", {"path": "/no/such/folder"}).config()
 
 
 PINNED_WEIGHTS = ["-0.50695", "0.00690", "0.53806"]

@@ -37,7 +37,7 @@ def test_a_package_opens_kinds_by_entry_points_and_a_wrong_one_is_named_and_left
     assert registry.load("ordering", "first").__name__ == "First"
     assert registry.interface_of("eviction").__module__ == "framework.interfaces.eviction"
     said = capsys.readouterr().err
-    assert "skipped: kind 'eviction' of orders 1.5: InvalidPlugin: " in said
+    assert "skipped: kind 'eviction' of orders 1.5: must be a new Kind" in said
     assert "skipped: kind 'none' of orders 1.5: AttributeError: " in said
 
 

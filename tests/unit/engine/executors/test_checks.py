@@ -35,7 +35,7 @@ def test_a_block_size_that_does_not_fit_is_refused_with_the_nearest_that_does() 
 
 
 def test_serve_gives_every_reason_and_what_would_work_before_loading(monkeypatch: Any, tmp_path: Any) -> None:
-    monkeypatch.setattr("framework.modes.serve.build_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("framework.model.options.Tiny.load", lambda *_, **__: pytest.fail("the model was loaded"))
     monkeypatch.setattr("framework.modes.serve.build_component", lambda *_: Pages256())
     config = {"mode": "serve", "device": "cpu", "backend": "gather", "run": {"dir": str(tmp_path)}}
     with pytest.raises(BackendUnavailable) as caught:

@@ -1,0 +1,1 @@
+"""The model of `model=recall`, trained here."""
