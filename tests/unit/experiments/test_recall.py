@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ def test_only_answers_are_asked_and_each_stands_earlier_in_its_row(task: str, le
     assert (labels[asked] == tokens[asked]).all()
     for place in asked.tolist():
         cue = tokens[place - 1]
-        assert (cue, tokens[place]) in zip(tokens[: place - 1], tokens[1:place], strict=False)
+        assert (cue, tokens[place]) in pairwise(tokens[:place])
         assert task == "copy" or tokens[place - 2] == ASK
     assert task != "copy" or tokens[asked[0] - 1] == LIST
 
