@@ -264,11 +264,11 @@ def _tradeoff(
     study: Study, name: str, heading: str, throughputs: Sequence[str], latencies: Sequence[str]
 ) -> Iterator[Plot]:
     """The first of these latencies that runs have over the first of what is better higher, a line for each component
-    combination along the load; needs both, and values that differ."""
+    combination along the load; needs both."""
     throughput = next((metric for metric in throughputs if metric in study.metrics), "")
     latency = next((metric for metric in latencies if metric in study.metrics), "")
     points = [setting for setting in study.settings if {throughput, latency} <= setting.means.keys()]
-    if len({setting.means[throughput].value for setting in points}) < 2:
+    if len(points) < 2:
         return
     categorical = [key for key in study.keys if _position(study, points[0], key) is None]
     groups: dict[str, list[Setting]] = {}

@@ -327,7 +327,7 @@ def refusal(what: str, kind: type[Exception]) -> Iterator[None]:
 
 def pool_bytes(pool: LayerKV) -> dict[str, Tensor]:
     """Copies, on the CPU, of all that the pool's blocks have, as raw bytes: what NaN compares equal in."""
-    return {name: stored.cpu().clone().view(torch.uint8) for name, stored in pool.tensors.items()}
+    return {name: stored.cpu().contiguous().clone().view(torch.uint8) for name, stored in pool.tensors.items()}
 
 
 def same_bytes(before: dict[str, Tensor], after: dict[str, Tensor]) -> bool:
