@@ -59,7 +59,7 @@ DECLARED: tuple[Metric, ...] = (
     text("run", "loop", "loop",
          "Of a replay: `open`, requests were sent at the trace's times; `closed`, after answers that they wait for."),
     text("run", "model", "model", "Name of the model."),
-    section("run")("num_threads", "threads", "", "threads", "Threads of torch."),
+    counted("num_threads", "threads", "", "threads", "Threads of torch."),
     text("run", "workload", "workload", "Name of the workload."),
     text("run", "allocator", "allocator", "Name of the allocator."),
     text("run", "eviction", "eviction", "Name of the eviction policy."),
