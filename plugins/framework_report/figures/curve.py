@@ -96,7 +96,8 @@ def draw(
         if x_from_zero:
             axes.set_xlim(0, _end(xs, [i for line in lines for i in line.x_intervals]))
         else:
-            axes.set_xlim(min(xs) - 0.05 * (max(xs) - min(xs)), max(xs) + 0.05 * (max(xs) - min(xs)))
+            edge = 0.05 * (max(xs) - min(xs)) or 0.05 * abs(max(xs)) or 1.0  # all points may have one x
+            axes.set_xlim(min(xs) - edge, max(xs) + edge)
         axes.set_ylim(0, _end([y for line in lines for y in line.y], [i for line in lines for i in line.intervals]))
     else:
         power_ticks(axes, sorted({x for line in lines for x in line.x}))
