@@ -31,7 +31,7 @@ _NOTES = {
 def stages(dry: bool) -> list[dict[str, Any]]:
     """Options of `kernel`, in the order in which they are measured."""
     if dry:
-        return [{"batch": (2,), "context": (64,), "prefill": (32,), "heads": ("4/2/64",), "budget_s": 0.01}]
+        return [{"batch": (2,), "context": (64,), "prefill": (32,), "heads": ("4/2/64", "4/64+16"), "budget_s": 0.01}]
     common = {"heads": ("32/8/128",), "budget_s": 0.3}
     return [
         {**common, "batch": (32, 128, 256), "context": (8192,), "prefill": ()},
@@ -46,6 +46,7 @@ def stages(dry: bool) -> list[dict[str, Any]]:
             "prefill": (8192,),
             "heads": ("32/4/128", "64/8/64", "16/8/256"),
         },
+        {**common, "batch": (32, 128), "context": (8192,), "prefill": (8192,), "heads": ("16/512+64", "128/512+64")},
     ]
 
 

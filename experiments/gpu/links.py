@@ -24,7 +24,7 @@ from framework.interfaces.attention import AttentionSpec
 from framework.replay.roofline import ROOFLINE_SHAPES
 from framework.types import BlockHash
 from framework_testing.kernel.bench import last_level_cache_bytes
-from framework_tiers.block_bytes import parts_of, pool_bytes
+from framework_tiers.block_bytes import as_bytes, pool_bytes
 from framework_tiers.setup import open_store
 from framework_tiers.store import BlockFormat
 from framework_tiers.transfers import Copy
@@ -56,9 +56,9 @@ def rounds(timer: Timer, way: str, budget_s: float) -> dict[int, float]:
 class StoreTimer:
     """Loads and stores of one store through `WorkerTransfers`, and a pool's blocks."""
 
-    def __init__(self, transfers: WorkerTransfers) -> None:
+    def __init__(self, transfers: WorkerTransfers, cache_bytes: int) -> None:
         self._transfers, self._turn = transfers, 0
-        self._others = np.zeros(2 * last_level_cache_bytes("cpu"), dtype=np.uint8)
+        self._others = np.zeros(2 * cache_bytes, dtype=np.uint8)
 
     def __call__(self, way: str, count: int) -> float:
         self._turn += 1
@@ -86,18 +86,18 @@ class StoreTimer:
 
 
 def of_the_host_store(
-    pool_of: Callable[[int], KVPool], block_size: int, budget_s: float
+    pool_of: Callable[[int], KVPool], block_size: int, budget_s: float, cache_bytes: int
 ) -> Iterator[tuple[str, Point]]:
     """(direction, point) of the host store, at blocks of a quarter of the tokens, of so many, and of four times."""
     for tokens in dict.fromkeys((block_size, max(1, block_size // 4), block_size * 4)):
         pool = pool_of(tokens)
-        bytes_of = pool_bytes(parts_of(pool))
+        bytes_of = pool_bytes(as_bytes(pool.tensors_of(0)))
         size = bytes_of.block_bytes
         format = BlockFormat("measurement of links", pool.dtype, pool.layout, tokens, "counted", size)
         store = open_store({"store": {"name": "host"}, "num_blocks": POOL_BLOCKS + 1}, format, bytes_of)
         transfers = WorkerTransfers(bytes_of, [store], lambda: 0.0)
         try:
-            timer = StoreTimer(transfers)
+            timer = StoreTimer(transfers, cache_bytes)
             for way in ("read", "write"):
                 for count, seconds in rounds(timer, way, budget_s / 2).items():
                     yield way, (1 if way == "read" else count, count * size, seconds)
@@ -126,14 +126,14 @@ def main() -> int:
     """Measure and print."""
     dry = "--dry-run" in sys.argv[1:]
     device, shape = ("cpu", ROOFLINE_SHAPES["qwen3-100m"]) if dry else ("cuda", ROOFLINE_SHAPES["llama-3.1-8b"])
-    budget_s, block_size = (0.01, 4) if dry else (2.0, 16)
+    budget_s, block_size, cache_bytes = (0.01, 4, 2**20) if dry else (2.0, 16, last_level_cache_bytes("cpu"))
 
     def pool_of(tokens: int) -> KVPool:
         width = shape.kv_numbers_per_token // 2
         spec = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=width, dtype="bfloat16", block_size=tokens)
         return KVPool(spec, shape.num_layers, POOL_BLOCKS, device)
 
-    points = list(of_the_host_store(pool_of, block_size, budget_s))
+    points = list(of_the_host_store(pool_of, block_size, budget_s, cache_bytes))
     models = {way: fitted([point for one, point in points if one == way]) for way in ("read", "write")}
     rows: list[dict[str, Any]] = []
     for way, (operations, num_bytes, seconds) in points:

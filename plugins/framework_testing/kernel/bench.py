@@ -5,7 +5,7 @@ wall clock on a CPU, by events around CUDA graphs on a GPU; several calls are in
 """
 
 # Shapes: T query tokens (packed)  B rows  N blocks  S tokens a block  M blocks a table row
-#         H query heads  K kv heads  D head dim
+#         H query heads  K kv heads  D head dim  V value dim
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _JUDGED_QUERIES = 16
 
 @dataclass(slots=True)
 class Bench:
-    """One cell, ready to be timed: q and out (T, H, D), the batch, and equal-sized pools to take in turn."""
+    """One cell, ready to be timed: q (T, H, D) and out (T, H, V), the batch, and equal-sized pools to take in turn."""
 
     case: Case
     q: Tensor
@@ -76,7 +76,8 @@ def build(cell: Cell, device: str, cache_bytes: int, seed: int = 0) -> Bench:
     pools = [_pool(total, cell, device, generator) for _ in range(num_pools(cell, cache_bytes))]
     shape = (sum(cell.queries), spec.num_heads, spec.head_dim)
     q = torch.randn(shape, generator=generator, device=device).to(torch_dtype(spec.dtype))
-    return Bench(case, q, torch.empty_like(q), batch_of(case, tables, device), pools)
+    out = q.new_empty(*shape[:2], spec.value_dim)
+    return Bench(case, q, out, batch_of(case, tables, device), pools)
 
 
 def _pool(num_blocks: int, cell: Cell, device: str, generator: torch.Generator) -> LayerKV:
@@ -84,12 +85,17 @@ def _pool(num_blocks: int, cell: Cell, device: str, generator: torch.Generator) 
     inner = (spec.block_size, spec.num_kv_heads) if spec.layout == "NHD" else (spec.num_kv_heads, spec.block_size)
     shape = (num_blocks, *inner, spec.head_dim)
     dtype = torch_dtype(spec.kv_dtype or spec.dtype)
-    k, v = (torch.randn(shape, generator=generator, device=device) for _ in range(2))
-    if spec.kv_dtype == "int8":
-        (k, k_scale), (v, v_scale) = per_token_int8(k), per_token_int8(v)
-        return LayerKV(k, v, spec.layout, k_scale, v_scale)
     scale = torch.full((spec.num_kv_heads,), 0.5, device=device) if dtype.itemsize == 1 else None
-    return LayerKV(k.to(dtype), v.to(dtype), spec.layout, scale, scale)
+
+    def stored() -> tuple[Tensor, Tensor | None]:
+        values = torch.randn(shape, generator=generator, device=device)
+        return per_token_int8(values) if spec.kv_dtype == "int8" else (values.to(dtype), scale)
+
+    k, k_scale = stored()
+    if spec.latent_dim is not None:
+        return LayerKV.of_rows(k, spec.latent_dim, spec.layout, k_scale)
+    v, v_scale = stored()
+    return LayerKV(k, v, spec.layout, k_scale, v_scale)
 
 
 def judge_timed(backend: AttentionBackend, bench: Bench) -> Verdict:
@@ -111,7 +117,9 @@ def _judge_row(bench: Bench, row: int, loss: Loss | None) -> Verdict:
         None if scale is None else (scale if scale.dim() == 1 else scale[blocks]).cpu()  # all heads', or of its tokens
         for scale in (pool.k_scale, pool.v_scale)
     )
-    row_kv = LayerKV(pool.k[blocks].cpu(), pool.v[blocks].cpu(), pool.layout, k_scale, v_scale)
+    k = pool.k[blocks].cpu()
+    v = k[..., : spec.latent_dim] if pool.is_latent else pool.v[blocks].cpu()
+    row_kv = LayerKV(k, v, pool.layout, k_scale, v_scale, is_latent=pool.is_latent)
     case = Case(spec, (context,), (count,))
     batch = batch_of(case, torch.arange(len(blocks), dtype=torch.int32)[None], "cpu")
     return judge(bench.out[tokens].cpu(), Problem(case, bench.q[tokens].cpu(), row_kv, batch), loss)

@@ -1,10 +1,11 @@
 """The grid of cells that the `kernel` section spans, and the least that a chip must do and take for each."""
 
-# Shapes: H query heads  K kv heads  D head dim
+# Shapes: H query heads  K kv heads  D head dim  V value dim
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -56,10 +57,18 @@ class Cell:
         return max(self.contexts)
 
     @property
+    def heads(self) -> str:
+        """As `KernelOptions.heads` has them."""
+        spec = self.spec
+        if spec.latent_dim is not None:
+            return f"{spec.num_heads}/{spec.latent_dim}+{spec.head_dim - spec.latent_dim}"
+        return f"{spec.num_heads}/{spec.num_kv_heads}/{spec.head_dim}"
+
+    @property
     def name(self) -> str:
         """Such as "decode 32 x 1024 ragged, 16/8/128 float32, block 16"."""
         spec = self.spec
-        shape = f"{spec.num_heads}/{spec.num_kv_heads}/{spec.head_dim} {spec.dtype}"
+        shape = f"{self.heads} {spec.dtype}"
         stored = f"+{spec.kv_dtype}" if spec.kv_dtype else ""
         ragged = " ragged" if self.lengths == "ragged" else ""
         return f"{self.work} {len(self.contexts)} x {self.context}{ragged}, {shape}{stored}, block {spec.block_size}"
@@ -69,7 +78,7 @@ def cells(options: KernelOptions, layout: str) -> Iterator[Cell]:
     """The grid of options without nulls: decode cells first, each spec's together.
 
     Raises:
-        ConfigError: heads that are not "query/kv/dim".
+        ConfigError: heads that are neither "query/kv/dim" nor "query/latent+rope".
     """
     for spec in _specs(options, layout):
         for batch, context, lengths in itertools.product(options.batch or (), options.context or (), options.lengths):
@@ -95,11 +104,8 @@ def _specs(options: KernelOptions, layout: str) -> Iterator[AttentionSpec]:
     for heads, dtype, kv_dtype, size in itertools.product(
         options.heads or (), options.dtypes or (), options.kv_dtype, options.block_sizes or ()
     ):
-        num_heads, num_kv_heads, head_dim = _heads(heads)
         yield AttentionSpec(
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
+            **_heads(heads),
             dtype=_dtype("mode.dtypes", dtype),
             kv_dtype=None if kv_dtype in (None, dtype) else _dtype("mode.kv_dtype", str(kv_dtype)),
             block_size=size,
@@ -107,12 +113,18 @@ def _specs(options: KernelOptions, layout: str) -> Iterator[AttentionSpec]:
         )
 
 
-def _heads(text: str) -> tuple[int, int, int]:
-    parts = text.split("/")
-    if len(parts) != 3 or not all(part.isdigit() and len(part) <= 5 and int(part) > 0 for part in parts):
-        raise ConfigError(f'mode.heads must be "query/kv/dim" such as 32/8/128, each below 100000, found {shown(text)}')
-    query, kv, dim = (int(part) for part in parts)
-    return query, kv, dim
+def _heads(text: str) -> dict[str, int]:
+    found = re.fullmatch(r"(\d{1,5})/(\d{1,5})([/+])(\d{1,5})", text, re.ASCII)
+    numbers = [int(found[group]) for group in (1, 2, 4)] if found else []
+    if found is None or not all(numbers):
+        raise ConfigError(
+            'mode.heads must be "query/kv/dim" such as 32/8/128, or "query/latent+rope" of a latent cache such as '
+            f"128/512+64, each below 100000, found {shown(text)}"
+        )
+    query, second, last = numbers
+    if found[3] == "+":
+        return {"num_heads": query, "num_kv_heads": 1, "head_dim": second + last, "latent_dim": second}
+    return {"num_heads": query, "num_kv_heads": second, "head_dim": last}
 
 
 def _dtype(key: str, name: str) -> str:
@@ -126,7 +138,7 @@ class Work:
     """The least that one `attend` must do.
 
     Attributes:
-        kv_bytes: K and V of every row's context, once.
+        kv_bytes: K and V of every row's context, once; of a latent cache its rows.
         bytes: those, the queries, the output and the block tables.
         flop: two a product of the two matrix products, visible pairs only.
         exponentials: one a visible pair and query head.
@@ -143,13 +155,13 @@ def work_of(cell: Cell) -> Work:
     spec = cell.spec
     stored, size = _BYTES[spec.kv_dtype or spec.dtype], _BYTES[spec.dtype]
     scale = 4 if spec.kv_dtype == "int8" else 0  # of each token and head
-    kv = sum(cell.contexts) * spec.num_kv_heads * 2 * (spec.head_dim * stored + scale)
+    kv = sum(cell.contexts) * (sum(spec.planes.values()) * stored + spec.vectors * scale)
     tokens, tables = sum(cell.queries), 4 * sum(-(-context // spec.block_size) for context in cell.contexts)
     pairs = sum(q * (c - q) + q * (q + 1) // 2 for c, q in zip(cell.contexts, cell.queries, strict=True))
     return Work(
         kv_bytes=kv,
-        bytes=kv + 2 * tokens * spec.num_heads * spec.head_dim * size + tables,
-        flop=4 * spec.head_dim * spec.num_heads * pairs,
+        bytes=kv + tokens * spec.num_heads * (spec.head_dim + spec.value_dim) * size + tables,
+        flop=2 * (spec.head_dim + spec.value_dim) * spec.num_heads * pairs,
         exponentials=pairs * spec.num_heads,
     )
 

@@ -206,7 +206,7 @@ class Grid:
             "context": cell.context,
             "lengths": cell.lengths,
             "block_size": spec.block_size,
-            "heads": f"{spec.num_heads}/{spec.num_kv_heads}/{spec.head_dim}",
+            "heads": cell.heads,
             "dtype": spec.dtype,
             "kv_dtype": spec.kv_dtype or spec.dtype,
             "layout": spec.layout,
@@ -311,7 +311,7 @@ def dense_sdpa(bench: Bench) -> Call | None:
     A group's query heads are queries in decode, so that no kv head is repeated; ragged batches would be padded.
     """
     spec, (context, *others), (count, *_) = bench.case.spec, bench.case.contexts, bench.case.queries
-    if set(others) - {context} or spec.kv_dtype is not None:
+    if set(others) - {context} or spec.kv_dtype is not None or spec.latent_dim is not None:
         return None
     batch = 1 + len(others)
     heads, group = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads

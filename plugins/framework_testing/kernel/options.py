@@ -27,7 +27,10 @@ class KernelOptions(Options):
         ("uniform", "ragged"),
         description="contexts of the decode rows: uniform, or ragged from a tenth of the longest up",
     )
-    heads: tuple[str, ...] | None = Field(None, description="query heads/kv heads/head dim, as [32/8/128]")
+    heads: tuple[str, ...] | None = Field(
+        None,
+        description="query heads/kv heads/head dim, as [32/8/128]; of latent caches heads/latent+rope: [128/512+64]",
+    )
     block_sizes: tuple[Annotated[int, Field(ge=1, le=MAX_BLOCK_SIZE)], ...] | None = Field(
         None, description="null: cache.block_size"
     )

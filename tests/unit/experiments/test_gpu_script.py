@@ -74,9 +74,13 @@ def dry_run(python: Path, repository: Path, out: Path, *words: str) -> dict[str,
 def test_with_the_four_packages_alone_it_serves_and_says_what_is_missing(
     bare_python: Path, repository: Path, tmp_path: Path
 ) -> None:
-    found = dry_run(bare_python, repository, tmp_path, "--wheels", str(tmp_path / "none"), "--only", "serve", "kit")
-    served, kit = found["parts"]["serve"], found["parts"]["kit"]
-    assert (served["status"], kit["status"]) == ("ok", "skipped"), found
+    found = dry_run(
+        bare_python, repository, tmp_path, "--wheels", str(tmp_path / "none"), "--only", "grid", "serve", "links", "kit"
+    )
+    grid, served, links, kit = found["parts"].values()
+    assert [part["status"] for part in (grid, served, links, kit)] == ["ok", "ok", "ok", "skipped"], found
+    assert {row["heads"] for row in grid["rows"]} == {"4/2/64", "4/64+16"}, grid
+    assert links["rows"][0]["read_bytes_per_s"] > 0, links
     assert served["rows"][0]["output_tokens_per_s"] > 0, served
     assert "hydra" in kit["reason"], kit
     assert "kit: skipped" in found["printed"], found["printed"]
