@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from framework.api import run
-from framework.errors import TimedOut
+from framework.errors import ConfigError, TimedOut
 from framework.files.jsonl import read_jsonl
 from framework.interfaces.backend import AttentionSpec
 from framework.results.reading import read_result
@@ -124,6 +124,29 @@ def test_the_work_of_a_cell_counted_by_hand() -> None:
     prefill = work_of(Cell(SPEC, "prefill", "uniform", (6,), (4,)))
     assert prefill.flop == 2 * 2 * 16 * 4 * (3 + 4 + 5 + 6)
     assert prefill.exponentials == 4 * (3 + 4 + 5 + 6)
+
+
+@pytest.mark.parametrize("stored", [None, "float8_e4m3fn", "int8"])
+def test_a_cell_of_a_latent_cache_reads_each_row_once_and_is_judged(stored: str | None) -> None:
+    options = KernelOptions(batch=(3,), context=(40,), prefill=(24,), heads=("4/48+16",), kv_dtype=(stored,))
+    decode, _, prefill = cells(for_device(options, "cpu", 16), "NHD")
+    work, size = work_of(decode), 4 if stored is None else 1
+    assert work.kv_bytes == 3 * 40 * (64 * size + (4 if stored == "int8" else 0))
+    assert work.bytes == work.kv_bytes + 3 * 4 * (64 + 48) * 4 + 4 * 3 * 3
+    assert work.flop == 2 * (64 + 48) * 4 * 3 * 40
+    for cell in (decode, prefill):
+        bench, backend = build(cell, "cpu", 0), TorchBackend()
+        assert bench.out.shape == (len(bench.q), 4, 48)
+        backend.setup(cell.spec, "cpu")
+        backend.plan(bench.batch)
+        verdict = judge_timed(backend, bench)
+        assert verdict.ok, str(verdict)
+
+
+@pytest.mark.parametrize("text", ["32/8", "32+8/128", "32/8/0", "128/512+", "128/512+64+2", "9/512-64", "٣/1/64"])
+def test_heads_that_are_neither_form_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="query/latent\\+rope"):
+        list(cells(for_device(KernelOptions(heads=(text,)), "cpu", 16), "NHD"))
 
 
 def test_the_floors_of_the_note_on_kernels_come_out() -> None:
