@@ -14,6 +14,7 @@ from framework.config.sections import CacheOptions as CacheOptions
 from framework.config.sections import EngineOptions as EngineOptions
 from framework.config.sections import FaultOptions as FaultOptions
 from framework.engine import graphs
+from framework.engine.compression import require_compressible
 from framework.engine.engine import Engine, ModelLimits
 from framework.engine.engine import Trial as Trial
 from framework.engine.executors.base import Executor
@@ -30,6 +31,7 @@ from framework.groups.serving import grouped_allocator, groups_of_model, running
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
 from framework.interfaces.below import Below, BlockTensors, ServedPools
+from framework.interfaces.compression import Compression
 from framework.interfaces.scheduling import Scheduling
 from framework.model.loading import LoadedModel, fingerprint
 from framework.model.tokenizer import encode
@@ -48,7 +50,7 @@ class LLM:
     """Serves prompts on a real model through any installed allocator, policy, hash and backend. See docs/python.md.
 
     Each component is a name ("prefix"), a mapping with options ({"name": "prefix", "watermark": 0.02}), a class, or,
-    for eviction, hash, backend, scheduling and below, an object of your own.
+    for eviction, hash, backend, scheduling, compression and below, an object of your own.
 
     Args:
         model: "tiny", a local checkpoint folder, a hub id, or a LoadedModel.
@@ -91,6 +93,7 @@ class LLM:
         cache: CacheOptions | None = None,
         engine: EngineOptions | None = None,
         scheduling: Component = "fcfs",
+        compression: Component = "none",
         below: Component = "none",
         trial: Trial | None = None,
     ) -> None:
@@ -103,6 +106,7 @@ class LLM:
         require_no_foresight(eviction)
         self.below: Below = build_component("below", below, {})
         self.scheduling: Scheduling = build_component("scheduling", scheduling, {"seed": self._trial.seed})
+        self.compression: Compression = build_component("compression", compression, {"seed": self._trial.seed})
         self.below.check_served(options)
         self.device, self.seed = default_device(device), self._trial.seed
         chosen = backend
@@ -126,6 +130,13 @@ class LLM:
             self._settle_groups(options)
             advice = self._settle_sizes(options)
             built = self._build_allocator()
+            require_compressible(self.compression, built, {
+                "several groups of KV": bool(self.groups), "a sliding window": self.spec.sliding_window is not None,
+                "a latent cache": self.spec.latent_dim is not None, "several ranks": self.model.ranks is not None,
+                f"cache.kv_dtype={self.kv_dtype}": self.compression.reads_cache and self.kv_dtype != dtype,
+                "CUDA graphs (engine.cuda_graphs)": bool(graphs.choose(options, self.backend, self.device)[0]),
+                "something below the pool": type(self.below) is not Below,
+            })  # fmt: skip
             executor, model_executor = serving_executor(
                 self.model, self.backend, self.sizes, options, self.device, chosen=chosen, seed=self.seed,
                 poison=self._trial.faults.poison, kv_scales=cache.kv_scales,
@@ -248,6 +259,7 @@ class LLM:
             trial=self._trial,
             stop_watch=watch if tokenizer.has_text else None,
             scheduling=self.scheduling,
+            compression=self.compression,
             tiers=self.below.serve(lambda: _pools(self, allocator)),
         )
 

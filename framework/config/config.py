@@ -78,6 +78,7 @@ class Config(Options):
     model: Choice
     workload: Choice
     scheduling: Choice
+    compression: Choice
     below: Choice
     tracker: Choice
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from framework.config.sections import EngineOptions, FaultOptions
+from framework.engine.compression import Compressor
 from framework.engine.executors.base import Executor, Step
 from framework.engine.lifecycle import Lifecycle
 from framework.engine.metrics import Metrics
@@ -39,6 +40,7 @@ from framework.guard.allocator import GuardedAllocator
 from framework.guard.observer import Observers
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.below import MakeBelow
+from framework.interfaces.compression import Compression
 from framework.interfaces.observer import Note, Observed, Observer
 from framework.interfaces.scheduling import Scheduling
 from framework.registry.culprit import raise_named
@@ -105,6 +107,7 @@ class Engine:
             the number of the step, so that what they do can be repeated.
         stop_watch: makes what watches a sequence for stop texts; without it, requests that have some are rejected.
         scheduling: which waiting request is next; None: first come, first served within a priority.
+        compression: which tokens of a request stay in the pool; None: all.
         tiers: makes what lies below the pool, now and after each reset; None for nothing.
         trial: the seed, faults and who listens.
 
@@ -123,6 +126,7 @@ class Engine:
         virtual_clock: bool = False,
         stop_watch: MakeStopWatch | None = None,
         scheduling: Scheduling | None = None,
+        compression: Compression | None = None,
         tiers: MakeBelow | None = None,
         trial: Trial | None = None,
     ) -> None:
@@ -138,6 +142,7 @@ class Engine:
         self.seed, self.preempt_every = trial.seed, trial.faults.preempt_every
         self._stop_watch, self._make_tiers = stop_watch, tiers
         self._scheduling = None if type(scheduling) is Scheduling else scheduling
+        self._compression = None if type(compression) is Compression else compression
         self.candidates: dict[int, list[Candidates]] | None = {} if trial.record else None
         self._num_submitted = 0
         self._torn = self._changing = False
@@ -167,6 +172,8 @@ class Engine:
             state.tiers = self._make_tiers(state, life)
         if self._scheduling is not None:
             state.waiting = state.ordered = OrderedQueue(self._scheduling, state)
+        if self._compression is not None:
+            state.compressor = Compressor(self._compression, state, life)
         observers.listeners = state.listeners
         if observers:
             guarded.observe(observers)
@@ -395,11 +402,15 @@ class Engine:
             state.observers.noted(Note("step", step.number, facts=facts))
         scheduled = executor.now()
         state.tiers.flush()
+        if state.compressor is not None:
+            state.compressor.begin(step)
         executor.forward(step, state.rows)
         if self.state is not state:
             raise EngineInterrupted("the engine was reset while this step ran: what it computed is thrown away")
         computed = executor.now()
         self._commit(step)
+        if state.compressor is not None:
+            state.compressor.end()
         state.metrics.occupancy(step)
         self._outputs.sample(step)
         state.metrics.stepped(step, start, scheduled, computed, executor.now())

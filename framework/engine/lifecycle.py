@@ -43,24 +43,29 @@ class Lifecycle:
         request.status = Status.RUNNING
         self.state.reserved_rows += seq.forks_due
 
-    def place(self, seq: Sequence, computed: int, *, room: int = 0, passed: int = 0, touch: bool = True) -> None:
+    def place(
+        self, seq: Sequence, computed: int, *, room: int = 0, passed: int = 0, removed: int = 0, touch: bool = True
+    ) -> None:
         """Give `seq`, which has a table, a row; `computed` of its tokens have their KV.
 
         Args:
             room: tokens that the table has blocks for at least.
+            removed: of the computed tokens, those that were dropped.
             touch: the table must be extended before its next write.
         """
-        table = self.state.guarded.table(seq.id, num_tokens=max(computed, room))
-        row = self.state.rows.add(seq, computed, len(table) * self._size, touch=touch)
-        self.state.rows.passed[row] = passed
+        table = self.state.guarded.table(seq.id, num_tokens=max(computed, room) - removed)
+        row = self.state.rows.add(seq, computed, len(table) * self._size + removed, touch=touch)
+        self.state.rows.passed[row], self.state.rows.removed[row] = passed, removed
         self.state.executor.set_table(row, 0, table)
-        self.state.executor.fresh(table[-(-computed // self._size) :])
+        self.state.executor.fresh(table[-(-(computed - removed) // self._size) :])
         if self.state.guarded.groups:
             self._set_further(seq)
 
     def release(self, seq: Sequence, *, returning: bool = False) -> None:
         """Free the row and the blocks of `seq`; `returning` when it is preempted and will want them again."""
         row = seq.row
+        if self.state.compressor is not None:
+            self.state.compressor.released(seq)
         self.state.executor.clear_table(row)
         seq.computed_before = int(self.state.rows.computed[row])
         self.state.rows.remove(seq)
@@ -89,8 +94,8 @@ class Lifecycle:
 
         False if blocks or rows ran out: `child` then waits, to be computed from its tokens.
         """
-        child.was_admitted, child.computed_before = True, num_tokens
-        if self.state.rows.num_free == 0:
+        child.was_admitted, child.computed_before, rows = True, num_tokens, self.state.rows
+        if rows.num_free == 0:
             self.state.waiting.push(child)
             return False
         try:
@@ -100,11 +105,14 @@ class Lifecycle:
             return False
         self.state.tiers.flush()
         self.copy(change)
-        self.place(child, num_tokens, passed=int(self.state.rows.passed[parent.row]) if parent.row >= 0 else 0)
+        passed, removed = (column[parent.row] if parent.row >= 0 else 0 for column in (rows.passed, rows.removed))
+        self.place(child, num_tokens, passed=int(passed), removed=int(removed))
+        if self.state.compressor is not None:
+            self.state.compressor.forked(parent, child)
         self.state.metrics.num_forks += 1
         child.committed = parent.committed
         if parent.row >= 0:
-            self.state.rows.touch[parent.row] = True
+            rows.touch[parent.row] = True
         self.state.note("fork", child, parent=parent.id)
         return True
 
@@ -122,13 +130,16 @@ class Lifecycle:
         change = self.state.guarded.commit(seq.id, self.state.rows.known[row, :num_tokens])
         seq.committed = num_tokens
         self.state.tiers.committed(seq, before, num_tokens)
-        start = change.start
-        if start * self._size < self.state.rows.room[row]:
-            table = self.state.guarded.table(seq.id, start=start)
-            self.state.executor.set_table(row, start, table[start:])
-            self.state.rows.room[row] = len(table) * self._size
+        if change.start * self._size < self.state.rows.room[row] - self.state.rows.removed[row]:
+            self.take_table(seq, change.start)
         if self.state.guarded.groups:
             self._set_further(seq)
+
+    def take_table(self, seq: Sequence, start: int) -> None:
+        """The table of `seq` has changed from logical index `start` on: bring its row and the executor up to date."""
+        table, row, rows = self.state.guarded.table(seq.id, start=start), seq.row, self.state.rows
+        self.state.executor.set_table(row, start, table[start:])
+        rows.room[row] = len(table) * self._size + rows.removed[row]
 
     def _set_further(self, seq: Sequence) -> None:
         """Hand the executor the tables of the groups of KV after the first; windows slide before there is no room."""
@@ -171,7 +182,7 @@ class Lifecycle:
             executor.set_table(row, change.start, new)
         elif change.copies:  # of another group's blocks
             self.copy(change)
-        self.state.rows.room[row] = count * self._size
+        self.state.rows.room[row] = count * self._size + self.state.rows.removed[row]
         self.state.rows.touch[row] = False
         if self.state.guarded.groups:
             self._set_further(seq)

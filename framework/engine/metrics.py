@@ -107,7 +107,7 @@ class Metrics:
         active = rows.active()
         computed = rows.computed[active]
         unwritten_each = rows.room[active] - computed
-        internal = int(_sum(np.minimum(unwritten_each, -computed % size)))
+        internal = int(_sum(np.minimum(unwritten_each, (rows.removed[active] - computed) % size)))
         unwritten = int(_sum(unwritten_each))
         used = stats.used_blocks * size
         live = max(0, used - unwritten)

@@ -14,7 +14,8 @@ class Rows:
     """Preallocated columns of up to `max_rows` running sequences of up to `max_len` tokens.
 
     Columns (indexed by row): `length` tokens known; `computed` tokens with KV written; `room` tokens the table has
-    slots for; `limit` length at which it ends; `passed` leading blocks that all layers' windows have passed; `touch`
+    slots for; `removed` of those computed, tokens that were dropped from the pool and have no slot any more;
+    `limit` length at which it ends; `passed` leading blocks that all layers' windows have passed; `touch`
     must be extended before its next write; sampling parameters.
     `tokens` is (max_rows, max_len) int32, and `known` a view of it that plugins may be handed: read-only.
     """
@@ -26,7 +27,7 @@ class Rows:
         self.known = self.tokens.view()
         self.known.flags.writeable = False
         self.length, self.computed, self.room, self.limit = (np.zeros(max_rows, dtype=np.int64) for _ in range(4))
-        self.passed, self.order, self.priority = (np.zeros(max_rows, dtype=np.int64) for _ in range(3))
+        self.passed, self.removed, self.order, self.priority = (np.zeros(max_rows, dtype=np.int64) for _ in range(4))
         self.number, self.stream, self.first_output = (np.zeros(max_rows, dtype=np.int64) for _ in range(3))
         self.touch, self.special, self.ignore_eos = (np.zeros(max_rows, dtype=bool) for _ in range(3))
         self.temperature = np.zeros(max_rows, dtype=np.float32)
@@ -86,7 +87,7 @@ class Rows:
         seq.tokens = self.tokens[row, : int(self.length[row])].copy()
         self.sequences[row] = None
         self.touch[row] = self.special[row] = False
-        self.length[row] = self.computed[row] = self.room[row] = self.passed[row] = 0
+        self.length[row] = self.computed[row] = self.room[row] = self.passed[row] = self.removed[row] = 0
         self._free.append(row)
         seq.row = -1
         self._active = None

@@ -134,6 +134,8 @@ class Scheduler:
         count = max(0, min(need, budget, self.chunk_size))
         if count > 1 and self.state.ordered is not None:
             count = self.state.ordered.share(seq, need, count)
+        if count and self.state.compressor is not None:
+            count = self.state.compressor.step_end(seq, start, start + count) - start
         if count and self._ends_steps:
             whole = int(count == need and seq.is_among_beams)  # all but its last token, which waits for other beams
             count = min(count, self.state.guarded.step_end(seq.info, start, start + count + whole, hit) - start)
@@ -156,7 +158,8 @@ class Scheduler:
                     self.life.preempt(victim)
                 continue
             tiers.flush()
-            self.life.take_change(seq, change, guarded.table(seq.id, num_tokens=end, start=change.start))
+            stored = end - int(self.state.rows.removed[seq.row])
+            self.life.take_change(seq, change, guarded.table(seq.id, num_tokens=stored, start=change.start))
             self._publish(seq, end)
             break
         return enough

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from framework.engine.executors.base import Executor
 from framework.engine.metrics import Metrics
@@ -18,6 +18,9 @@ from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.below import EngineBelow
 from framework.interfaces.observer import Call, Note, Observer
 from framework.types import PolicyTime, RequestId
+
+if TYPE_CHECKING:
+    from framework.engine.compression import Compressor
 
 Log = Callable[..., Any]
 """(event, **facts): receives scheduling and cache events."""
@@ -44,6 +47,7 @@ class EngineState:
         requests: that have not ended, by number.
         arrivals: a heap of (arrival, number, request) that are not due yet.
         ordered: the same as `waiting` where a plugin orders it, else None.
+        compressor: drops tokens of what runs; None: nothing is dropped.
         groups: of beam searches that have arrived.
         tiers: what lies below the pool.
         listeners: of the tiers, which hear the allocator's events.
@@ -66,6 +70,7 @@ class EngineState:
     arrivals: list[tuple[float, int, Request]] = field(default_factory=list)
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
     ordered: OrderedQueue | None = None
+    compressor: Compressor | None = None
     groups: list[BeamGroup] = field(default_factory=list)
     reserved_rows: int = 0
     step_number: int = 0
@@ -81,7 +86,8 @@ class EngineState:
         """What was counted so far, as a run's result has it. `complete`: see `Metrics.summary`."""
         ordered = {} if self.ordered is None else self.ordered.facts()
         facts = {f"scheduling_{name}": value for name, value in ordered.items()}
-        return self.metrics.summary(complete=complete) | self.tiers.summary() | facts
+        dropped = {} if self.compressor is None else self.compressor.summary()
+        return self.metrics.summary(complete=complete) | self.tiers.summary() | facts | dropped
 
     def step_row(self) -> dict[str, Any]:
         """One line for a run's metrics file."""

@@ -45,7 +45,7 @@ class GuardedAllocator(Guard, Allocator):
             self.max_request_tokens = self._size("max_request_tokens")
         self.groups, self.ends_steps = tuple(allocator.groups), allocator.ends_steps
         self.group_blocks = tuple(allocator.group_blocks) or (self.num_blocks,) * max(1, len(self.groups))
-        self.hits_whole_blocks = allocator.hits_whole_blocks
+        self.hits_whole_blocks, self.drops_tokens = allocator.hits_whole_blocks, allocator.drops_tokens  # type: ignore[misc]
         self._max_blocks = 2**31 if max_table_blocks is None else max_table_blocks
         self._usual_blocks = min(self._max_blocks, self.num_blocks)
         self._least_block = 0 if self.groups else 1  # of several groups a table may begin with null blocks
@@ -169,6 +169,14 @@ class GuardedAllocator(Guard, Allocator):
         if found:
             self._num_null[request] = int(found)
         return int(found)
+
+    def drop(
+        self, request: RequestId, num_tokens: int, dropped: Sequence[int], rewritten: int | None = None
+    ) -> TableChange:
+        change = self._checked("drop", self.plugin.drop(request, num_tokens, dropped, rewritten))
+        if self._observers is not None:
+            self._end("drop", request, num_tokens=num_tokens)
+        return change
 
     def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
         table = None if self._observers is None else self.table(request).copy()

@@ -103,6 +103,9 @@ class Allocator(ABC):
     ends_steps: bool = False
     """Whether `step_end` has a say."""
 
+    drops_tokens: ClassVar[bool] = False
+    """Whether `drop` is there, and all other methods count on after it."""
+
     @abstractmethod
     def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
         """How much of this prompt is cached. Pure: changes no order, no statistic.
@@ -220,6 +223,25 @@ class Allocator(ABC):
             UnknownRequest, InvalidArgument: below 0. Nothing changed.
         """
         return 0
+
+    def drop(
+        self, request: RequestId, num_tokens: int, dropped: Sequence[int], rewritten: int | None = None
+    ) -> TableChange:
+        """Tokens of the request are given up: of its committed ones `num_tokens` stay.
+
+        Its table loses the entries at the rising logical indexes `dropped`, what is behind them moves up, and they are
+        unreferenced as by `free`. With `rewritten`, what stays is then written anew from that logical index of the
+        shorter table on: a block there that others refer to is replaced, one of the request's own loses its hash.
+        Nothing of the request is published from here on.
+
+        Everywhere else tokens are counted as before: those dropped count as committed, and need no room.
+
+        Asked only of an allocator that `drops_tokens`.
+
+        Raises:
+            OutOfBlocks: for the replaced blocks. UnknownRequest, InvalidArgument. Nothing changed.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:

@@ -256,6 +256,17 @@ class LayerKV:
         found = {name: stored for name in names if (stored := getattr(self, name)) is not None}
         return {name: stored for name, stored in found.items() if stored.dim() > 1}  # an fp8 pool's scales are heads'
 
+    def index_of(self, table: npt.NDArray[np.int32], slots: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
+        """Where `k`, `v` and tokens' scales have these slots (K or 1, n) of each head of a request with this table:
+        `k[index]` is (K, n, D)."""
+        import torch
+
+        heads = np.arange(self.k.shape[2 if self.layout == "NHD" else 1])[:, None]
+        blocks, places = table[slots // self.block_size], slots % self.block_size
+        order = (blocks, places, heads) if self.layout == "NHD" else (blocks, heads, places)
+        block, second, third = (torch.from_numpy(one.astype(np.int64)).to(self.k.device) for one in order)
+        return block, second, third
+
     @property
     def num_blocks(self) -> int:
         """N, the null block included."""

@@ -57,12 +57,12 @@ class Call(NamedTuple):
     Arrays are the caller's, who writes on in them.
 
     Attributes:
-        name: the method of `Allocator`: allocate, extend, publish, commit, fork, unref_leading, free, reset
-            or advance.
+        name: the method of `Allocator`: allocate, extend, publish, commit, fork, unref_leading, drop, free,
+            reset or advance.
         request: whose table it was about, of a `fork` the parent's; None of `advance` and of a `reset` of all.
         info: of the request, for `allocate`; of the child, for `fork`.
         tokens: that were given: `allocate`, `publish` and `commit`.
-        num_tokens: that were given as a number: `extend`, `fork` and `unref_leading`.
+        num_tokens: that were given as a number: `extend`, `fork`, `unref_leading` and `drop`.
         hit: of `allocate`: what the request shares.
         table: the block ids of the request, of a `fork` of the child, as the call left them; of `free`, as they were
             before. Empty where there is none. To be asked while the observer is called.

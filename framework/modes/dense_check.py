@@ -31,11 +31,13 @@ class Verdict:
         request: its number.
         differs_at: index of the first generated token that is not the dense model's likeliest; None if all are.
         ties: tokens that were not the likeliest, but closer to it than 1e-5 of the largest logit.
+        wrong: the other tokens that were not the likeliest, given the served ones before them.
     """
 
     request: int
     differs_at: int | None
     ties: int = 0
+    wrong: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +62,10 @@ class LossVerdict(Verdict):
 def compare(llm: LLM, requests: Sequence[Request], limit: int) -> tuple[Sequence[Verdict], dict[str, Any]]:
     """Up to `limit` finished greedy requests beside the dense model: a verdict each, and the run's results.
 
-    A backend that declares a loss is measured, in any dtype, and so is a pool of another dtype than the model's. The
-    others must give the dense model's tokens: each the likeliest at its position, given the served tokens before it.
-    Only fp32 is judged so: there the schedule does not change the tokens, except at ties, which are counted apart.
+    A backend that declares a loss is measured, in any dtype, and so is a pool of another dtype than the model's. Where
+    a compression dropped tokens, those that differ are counted. The others must give the dense model's tokens: each the
+    likeliest at its position, given the served tokens before it. Only fp32 is judged so: there the schedule does not
+    change the tokens, except at ties, which are counted apart.
 
     Returns:
         no verdict, and nulls, where nothing can be judged.
@@ -81,6 +84,11 @@ def compare(llm: LLM, requests: Sequence[Request], limit: int) -> tuple[Sequence
     if llm.model.decoder.dtype != torch.float32:
         return (), dict(_NOT_JUDGED)
     verdicts = [_compare(llm, request) for request in _greedy(requests)[:limit]]
+    compressor = llm.engine.state.compressor
+    if compressor is not None and compressor.dropped_tokens:
+        tokens = sum(len(request.completions[0].tokens) for request in _greedy(requests)[:limit])
+        agreed = 1 - sum(verdict.wrong for verdict in verdicts) / tokens if tokens else None
+        return verdicts, _NOT_JUDGED | {"dense_checked": len(verdicts), "dense_agreement": agreed}
     differing = [verdict.request for verdict in verdicts if verdict.differs_at is not None]
     return verdicts, {
         "dense_checked": len(verdicts),
@@ -109,7 +117,8 @@ def _compare(llm: LLM, request: Request) -> Verdict:
     gap = best - chosen
     tie = (gap > 0) & (gap <= _TIE * logits.abs().max(dim=-1).values)
     wrong = ((gap > 0) & ~tie).nonzero().flatten()
-    return Verdict(request=request.number, differs_at=int(wrong[0]) if len(wrong) else None, ties=int(tie.sum()))
+    first = int(wrong[0]) if len(wrong) else None
+    return Verdict(request=request.number, differs_at=first, ties=int(tie.sum()), wrong=len(wrong))
 
 
 def measure_loss(llm: LLM, requests: Sequence[Request], limit: int) -> list[LossVerdict]:

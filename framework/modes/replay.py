@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from framework.config.config import Choice, Config
+from framework.engine.compression import require_compressible
 from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.base import Executor
 from framework.engine.executors.replay import ReplayExecutor, StepCosts, constant_step
@@ -20,6 +21,7 @@ from framework.guard.policy import GuardedPolicy
 from framework.guard.workload import GuardedWorkload
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.below import Below, ReplayedPool
+from framework.interfaces.compression import Compression
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.mode import OnBegin
 from framework.interfaces.workload import Workload, WorkloadRequest
@@ -71,7 +73,10 @@ def full_replay(session: Session, cache: OtherCache | None = None) -> dict[str, 
     source = open_source(session.config, trial, cache)
     engine, unit = source.engine, source.unit
     below: Below = build_component("below", session.config.below.plain(), {})
-    session.facts |= names_of(session.config, (*KINDS[cache is not None : 3], "scheduling", "workload")) | below.names()
+    session.facts |= (
+        names_of(session.config, (*KINDS[cache is not None : 3], "scheduling", "compression", "workload"))
+        | below.names()
+    )
     session.begin("none")
     session.say_length(session.config.engine.max_model_len, None, engine.max_model_len, engine.limits.length_advice)
     if session.settings.requests:
@@ -246,6 +251,12 @@ def _engine(
         allocator, policy = cache.make()
     to_raise = f"cache.num_blocks: the pool's {allocator.num_blocks} blocks hold {pool} tokens"
     below: Below = build_component("below", config.below.plain(), {})
+    compression: Compression = build_component("compression", config.compression.plain(), {"seed": seed})
+    require_compressible(compression, allocator, {
+        "mode=replay, which has no keys to read": compression.reads_cache,
+        "something below the pool": type(below) is not Below,
+        "a sliding window": recording is not None and recording.window is not None,
+    })  # fmt: skip
     recorded = recording.outputs if recording is not None else {}
     lengths = {sample: len(tokens) for sample, tokens in recorded.items()}
     engine = Engine(
@@ -262,6 +273,7 @@ def _engine(
         trial=trial,
         stop_watch=lambda number, stream, stops: RecordedEnd(lengths.get((number, stream))),
         scheduling=build_component("scheduling", config.scheduling.plain(), {"seed": seed}),
+        compression=compression,
         tiers=below.replay(lambda: _pool(config, allocator, executor, max_len, timed=not steps)),
     )
     return engine, policy

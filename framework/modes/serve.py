@@ -156,6 +156,7 @@ def build_llm(config: Config, model: LoadedModel, *, longest: int, trial: Trial)
             device=default_device(config.device),
             cache=config.cache,
             scheduling=config.scheduling.plain(),
+            compression=config.compression.plain(),
             below=config.below.plain(),
             trial=trial,
             engine=engine if engine.max_model_len is not None else engine.changed(max_model_len=longest),
@@ -216,7 +217,10 @@ def what_fewer_bits_buy(config: Config, llm: LLM, requests: Sequence[Request]) -
 
 def summarise(llm: LLM, config: Config, *, complete: bool) -> dict[str, Any]:
     """What the run measured, and on what; of one that broke off (not `complete`) without what plugins report."""
-    result: dict[str, Any] = {"clock": "wall", **names_of(config, (*KINDS, "scheduling", "model", "workload"))}
+    result: dict[str, Any] = {
+        "clock": "wall",
+        **names_of(config, (*KINDS, "scheduling", "compression", "model", "workload")),
+    }
     result.update(
         device=llm.device,
         dtype=llm.spec.dtype,

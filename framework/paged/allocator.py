@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
@@ -73,7 +74,7 @@ class PagedAllocator(Allocator):
     Source: Kwon et al. 2023, arXiv:2309.06180; prefix sharing as in vLLM's automatic prefix caching.
     """
 
-    takes_future = True
+    takes_future = drops_tokens = True
     share_prefix: ClassVar[bool] = False
     share_forks: ClassVar[Literal["none", "full", "all"]] = "none"
 
@@ -227,15 +228,20 @@ class PagedAllocator(Allocator):
         table = self._table(parent)
         self._check_new(child)
         count_of("num_tokens", num_tokens, 0)
-        room = len(table.blocks) * self.block_size
+        room = len(table.blocks) * self.block_size + table.removed
         if num_tokens > room:
             raise InvalidArgument(f"fork of {num_tokens} tokens from request {parent}, which has room for {room}")
+        if num_tokens < table.dropped_at:
+            raise InvalidArgument(
+                f"fork of {num_tokens} tokens from request {parent}, which dropped some of its first {table.dropped_at}"
+            )
         if child.namespace != table.request.namespace:
             raise InvalidArgument(
                 f"a fork stays in its parent's {table.request.namespace}, asked for {child.namespace}"
             )
         self._require_kept("fork", table, num_tokens)
-        total, full = -(-num_tokens // self.block_size), num_tokens // self.block_size
+        stored = num_tokens - table.removed
+        total, full = -(-stored // self.block_size), stored // self.block_size
         kept = max(table.num_null, {"none": 0, "full": full, "all": total}[self.share_forks])
         if total - kept > self.pool.num_blocks - self.pool.used:
             raise self._out_of_blocks(total - kept, self.cache.available())
@@ -254,7 +260,8 @@ class PagedAllocator(Allocator):
             ref[block] += 1
             last[block] = access
         blocks.fromlist(fresh)
-        table = parent.child(child, blocks, self._tenant(child.tenant), num_tokens, num_tokens // self.block_size, kept)
+        full = (num_tokens - parent.removed) // self.block_size
+        table = parent.child(child, blocks, self._tenant(child.tenant), num_tokens, full, kept)
         if kept:
             parent.shared = table.shared = True
         if self._requests is not None:
@@ -266,7 +273,7 @@ class PagedAllocator(Allocator):
         if type(num_tokens) is not int or num_tokens < 0:
             num_tokens = count_of("num_tokens", num_tokens, 0)
         blocks, size, pool = table.blocks, len(table.blocks), self.pool
-        need = -(-num_tokens // self.block_size) - size
+        need = -((table.removed - num_tokens) // self.block_size) - size
         shared = self._unsafe(table) if table.shared else None
         if shared:
             need = max(0, need) + len(shared)
@@ -290,7 +297,8 @@ class PagedAllocator(Allocator):
     def _unsafe(self, table: Table) -> list[int]:
         """Table indexes from the committed length on whose block others can see."""
         ref, hash_of, blocks = self.pool.ref, self.pool.block_hash, table.blocks
-        first = max(table.committed // self.block_size, table.published)  # what it published ahead it writes in place
+        stored = table.committed - table.removed
+        first = max(stored // self.block_size, table.published)  # what it published ahead it writes in place
         return [
             index for index in range(first, len(blocks)) if ref[blocks[index]] > 1 or hash_of[blocks[index]] is not None
         ]
@@ -309,10 +317,10 @@ class PagedAllocator(Allocator):
     def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
         table = self._table(request)
         num_tokens, start, size = len(tokens), len(table.blocks), self.block_size
-        if not table.committed <= num_tokens <= start * size:
+        if not table.committed <= num_tokens <= start * size + table.removed:
             raise InvalidArgument(
                 f"commit of {num_tokens} tokens for request {request}: {table.committed} are committed and there is "
-                f"room for {start * size}; extend first"
+                f"room for {start * size + table.removed}; extend first"
             )
         if type(tokens) is not np.ndarray or tokens.dtype is not _INT32 or not tokens.flags.c_contiguous:
             tokens = _as_tokens(tokens)
@@ -356,7 +364,7 @@ class PagedAllocator(Allocator):
 
     def publish(self, request: RequestId, tokens: TokenArray) -> None:
         table, tokens = self._table(request), _as_tokens(tokens)
-        if len(tokens) > len(table.blocks) * self.block_size:
+        if len(tokens) > len(table.blocks) * self.block_size + table.removed:
             raise InvalidArgument(
                 f"publish of {len(tokens)} tokens for request {request}: there is room for "
                 f"{len(table.blocks) * self.block_size}; extend first"
@@ -459,6 +467,51 @@ class PagedAllocator(Allocator):
         pool.access += 1
         self.cache.unpublish(blocks)
         pool.set_free(cached)
+
+    def drop(
+        self, request: RequestId, num_tokens: int, dropped: Sequence[int], rewritten: int | None = None
+    ) -> TableChange:
+        table, gone = self._table(request), {*dropped}
+        old = table.blocks
+        kept = [index for index in range(len(old)) if index not in gone]
+        rewritten = len(kept) if rewritten is None else rewritten
+        rest = kept[rewritten:]
+        self._check_drop(table, num_tokens, dropped, kept, rewritten)
+        pool, cache = self.pool, self.cache
+        shared = [index for index in rest if pool.ref[old[index]] > 1]
+        if len(shared) > cache.available():
+            raise self._out_of_blocks(len(shared), cache.available())
+        pool.access += 1
+        self._version += 1
+        if shared:
+            cache.replace(old, shared, cache.take(len(shared)))
+        leaving = [old[index] for index in dropped]
+        if self._requests is not None:
+            self._requests.used(leaving, table.facts)
+        cache.unpublish([old[index] for index in reversed(rest) if pool.block_hash[old[index]] is not None])
+        for index in kept[:rewritten]:
+            if index - 1 in gone:
+                cache.detach(old[index])
+        table.blocks = array("i", [old[index] for index in kept])
+        start = min([rewritten, *dropped[:1]])
+        table.published = min(table.published, start, num_tokens // self.block_size)
+        table.closed = table.shared = True
+        table.removed, table.dropped_at = table.committed - num_tokens, table.committed
+        cache.unref(leaving[::-1])
+        return TableChange(start)
+
+    def _check_drop(
+        self, table: Table, num_tokens: int, dropped: Sequence[int], kept: Sequence[int], rewritten: int
+    ) -> None:
+        stored, rising = table.committed - table.removed, all(a < b for a, b in itertools.pairwise(dropped))
+        inside = rising and (not dropped or 0 <= dropped[0] <= dropped[-1] < len(table.blocks))
+        fits = 0 < num_tokens <= min(stored, len(kept) * self.block_size)
+        if table.num_null or not (inside and fits and 0 <= rewritten <= len(kept)):
+            raise InvalidArgument(
+                f"request {table.request.id} cannot drop blocks {[*dropped]} and keep {num_tokens} tokens, rewritten "
+                f"from block {rewritten} on: it has {stored} in {len(table.blocks)} blocks of {self.block_size}, of "
+                f"which {table.num_null} were passed by a window"
+            )
 
     def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
         table = self._table(request)

@@ -28,11 +28,11 @@ def _tables(allocator: Any) -> list[str]:
     faults = []
     ahead: set[int] = set()
     for request, table in allocator.tables().items():
-        size, blocks = allocator.block_size, table.blocks
+        size, blocks, stored = allocator.block_size, table.blocks, table.committed - table.removed
         if table.request.id != request:
             faults.append(f"I8: the table of request {table.request.id} is filed under {request}")
         num_null = table.num_null
-        if any(blocks[:num_null]) or num_null > table.committed // size:
+        if any(blocks[:num_null]) or num_null > stored // size:
             faults.append(f"I8: request {request} unreferenced {num_null} leading blocks, its table is {list(blocks)}")
         blocks = blocks[num_null:]
         for block in blocks:
@@ -40,11 +40,11 @@ def _tables(allocator: Any) -> list[str]:
                 faults.append(f"I11: request {request} names block {block}, outside 1 to {allocator.num_blocks}")
         if len(set(blocks)) != len(blocks):
             faults.append(f"I12: request {request} names a block twice: {list(blocks)}")
-        if not 0 <= table.committed <= len(table.blocks) * size:
-            faults.append(
-                f"I12: request {request} committed {table.committed} tokens in {len(table.blocks)} blocks of {size}"
-            )
-        ahead.update(table.blocks[table.committed // size : table.published])
+        if not 0 <= stored <= len(table.blocks) * size:
+            faults.append(f"I12: request {request} has {stored} tokens in {len(table.blocks)} blocks of {size}")
+        if table.removed and not table.closed:
+            faults.append(f"I20: request {request} lost {table.removed} tokens and would publish what it computes")
+        ahead.update(table.blocks[stored // size : table.published])
     if ahead != allocator.ahead:
         faults.append(
             f"I21: blocks {sorted(ahead)} are published and not computed, noted are {sorted(allocator.ahead)}"

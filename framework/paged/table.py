@@ -22,6 +22,8 @@ class Table:
         committed: leading tokens whose KV is written.
         published: leading blocks that lookups can find, or could when they were unreferenced. More than are committed
             where the step at hand computes the rest.
+        removed: of the committed tokens, those that were dropped: the others have the first slots.
+        dropped_at: tokens that were committed when some were last dropped.
         num_null: leading blocks that were unreferenced since no layer reads them any more.
         hashes: of the leading full blocks as far as they are known; a prompt's are from the start.
         token_bytes: the known tokens as int32: the prompt, and what was committed since.
@@ -31,8 +33,8 @@ class Table:
     """
 
     __slots__ = (
-        "anchor", "blocks", "closed", "committed", "facts", "hashes", "num_null", "published", "request",
-        "root", "shared", "tenant", "token_bytes",
+        "anchor", "blocks", "closed", "committed", "dropped_at", "facts", "hashes", "num_null", "published", "removed",
+        "request", "root", "shared", "tenant", "token_bytes",
     )  # fmt: skip
 
     def __init__(self, request: RequestInfo, blocks: array[int], root: BlockHash, anchor: int, tenant: int) -> None:
@@ -43,7 +45,7 @@ class Table:
         self.tenant = tenant
         self.committed = 0
         self.published = 0
-        self.num_null = 0
+        self.num_null = self.removed = self.dropped_at = 0
         self.hashes: list[BlockHash] = []
         self.token_bytes = bytearray()
         self.closed = False
@@ -72,7 +74,7 @@ class Table:
         table.hashes = self.hashes[:full]
         table.token_bytes = self.token_bytes[: 4 * num_tokens]
         table.published = min(self.published, full, kept)
-        table.num_null = self.num_null
+        table.num_null, table.removed, table.dropped_at = self.num_null, self.removed, self.dropped_at
         table.closed = self.closed or 0 < self.num_null >= table.published  # nothing to publish the next block below
         return table
 

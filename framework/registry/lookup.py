@@ -224,7 +224,7 @@ def import_place(place: str) -> ModuleType:
     return module
 
 
-_DECLARING = ("mode", "below", "observer")
+_DECLARING = ("mode", "below", "observer", "compression")
 """The kinds whose classes declare metrics of a run, files that it writes, figures or tables of a report."""
 
 

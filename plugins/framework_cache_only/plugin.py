@@ -46,6 +46,8 @@ class CacheOnly(Mode):
         parts = [("observer", entry["name"]) for entry in config.observers]
         if config.below.name != "none":
             parts.append(("below", config.below.name))
+        if config.compression.name != "none":
+            parts.append(("compression", config.compression.name))
         for kind, name in parts:
             if not issubclass(registry.load(kind, name), (CacheOnlyObserver, CacheOnlyBelow)):
                 raise ConfigError(f"{kind} {name} has no part in mode=cache_only, which has no engine; leave it out")

@@ -64,6 +64,7 @@ class Hybrid(HybridOptions, Replay):
             "observers": [name for name, cls in observers.items() if not cls.several_groups],
             "replay.optimum": config.replay.optimum,
             "below": config.below.name if config.below.name != "none" else None,
+            "compression": config.compression.name if config.compression.name != "none" else None,
         }  # fmt: skip
         for key, value in of_one_group.items():
             if value:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from framework.engine.rows import IntArray, Rows
+from framework.interfaces.compression import LayerCache
 from framework.types import BlockCopy
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
@@ -86,6 +90,35 @@ class Executor(ABC):
     def fresh(self, ids: npt.NDArray[np.int32], group: int = 0) -> None:  # noqa: B027
         """What these blocks of a group of KV hold is nobody's: they were just handed out, or nothing of their row was
         written to them yet. A debugging executor poisons them."""
+
+    def listen(self, listener: Callable[[int, Tensor], Any]) -> None:  # noqa: B027
+        """Tell `listener` the queries (T, H, D) of each step in each layer with a KV pool, by its number there, before
+        attention. An executor without a model tells nobody."""
+
+    def read(
+        self,
+        table: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int64],
+        queries: Sequence[Sequence[Tensor]],
+        computed: int,
+    ) -> Sequence[LayerCache]:
+        """What each layer keeps in the first n slots of this table; empty: nothing is kept.
+
+        Args:
+            positions: (L or 1, K or 1, n) int64, of the tokens.
+            queries: of each layer, (w, H, D) in parts: of the last of the `computed` tokens.
+        """
+        return ()
+
+    def compact(  # noqa: B027
+        self,
+        source: npt.NDArray[np.int32],
+        destination: npt.NDArray[np.int32],
+        tokens: npt.NDArray[np.int64],
+        start: int,
+    ) -> None:
+        """Move tokens together: slot i of table `destination`, from `start` on, gets what slot `tokens[..., i]` of
+        table `source` has, for each layer and head of (L or 1, K or 1, m) int64. Blocks may be in both tables."""
 
     @abstractmethod
     def forward(self, step: Step, rows: Rows) -> None:

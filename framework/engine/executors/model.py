@@ -23,6 +23,7 @@ from framework.engine.states import StatePool
 from framework.engine.tables import BlockTables
 from framework.errors import ConfigError
 from framework.interfaces.backend import AttentionBackend, Batch, Rope
+from framework.interfaces.compression import LayerCache
 from framework.model import sampler
 from framework.model.decoder import Attention, Decoder
 from framework.model.latent import Index
@@ -63,6 +64,7 @@ class ModelExecutor(Executor):
         self.graphs: DecodeGraphs | None = None
         self.graphs_off = ""
         self.num_eager_steps = 0
+        self._listener: Callable[[int, Tensor], Any] | None = None
         self._forward: Callable[..., Any] = decoder
         self._attention: Attention = self.attend
         self._batches: Sequence[Batch] = ()  # a group each
@@ -147,6 +149,46 @@ class ModelExecutor(Executor):
         if self.states is not None:
             self.states.copy([(copy.source, copy.destination) for copy in copies if copy.group == 1])
 
+    def listen(self, listener: Callable[[int, Tensor], Any]) -> None:
+        self._listener = listener
+
+    @torch.inference_mode()
+    def read(
+        self,
+        table: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int64],
+        queries: Sequence[Sequence[Tensor]],
+        computed: int,
+    ) -> Sequence[LayerCache]:
+        layers, spec = self.pool.layers, self.by_layer[0].spec
+        places = np.broadcast_to(positions, (len(layers), spec.num_kv_heads, positions.shape[2]))
+        slots = np.arange(positions.shape[2])[None]
+        found = []
+        for index, layer in enumerate(layers):
+            asked = torch.cat([*queries[index]]) if queries else layer.k.new_empty(0, spec.num_heads, spec.head_dim)
+            at = torch.arange(computed - len(asked), computed, device=self.device)
+            where = layer.index_of(table, slots)
+            found.append(LayerCache(
+                keys=layer.k[where], values=layer.v[where], scale=spec.softmax_scale, rotary=self.decoder.rope,
+                positions=torch.from_numpy(places[index].copy()).to(self.device), queries=asked, query_positions=at,
+            ))  # fmt: skip
+        return found
+
+    @torch.inference_mode()
+    def compact(
+        self,
+        source: npt.NDArray[np.int32],
+        destination: npt.NDArray[np.int32],
+        tokens: npt.NDArray[np.int64],
+        start: int,
+    ) -> None:
+        to = np.arange(start, tokens.shape[2])[None]
+        each = np.broadcast_to(tokens, (len(self.pool.layers), *tokens.shape[1:]))
+        for layer, kept in zip(self.pool.layers, each, strict=True):
+            old, new = layer.index_of(source, kept[:, start:]), layer.index_of(destination, to)
+            for stored in layer.tensors.values():
+                stored[new] = stored[old]
+
     def fresh(self, ids: npt.NDArray[np.int32], group: int = 0) -> None:
         if group and self.states is not None:
             self.states.freed(ids)
@@ -156,20 +198,23 @@ class ModelExecutor(Executor):
     @torch.inference_mode()
     def forward(self, step: Step, rows: Rows) -> None:
         packed = step.packed
-        tokens, slots = rows.tokens[packed].astype(np.int64), self.tables.slots(*packed)
+        tokens = rows.tokens[packed].astype(np.int64)
+        slots = self.tables.slots(packed[0], packed[1] - rows.removed[packed[0]])
         size = self.graphs.size_for(step) if self.graphs else None
         if self.graphs is None or size is None:
             self.num_eager_steps += 1
-            self._logits = self._eager(step, packed, tokens, slots)
+            self._logits = self._eager(step, packed, tokens, slots, rows.removed[step.rows])
             return
         logits = self.graphs.run(size, step, tokens, slots)
         if len(step.sampled) < len(step.rows):
             logits = logits[self._drawing.upload(step.sampled)[0]]
         self._logits = logits
 
-    def _eager(self, step: Step, packed: tuple[IntArray, IntArray], tokens: IntArray, slots: IntArray) -> Tensor:
+    def _eager(
+        self, step: Step, packed: tuple[IntArray, IntArray], tokens: IntArray, slots: IntArray, removed: IntArray
+    ) -> Tensor:
         """The logits of `step.sampled`, of a ragged batch of any shape."""
-        context = (step.computed + step.num_new).astype(np.int32)
+        context = (step.computed + step.num_new - removed).astype(np.int32)
         starts = np.zeros(len(step.rows) + 1, dtype=np.int32)
         np.cumsum(step.num_new, out=starts[1:])
         longest = int(context.max())
@@ -238,6 +283,8 @@ class ModelExecutor(Executor):
         else:
             rope = self._rope[self.decoder.config.slides(layer)]
             q = backend.rotate_and_write(kv, q, k, v, rope, batch.slot_mapping)
+        if self._listener is not None:
+            self._listener(place, q)
         out = q.new_empty(*q.shape[:2], v.shape[-1])
         if index is None:
             backend.attend(q, kv, batch, out)

@@ -40,6 +40,7 @@ class RadixAllocator(PagedAllocator):
     Source: Zheng et al. 2024, SGLang, arXiv:2312.07104 §3 (RadixAttention), on blocks in place of single tokens.
     """
 
+    drops_tokens = False  # a hit ends inside a block, whose tokens its tree knows by their place
     share_prefix = True
     share_forks = "all"
 

@@ -41,6 +41,6 @@ class Kernel(KernelOptions, Mode):
     @classmethod
     def unread(cls, config: Mapping[str, Any]) -> Sequence[str]:
         return (
-            "allocator", "eviction", "hash", "model", "workload", "below", "replay", "engine", "executor",
-            "cache.num_blocks", "cache.memory_fraction", "faults",
+            "allocator", "eviction", "hash", "model", "workload", "compression", "below", "replay", "engine",
+            "executor", "cache.num_blocks", "cache.memory_fraction", "faults",
         )  # fmt: skip

@@ -33,7 +33,7 @@ HOOKS = {
     "hash": ("root", "block", "blocks"),
 }  # fmt: skip
 NOT_CALLED = {
-    "allocator": {"reset", "check", "listen", "facts"},
+    "allocator": {"reset", "check", "listen", "facts", "drop"},
     "eviction": {"attach", "victims", "facts", "parameters"},
     "hash": set(),
 }

@@ -1,0 +1,58 @@
+"""Compressions that drop whole blocks: no token is moved, and what stays keeps its hash."""
+
+# Shapes: K kv heads  n tokens in the pool
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from framework.interfaces.compression import LayerCache, Written
+from framework_lossy.budget import JUDGED, ScoredBlocks, attention
+from framework_lossy.tokens import at_least
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PagedEviction(ScoredBlocks):
+    """Blocks whose tokens have small values and large keys go; with `every` the block size, one a block that fills.
+
+    Source: Chitty-Venkata et al. 2025, arXiv:2509.04377: a token is worth |V| / |K|, a block the mean of its tokens.
+    The paper drops single tokens of a prompt, before its blocks are made; here a prompt lies in blocks already, which
+    other requests may share, and loses whole ones too.
+    """
+
+    def score(self, layer: LayerCache) -> Tensor:
+        worth: Tensor = layer.values.norm(dim=-1) / layer.keys.norm(dim=-1).clamp_min(1e-12)
+        return worth.mean(0)
+
+
+class OpenVINOEviction(ScoredBlocks):
+    """Blocks between the first and the last ones go, those that got the least attention first.
+
+    Args:
+        start_tokens, recent_tokens: at both ends, in whole blocks, that go last: the recent before the first.
+        window: last queries whose attention counts.
+
+    Source: OpenVINO GenAI 2026, CacheEvictionConfig: 32, 128, and a window of 8 for prompts. There each layer chooses
+    its own blocks; the blocks here belong to all layers, whose attention is averaged. There queries of decode add up
+    over a token's life (NORM_SUM); here the last `window` count.
+    """
+
+    def __init__(self, *, start_tokens: int = 32, recent_tokens: int = 128, window: int = 8, **budget: Any) -> None:
+        super().__init__(**budget)
+        self.start_tokens = at_least("start_tokens", start_tokens, 0)
+        self.recent_tokens, self.window = at_least("recent_tokens", recent_tokens, 0), at_least("window", window, 1)
+        self.num_queries = max(window, JUDGED)
+
+    def score(self, layer: LayerCache) -> Tensor:
+        weights = attention(layer, layer.queries[-self.window :], layer.query_positions[-self.window :])
+        return weights.mean((0, 1, 2))
+
+    def protected(self, num_blocks: int, written: Written) -> npt.NDArray[np.int64]:
+        places, size = np.arange(num_blocks), written.block_size
+        recent = places >= num_blocks - -(-self.recent_tokens // size)
+        return np.where(places < -(-self.start_tokens // size), 2, recent.astype(np.int64))
