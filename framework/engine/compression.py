@@ -198,8 +198,8 @@ class Compressor(Guard):
                 return tokens[None, None], len(tokens)
         elif isinstance(kept, Kept) and isinstance(kept.tokens, np.ndarray) and kept.tokens.ndim == 3:
             tokens = kept.tokens
-            if tokens.shape[2] and (np.diff(tokens) > 0).all() and tokens.min() >= 0 and tokens.max() < stored:
-                return tokens, tokens.shape[2]
+            if tokens.shape[-1] and (np.diff(tokens) > 0).all() and tokens.min() >= 0 and tokens.max() < stored:
+                return tokens, tokens.shape[-1]
         self.wrong("keep", f"must name, rising, some of {stored} tokens or of their blocks of {size}", kept)
         raise AssertionError
 
