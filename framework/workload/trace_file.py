@@ -9,9 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from framework.errors import ConfigError
+from framework.errors import ConfigError, shown
 from framework.interfaces.workload import Workload, WorkloadRequest
-from framework.workload.draws import need
 from framework.workload.traces import Trace, open_trace
 
 
@@ -43,10 +42,9 @@ class TraceFile(Workload):
         self._trace: Trace | None = None
         if not 0 < self.speed < math.inf:
             raise ConfigError(f"workload.speed (trace) must be above 0 and finite, found {self.speed}")
-        if self.limit is not None:
-            need("trace", "limit", self.limit, 1, 2**63)
-        if self.block_tokens is not None:
-            need("trace", "block_tokens", self.block_tokens, 1)
+        for name, value, most in (("limit", self.limit, 2**63), ("block_tokens", self.block_tokens, 10**7)):
+            if value is not None and not 1 <= value <= most:
+                raise ConfigError(f"workload.{name} (trace) must be 1 to {most}, found {shown(value)}")
 
     def open(self, block_tokens: int | None = None) -> Trace:
         """The trace itself; `block_tokens` where the options give none.

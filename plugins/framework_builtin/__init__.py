@@ -1,1 +1,1 @@
-"""Every built-in allocator, eviction policy, hash scheme and attention backend, registered as third-party ones are."""
+"""Every built-in allocator, eviction policy, hash scheme, backend and workload, registered as third-party ones are."""

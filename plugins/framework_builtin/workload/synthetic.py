@@ -17,7 +17,7 @@ import numpy as np
 
 from framework.interfaces.workload import Sampling, Workload, WorkloadRequest
 from framework.types import TokenArray
-from framework.workload.draws import at_least, need
+from framework_builtin.workload.draws import at_least, need
 
 _WORDS = (
     "cache", "block", "page", "table", "prefix", "token", "query", "layer", "model", "batch", "prompt",

@@ -11,7 +11,7 @@ from synthetic_workloads import drawn
 
 from framework.errors import ConfigError, WorkloadError
 from framework.workload import build
-from framework.workload.draws import Draws, Zipf
+from framework_builtin.workload.draws import Draws, Zipf
 from framework.workload.traces import WorkloadRequest, write_trace
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from framework.errors import ConfigError
 from framework.interfaces.workload import Sampling, WorkloadRequest
-from framework.workload.draws import SeededWorkload, Zipf, at_least, need
+from framework_builtin.workload.draws import SeededWorkload, Zipf, at_least, need
 
 
 @dataclass(kw_only=True)

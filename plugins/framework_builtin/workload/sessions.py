@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from framework.interfaces.workload import WorkloadRequest
-from framework.workload.draws import Draws, SeededWorkload, Zipf, at_least
+from framework_builtin.workload.draws import Draws, SeededWorkload, Zipf, at_least
 
 
 class Sessions(SeededWorkload):
