@@ -34,9 +34,9 @@ from framework.interfaces import eviction
 from framework.interfaces.eviction import EvictionPolicy
 from framework.registry.components import build_component
 from framework.types import Hint
-from framework_builtin.workload.prompts import AgentText
 from framework.workload.traces import WorkloadRequest, open_trace
 from framework.workload.traces.own_format import as_trace, name_blocks
+from framework_builtin.workload.prompts import AgentText
 from framework_cache_only import paths, reference
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_cache_only.reference import core_of, count

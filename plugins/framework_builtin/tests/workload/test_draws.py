@@ -11,8 +11,8 @@ from synthetic_workloads import drawn
 
 from framework.errors import ConfigError, WorkloadError
 from framework.workload import build
-from framework_builtin.workload.draws import Draws, Zipf
 from framework.workload.traces import WorkloadRequest, write_trace
+from framework_builtin.workload.draws import Draws, Zipf
 
 
 def test_popularity_follows_zipf() -> None:
