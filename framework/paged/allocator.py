@@ -24,7 +24,7 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.paged.audit import audit
 from framework.paged.cache import BlockCache
-from framework.paged.index import BlockHasher, PrefixIndex
+from framework.paged.index import BlockHasher, PrefixIndex, prefix_index
 from framework.paged.pool import BlockPool, LastRequests
 from framework.paged.table import Table, count_of, without_copies
 from framework.types import (
@@ -77,6 +77,7 @@ class PagedAllocator(Allocator):
     takes_future = drops_tokens = True
     share_prefix: ClassVar[bool] = False
     share_forks: ClassVar[Literal["none", "full", "all"]] = "none"
+    _index: ClassVar[Callable[..., PrefixIndex]] = staticmethod(prefix_index)
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class PagedAllocator(Allocator):
         self.watermark = watermark
         self._reserve = int(watermark * num_blocks)
         self.pool = BlockPool(num_blocks, block_size)
-        index = self._index(hash, duplicates, leaf_only=leaf_only)
+        index = self._index(self.pool, hash, duplicates, leaf_only=leaf_only)
         host = PolicyHost(eviction, self.pool.candidate)
         self._requests = LastRequests(num_blocks + 1) if host.policy.needs_requests else None
         host.policy.attach(self.pool.view(self._requests))
@@ -112,24 +113,6 @@ class PagedAllocator(Allocator):
         self.ahead: set[int] = set()
         self._tenants: dict[str, int] = {"": 0}
         self._version = self._hit_tokens = self._prompt_tokens = self._copied_blocks = 0
-
-    def _index(self, hash: HashScheme, duplicates: str, *, leaf_only: bool) -> PrefixIndex:
-        """The index for names of this scheme, and for contents that several blocks may hold ("keep") or not ("merge").
-
-        Raises:
-            InvalidArgument: duplicates that are neither, or kept with `leaf_only` or with names that may collide.
-        """
-        if duplicates not in ("merge", "keep"):
-            raise InvalidArgument(f"duplicates is merge or keep, found {duplicates!r}")
-        keep = duplicates == "keep"
-        if keep and not hash.collision_resistant:
-            raise InvalidArgument(
-                f"duplicates=keep finds equal contents by hash, and those of {type(hash).__name__} may collide; take a "
-                "collision-resistant scheme such as sha256, or duplicates=merge"
-            )
-        if keep and leaf_only:
-            raise InvalidArgument("duplicates=keep lets a block be in use below one that is not; set leaf_only=false")
-        return PrefixIndex(self.pool, compares_tokens=not hash.collision_resistant, keeps_duplicates=keep)
 
     @property
     def hits_whole_blocks(self) -> bool:  # type: ignore[override]
@@ -211,7 +194,8 @@ class PagedAllocator(Allocator):
         self.pool.access += 1
         blocks = array("i", hit.blocks)
         blocks.fromlist(self.cache.take(need, hit.blocks, request.priority))
-        table = Table(request, blocks, root, anchor, self._tenant(request.tenant))
+        tenant = self._tenants.setdefault(request.tenant, len(self._tenants))
+        table = Table(request, blocks, root, anchor, tenant)
         table.token_bytes = bytearray(tokens)
         if self.share_prefix:
             table.hashes = hashes
@@ -239,7 +223,12 @@ class PagedAllocator(Allocator):
             raise InvalidArgument(
                 f"a fork stays in its parent's {table.request.namespace}, asked for {child.namespace}"
             )
-        self._require_kept("fork", table, num_tokens)
+        null_tokens = table.num_null * self.block_size
+        if null_tokens and num_tokens < null_tokens + self.block_size:  # nothing could be published below them
+            raise InvalidArgument(
+                f"fork of request {parent} at {num_tokens} tokens: its first {null_tokens} were passed to "
+                "unref_leading; keep a full block after them"
+            )
         stored = num_tokens - table.removed
         total, full = -(-stored // self.block_size), stored // self.block_size
         kept = max(table.num_null, {"none": 0, "full": full, "all": total}[self.share_forks])
@@ -248,25 +237,20 @@ class PagedAllocator(Allocator):
         self.pool.access += 1
         fresh = self.cache.take(total - kept)
         copies = tuple(BlockCopy(BlockId(a), BlockId(b)) for a, b in zip(table.blocks[kept:total], fresh, strict=True))
-        self._tables[child.id] = self._child(table, child, num_tokens, kept, fresh)
+        blocks, pool = table.blocks[:kept], self.pool
+        for block in blocks[table.num_null :]:
+            pool.ref[block] += 1
+            pool.last_access[block] = pool.access
+        blocks.fromlist(fresh)
+        tenant = self._tenants.setdefault(child.tenant, len(self._tenants))
+        made = self._tables[child.id] = table.child(child, blocks, tenant, num_tokens, full, kept)
+        if kept:
+            table.shared = made.shared = True
+        if self._requests is not None:
+            made.facts = self._requests.forked(table.facts, child)
         self._copied_blocks += len(copies)
         self._version += 1
         return TableChange(0, copies)
-
-    def _child(self, parent: Table, child: RequestInfo, num_tokens: int, kept: int, fresh: list[int]) -> Table:
-        blocks = parent.blocks[:kept]
-        ref, last, access = self.pool.ref, self.pool.last_access, self.pool.access
-        for block in blocks[parent.num_null :]:
-            ref[block] += 1
-            last[block] = access
-        blocks.fromlist(fresh)
-        full = (num_tokens - parent.removed) // self.block_size
-        table = parent.child(child, blocks, self._tenant(child.tenant), num_tokens, full, kept)
-        if kept:
-            parent.shared = table.shared = True
-        if self._requests is not None:
-            table.facts = self._requests.forked(parent.facts, child)
-        return table
 
     def extend(self, request: RequestId, num_tokens: int) -> TableChange:
         table = self._table(request)
@@ -292,7 +276,15 @@ class PagedAllocator(Allocator):
         if not shared:
             blocks.fromlist(fresh)
             return without_copies(size)
-        return self._copy_on_write(table, shared, fresh)
+        replacements = fresh[: len(shared)]
+        copies = tuple(
+            BlockCopy(BlockId(blocks[index]), BlockId(block)) for index, block in zip(shared, replacements, strict=True)
+        )
+        self.cache.replace(blocks, shared, replacements)
+        blocks.fromlist(fresh[len(shared) :])
+        table.shared = False
+        self._copied_blocks += len(copies)
+        return TableChange(shared[0], copies)
 
     def _unsafe(self, table: Table) -> list[int]:
         """Table indexes from the committed length on whose block others can see."""
@@ -302,17 +294,6 @@ class PagedAllocator(Allocator):
         return [
             index for index in range(first, len(blocks)) if ref[blocks[index]] > 1 or hash_of[blocks[index]] is not None
         ]
-
-    def _copy_on_write(self, table: Table, shared: list[int], fresh: list[int]) -> TableChange:
-        blocks, replacements = table.blocks, fresh[: len(shared)]
-        copies = tuple(
-            BlockCopy(BlockId(blocks[index]), BlockId(block)) for index, block in zip(shared, replacements, strict=True)
-        )
-        self.cache.replace(blocks, shared, replacements)
-        blocks.fromlist(fresh[len(shared) :])
-        table.shared = False
-        self._copied_blocks += len(copies)
-        return TableChange(shared[0], copies)
 
     def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
         table = self._table(request)
@@ -399,9 +380,6 @@ class PagedAllocator(Allocator):
         if request.id in self._tables:
             raise DuplicateRequest(f"request {request.id} holds a table already; free it first")
 
-    def _tenant(self, tenant: str) -> int:
-        return self._tenants.setdefault(tenant, len(self._tenants))
-
     def _out_of_blocks(self, need: int, have: int, reserve: int = 0) -> OutOfBlocks:
         free = min(len(self.pool.free), have)
         kept = f", {reserve} of them kept by the watermark" if reserve else ""
@@ -417,14 +395,6 @@ class PagedAllocator(Allocator):
             raise UnknownRequest(
                 f"request {request!r} holds no table: never allocated, or freed before; {len(self._tables)} do"
             ) from None
-
-    def _require_kept(self, call: str, table: Table, num_tokens: int) -> None:
-        """Refuse to go back to where the block before was unreferenced: nothing could be published below it."""
-        if table.num_null and num_tokens < (table.num_null + 1) * self.block_size:
-            raise InvalidArgument(
-                f"{call} of request {table.request.id} at {num_tokens} tokens: its first "
-                f"{table.num_null * self.block_size} were passed to unref_leading; keep a full block after them"
-            )
 
     def unref_leading(self, request: RequestId, num_tokens: int) -> int:
         table = self._table(request)
@@ -445,28 +415,6 @@ class PagedAllocator(Allocator):
         self.cache.detach(rest)
         self.cache.unref(dropped[::-1])
         return end
-
-    def _discard(self, request: RequestId) -> None:
-        table, pool = self._table(request), self.pool
-        if self.ahead:
-            raise InvalidArgument(f"reset of request {request} while a step is being computed; commit it first")
-        gone = {block for block in table.blocks if pool.block_hash[block] is not None}
-        above = self.cache.index.parent(min(gone, key=pool.depth.__getitem__)) if gone else 0
-        while above:  # what a window has passed
-            gone.add(above)
-            above = self.cache.index.parent(above)
-        for live_table in self._tables.values():
-            first = next(
-                (index for index, block in enumerate(live_table.blocks[: live_table.published]) if block in gone), None
-            )
-            if first is not None:
-                live_table.published, live_table.closed, live_table.shared = first, True, True
-        blocks = sorted(gone, key=pool.depth.__getitem__, reverse=True)
-        cached = [block for block in blocks if not pool.ref[block]]
-        self._version += 1
-        pool.access += 1
-        self.cache.unpublish(blocks)
-        pool.set_free(cached)
 
     def drop(
         self, request: RequestId, num_tokens: int, dropped: Sequence[int], rewritten: int | None = None
@@ -535,17 +483,36 @@ class PagedAllocator(Allocator):
         return np.frombuffer(bytearray(self._table(request).blocks), dtype=_INT32)
 
     def reset(self, request: RequestId | None = None) -> None:
-        if request is not None:
-            self._discard(request)
+        if request is None:
+            self.ahead.clear()
+            for table in self._tables.values():
+                table.closed = True
+                table.published = 0
+                table.shared = True
+            self._version += 1
+            self.pool.access += 1
+            self.cache.reset()
             return
-        self.ahead.clear()
-        for table in self._tables.values():
-            table.closed = True
-            table.published = 0
-            table.shared = True
+        table, pool = self._table(request), self.pool
+        if self.ahead:
+            raise InvalidArgument(f"reset of request {request} while a step is being computed; commit it first")
+        gone = {block for block in table.blocks if pool.block_hash[block] is not None}
+        above = self.cache.index.parent(min(gone, key=pool.depth.__getitem__)) if gone else 0
+        while above:  # what a window has passed
+            gone.add(above)
+            above = self.cache.index.parent(above)
+        for live_table in self._tables.values():
+            first = next(
+                (index for index, block in enumerate(live_table.blocks[: live_table.published]) if block in gone), None
+            )
+            if first is not None:
+                live_table.published, live_table.closed, live_table.shared = first, True, True
+        blocks = sorted(gone, key=pool.depth.__getitem__, reverse=True)
+        cached = [block for block in blocks if not pool.ref[block]]
         self._version += 1
-        self.pool.access += 1
-        self.cache.reset()
+        pool.access += 1
+        self.cache.unpublish(blocks)
+        pool.set_free(cached)
 
     def stats(self) -> AllocatorStats:
         pool = self.pool

@@ -441,3 +441,22 @@ class PrefixIndex:
 def _view(column: array[int]) -> npt.NDArray[np.int32]:
     """A column to index with many numbers at once; not to be kept, since columns grow."""
     return np.frombuffer(column, dtype=np.int32)
+
+
+def prefix_index(pool: BlockPool, hash: HashScheme, duplicates: str, *, leaf_only: bool) -> PrefixIndex:
+    """The index for names of this scheme, and for contents that several blocks may hold ("keep") or not ("merge").
+
+    Raises:
+        InvalidArgument: duplicates that are neither, or kept with `leaf_only` or with names that may collide.
+    """
+    if duplicates not in ("merge", "keep"):
+        raise InvalidArgument(f"duplicates is merge or keep, found {duplicates!r}")
+    keep = duplicates == "keep"
+    if keep and not hash.collision_resistant:
+        raise InvalidArgument(
+            f"duplicates=keep finds equal contents by hash, and those of {type(hash).__name__} may collide; take a "
+            "collision-resistant scheme such as sha256, or duplicates=merge"
+        )
+    if keep and leaf_only:
+        raise InvalidArgument("duplicates=keep lets a block be in use below one that is not; set leaf_only=false")
+    return PrefixIndex(pool, compares_tokens=not hash.collision_resistant, keeps_duplicates=keep)

@@ -65,12 +65,13 @@ class RadixAllocator(PagedAllocator):
         )
         if block_size % count_of("page_size", page_size, 1):
             raise InvalidArgument(f"page_size {page_size} does not divide block_size {block_size}")
-        self._page_size = page_size
+        assert isinstance(self.cache.index, RadixIndex)
+        self._page_size, self._tree = page_size, self.cache.index
         self._partial_hit_tokens = 0
 
-    def _index(self, hash: HashScheme, duplicates: str, *, leaf_only: bool) -> PrefixIndex:
-        self._tree = RadixIndex(self.pool)
-        return self._tree
+    @staticmethod
+    def _index(pool: BlockPool, *chosen: object, **options: object) -> RadixIndex:
+        return RadixIndex(pool)
 
     def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
         tokens = as_tokens(tokens)
