@@ -6,7 +6,7 @@ import heapq
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from framework.engine.lifecycle import Lifecycle
 from framework.engine.metrics import Metrics
 from framework.engine.outputs import Outputs
 from framework.engine.request import (
+    About,
     BeamGroup,
     Candidates,
     MakeStopWatch,
@@ -46,7 +47,7 @@ from framework.interfaces.scheduling import Scheduling
 from framework.registry.culprit import raise_named
 from framework.registry.signatures import check_arguments
 from framework.sampling import Sampling
-from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, as_tokens
+from framework.types import RequestId, as_tokens
 from framework.validation import Natural, Options, Positive
 
 _LOOK_S = 0.05
@@ -261,35 +262,26 @@ class Engine:
         sampling: Sampling,
         *,
         arrival_s: float | None = None,
-        namespace: Namespace = ROOT_NAMESPACE,
-        priority: int = 0,
-        tenant: str = "",
-        key: str = "",
-        session: str | None = None,
-        category: str | None = None,
-        hint: Hint | None = None,
-        turn: int | None = None,
+        **about: Unpack[About],
     ) -> Request:
         """Queue one prompt (token ids). A request that can never be served comes back rejected, with the reason.
 
         Raises:
-            InvalidTokens, InvalidArgument: no token ids, or a priority, an arrival or a name outside its range. Nothing
-                was queued.
+            InvalidTokens, InvalidArgument: no token ids, a word that is not one of `About`'s, or a priority, an arrival
+                or a name outside its range. Nothing was queued.
             EngineInterrupted: the engine must be reset first.
         """
+        if unknown := about.keys() - About.__optional_keys__:
+            known = ", ".join(sorted(About.__optional_keys__))
+            raise InvalidArgument(
+                f"a request is not described by {', '.join(map(repr, sorted(unknown)))}; its words are {known}"
+            )
         request = Request(
             number=self._num_submitted,
             prompt=as_tokens(prompt),
             sampling=sampling,
             arrival_s=self.executor.now() if arrival_s is None else arrival_s,
-            namespace=namespace,
-            priority=priority,
-            tenant=tenant,
-            key=key,
-            session=session,
-            category=category,
-            hint=hint,
-            turn=turn,
+            **about,
         )
         require_facts(request)
         self._change(self._queue, request)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from framework.errors import InvalidArgument, shown
 from framework.interfaces.allocator import Hit
@@ -66,6 +66,19 @@ class StopWatch(Protocol):
 
 MakeStopWatch = Callable[[int, int, tuple[str, ...]], StopWatch]
 """(request number, sample, stop texts) -> what watches that sequence."""
+
+
+class About(TypedDict, total=False):
+    """What a client may say of a request beside its prompt and sampling; see `Request`."""
+
+    namespace: Namespace
+    priority: int
+    tenant: str
+    key: str
+    session: str | None
+    category: str | None
+    hint: Hint | None
+    turn: int | None
 
 
 @dataclass(slots=True, repr=False)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence as SequenceOf
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from framework.engine.executors.base import Executor
 from framework.engine.request import Request, Sequence
+from framework.engine.rows import Rows
+from framework.guard.allocator import GuardedAllocator
+from framework.guard.observer import Listener
 from framework.guard.scheduling import Found, GuardedScheduling, WaitingHits
 from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.observer import Call
 from framework.interfaces.scheduling import QueueView, RunningRequest, Scheduling, WaitingRequest
-
-if TYPE_CHECKING:
-    from framework.engine.state import EngineState
+from framework.types import PolicyTime
 
 
 class WaitingQueue:
@@ -44,6 +46,17 @@ class WaitingQueue:
         return self.peek() is not None
 
 
+class Engine(Protocol):
+    """What an ordered queue reads of its engine's state."""
+
+    guarded: GuardedAllocator
+    executor: Executor
+    rows: Rows
+    listeners: list[Listener]
+    step_number: int
+    now: PolicyTime
+
+
 class OrderedQueue(WaitingQueue):
     """The queue as a plugin orders it, and what else the plugin decides.
 
@@ -52,10 +65,10 @@ class OrderedQueue(WaitingQueue):
     run. Rows are served, and preempted from the last, in order of admission.
 
     Args:
-        state: of the engine, with its allocator, rows and listeners.
+        state: of the engine.
     """
 
-    def __init__(self, plugin: Scheduling, state: EngineState) -> None:
+    def __init__(self, plugin: Scheduling, state: Engine) -> None:
         super().__init__()
         self._plugin, self._state = GuardedScheduling(plugin), state
         guarded = state.guarded
