@@ -8,12 +8,14 @@ import hashlib
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from framework.cli.exit import interrupts
 from framework.tracking.provenance import checkout_state, collect_provenance
 
 if TYPE_CHECKING:
@@ -106,6 +108,27 @@ def _write_provenance(options: argparse.Namespace, traces: Iterable[Path], **fac
         **facts,
     }
     (options.out / "provenance.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+def output_of(command: Sequence[Any], **popen: Any) -> str:
+    """Standard output of a child process, which is asked to end where this one is (Ctrl-C, SIGTERM, SIGHUP).
+
+    Args:
+        popen: more for `subprocess.Popen`, such as `env`.
+
+    Raises:
+        subprocess.CalledProcessError: the child's status is not 0.
+    """
+    words = [str(word) for word in command]
+    with interrupts(), subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **popen) as child:
+        try:
+            output, _ = child.communicate()
+        except BaseException:
+            child.terminate()
+            raise
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, words)
+    return output
 
 
 def digest(*values: Any, files: Iterable[Path] = ()) -> str:

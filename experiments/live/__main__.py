@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -38,7 +37,7 @@ from experiments.live.server import (
     serving,
     trace_config,
 )
-from experiments.shared import finish, parse, table, write_rows
+from experiments.shared import finish, output_of, parse, table, write_rows
 
 BLOCKS = 96
 ROOMY = arguments_of(BLOCKS)
@@ -235,9 +234,7 @@ class Laboratory:
         out = self.folder / f"{run.trace.stem}-{policy}-{limit}"
         command = [os.environ.get("KVLAB_PYTHON", sys.executable), "-m", "framework.run", *REPLAYED, *more,
                    f"workload.path={run.trace}", f"eviction={policy}", f"run.dir={out}"]  # fmt: skip
-        subprocess.run(
-            [*command, *([f"workload.limit={limit}"] if limit else [])], check=True, stdout=subprocess.DEVNULL
-        )
+        output_of([*command, *([f"workload.limit={limit}"] if limit else [])])
         rows = [json.loads(line) for line in (out / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
         rows.sort(key=lambda row: row["request"])
         return rows, out

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +36,7 @@ from experiments.live.server import (
     serving,
     trace_config,
 )
-from experiments.shared import begun, finish, parser_of, table
+from experiments.shared import begun, finish, output_of, parser_of, table
 from framework.interfaces.workload import WorkloadRequest
 from framework.workload.traces.own_format import write_trace
 from framework_report.statistics import paired
@@ -259,11 +258,7 @@ class Bench:
 
     def _python(self, *command: str, python: str | None = None) -> str:
         """Standard output of a module of ours; None takes the Python of our engine."""
-        python = python or os.environ.get("KVLAB_PYTHON", sys.executable)
-        done = subprocess.run([python, "-m", *command], stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}")
-        return done.stdout
+        return output_of([python or os.environ.get("KVLAB_PYTHON", sys.executable), "-m", *command])
 
 
 def _mixed(count: int) -> list[Ask]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.live.checkpoint import VOCABULARY
+from framework.cli.exit import interrupts
 from framework.registry.components import build_component
 from framework_kv_events.schema import BlockRemoved
 from framework_kv_events.zeromq import Subscriber
@@ -146,7 +147,7 @@ def arguments_of(num_blocks: int, step_tokens: int = STEP_TOKENS) -> tuple[str, 
 def serving(
     model: Path, log: Path, arguments: Sequence[str], transfer: Mapping[str, Any] | None = None
 ) -> Iterator[Server]:
-    """Start, wait until it answers, and stop with SIGINT at the end.
+    """Start, wait until it answers, and stop with SIGINT at the end, or when this process is asked to end.
 
     Raises:
         StartFailed: as it says.
@@ -159,16 +160,18 @@ def serving(
     ]  # fmt: skip
     if transfer is not None:
         command += ["--disable-hybrid-kv-cache-manager", "--kv-transfer-config", json.dumps(transfer)]
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **ENVIRONMENT}, start_new_session=True
-        )
     server = Server(f"http://127.0.0.1:{port}", log)
-    try:
-        _wait(server, process)
-        yield server
-    finally:
-        _stop(process)
+    with interrupts():
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **ENVIRONMENT},
+                start_new_session=True,
+            )  # fmt: skip
+        try:
+            _wait(server, process)
+            yield server
+        finally:
+            _stop(process)
 
 
 def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:

@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from experiments.live.checkpoint import make
-from experiments.shared import begun, finish, parser_of, table
+from experiments.shared import begun, finish, output_of, parser_of, table
 
 SHAPE = {
     "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12,
@@ -66,9 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _child(engine: str, model: Path, dtype: str) -> list[dict[str, Any]]:
     python = sys.executable if engine == "vllm" else os.environ.get("KVLAB_PYTHON", sys.executable)
-    command = [python, "-m", "experiments.live.speed", "--engine", engine, "--model", str(model), "--dtype", dtype]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    command = [python, "-m", "experiments.live.speed", "--engine", engine, "--model", model, "--dtype", dtype]
+    rows: list[dict[str, Any]] = json.loads(output_of(command).splitlines()[-1])
     return rows
 
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.shared import ROOT, table
+from experiments.shared import ROOT, output_of, table
 
 POLICY = "s3fifo"
 HEADER = (
@@ -49,16 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         python = environment(folder, options.version)
         command = [python, "-m", "experiments.live.versions", options.version, "--here", "--requests", options.requests]
-        done = subprocess.run(
-            list(map(str, command)), stdout=subprocess.PIPE, text=True, cwd=ROOT, check=False,
-            env={"KVLAB_PYTHON": sys.executable, **os.environ},
-        )  # fmt: skip
+        said = output_of(command, cwd=ROOT, env={"KVLAB_PYTHON": sys.executable, **os.environ})
+    except subprocess.CalledProcessError:
+        sys.exit(f"vLLM {options.version} could not be asked: see above")
     finally:
         if not options.keep:
             shutil.rmtree(folder, ignore_errors=True)
-    if done.returncode:
-        sys.exit(f"vLLM {options.version} could not be asked: see above")
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(said.splitlines()[-1])
     print(row_of(options.version, found))
     return 0 if all(value == found["requests"] for key, value in found.items() if key != "failed") else 1
 

@@ -28,11 +28,13 @@ _OURS = re.compile(rf"(?:{_NAMED})(?: |$)")
 _FENCE = re.compile(r"(?P<mark><!-- [^\n]*-->\n)?```bash\n(?P<text>.*?)```", re.DOTALL)
 
 NOT_HERE = {
-    r"(?:^|[ =|])(?:OVERRIDE|NAME(?:_OR\S*)?|DIR|RUN_OR_TRACE|EVENTS|STEPS|FOLDER)\b|\.\.\.|\[runs/other\]| \w+\|\w+\|":
+    r"(?:^|[ =|])(?:OVERRIDE|NAME(?:_OR\S*)?|MODEL_OR_CONFIG|DIR|RUN_OR_TRACE|EVENTS|STEPS|FOLDER)\b|\.\.\."
+    r"|\[runs/other\]| \w+\|\w+\|":
         "a form, not a command",
-    r"PATH_OR_HUB_ID|Qwen/": "needs a checkpoint of the reader's, or the hub",
+    r"PATH_OR_HUB_ID|model=PATH\b|Qwen/": "needs a checkpoint of the reader's, or the hub",
     r"backend=triton": "is minutes in Triton's interpreter without a GPU; its own tests run it",
-    r"fewest_hits|my-policy|shallow|capped_hits|int8_reader|tracker=lines|check lines|workload=surveys|FILE\.py:"
+    r"fewest_hits|check fewest|=fewest\b"
+    r"|my-policy|shallow|capped_hits|int8_reader|tracker=lines|check lines|workload=surveys|FILE\.py:"
     r"|\[greed\]|check greed|mode=demand|hits":
         "needs the package or class that the page has the reader write",
     r"record_events|record request_logs|vllm\.jsonl|/events\.jsonl": "needs a running engine, or what one left",
