@@ -43,6 +43,7 @@ from framework_report.statistics import paired
 
 BLOCKS = 256
 SHAPE = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}
+SMALL = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
 LOADS = (0.3, 0.6, 0.9)
 """Arrivals a second as a share of what the engine does when all requests are there at once."""
 HELD_OUT: dict[str, tuple[str, dict[str, Any]]] = {
@@ -65,9 +66,15 @@ Rows = list[dict[str, Any]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Both engines; the tables."""
-    parser = parser_of(__doc__, "live.clock", quick="one workload and load, few requests, one repeat")
+    parser = parser_of(
+        __doc__,
+        "live.clock",
+        quick="a model of one layer, one workload and load, few requests, one repeat, two policies",
+    )
     options = begun(parser, arguments, "results/clock")
-    plan = Plan(12, 1, tuple(HELD_OUT)[:1], LOADS[1:2]) if options.quick else Plan(40, 3, tuple(HELD_OUT), LOADS)
+    plan = Plan(40, 3, tuple(HELD_OUT), LOADS, POLICIES, SHAPE)
+    if options.quick:
+        plan = Plan(12, 1, plan.workloads[:1], LOADS[1:2], POLICIES[:2], SMALL)
     rows: Rows = []
     fits: Rows = []
     order: Rows = []
@@ -86,12 +93,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured: requests of a held-out workload, repeats of each run, workloads, loads."""
+    """How much is measured: requests of a held-out workload, repeats of each run, workloads, loads; and the model."""
 
     requests: int
     repeats: int
     workloads: tuple[str, ...]
     loads: tuple[float, ...]
+    policies: tuple[str, ...]
+    shape: Mapping[str, int]
 
 
 class Bench:
@@ -99,7 +108,7 @@ class Bench:
 
     def __init__(self, folder: Path, plan: Plan) -> None:
         self.folder, self.plan = folder, plan
-        self.model = make(folder / "checkpoint", **SHAPE)
+        self.model = make(folder / "checkpoint", **plan.shape)
         self.asks = {"calibration": _mixed(40), "idle": _apart(16)}
         for name in plan.workloads:
             kind, options = HELD_OUT[name]
@@ -132,7 +141,7 @@ class Bench:
         with ExitStack() as servers:  # all at once: repeats of the policies take turns
             led = {
                 policy: self._asking(servers.enter_context(self._vllm(policy, COMPARED_BLOCKS, policy_config(policy))))
-                for policy in POLICIES
+                for policy in self.plan.policies
             }
             return rows, fit, self._policies(led, fit, LIKE_VLLM)
 
@@ -148,7 +157,7 @@ class Bench:
             return self.folder / "run" / "metrics.jsonl"
 
         rows, fit = self._engine(steps, measured, ())
-        led = {policy: partial(measured, policy=policy) for policy in POLICIES}
+        led = {policy: partial(measured, policy=policy) for policy in self.plan.policies}
         return rows, fit, self._policies(led, fit, ())
 
     def _vllm(self, name: str, blocks: int, transfer: Mapping[str, Any]) -> AbstractContextManager[Server]:

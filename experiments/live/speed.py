@@ -27,6 +27,8 @@ SHAPE = {
     "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12,
     "num_key_value_heads": 4, "vocab_size": 32_000, "max_position_embeddings": 16_384,
 }  # fmt: skip
+SMALL = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1,
+         "num_key_value_heads": 1}  # fmt: skip
 CASES = {"32 ragged prompts": ("float32", 128), "a shared prefix of 1,024": ("float32", 64),
          "32 ragged prompts, bf16": ("bfloat16", 128), "one prompt of 8,192": ("float32", 64)}  # fmt: skip
 """dtype, and tokens answered to each prompt."""
@@ -39,7 +41,7 @@ Run = Callable[[Prompts, int], list[list[int]]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Rounds of all engines in turn, each a process of its own; or one of them (`--engine`), its rows as JSON."""
-    parser = parser_of(__doc__, "live.speed", quick="one round of float32")
+    parser = parser_of(__doc__, "live.speed", quick="one round of float32 and a model of one layer")
     parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     parser.add_argument("--dtype", help=argparse.SUPPRESS)
@@ -50,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = begun(parser, arguments, "results/speed")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        model = make(Path(folder) / "checkpoint", **SHAPE)
+        model = make(Path(folder) / "checkpoint", **(SHAPE | SMALL if options.quick else SHAPE))
         for turn in range(1 if options.quick else ROUNDS):
             for dtype in ("float32",) if options.quick else ("float32", "bfloat16"):
                 for engine in ENGINES:

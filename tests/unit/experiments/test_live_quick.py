@@ -59,11 +59,8 @@ def test_a_version_is_asked_and_has_its_row(live: Any, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # our engine serves in real time, each run a process
-def test_the_clock_is_fitted_and_tells_both_engines(live: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_is_fitted_and_tells_both_engines(live: Any, tmp_path: Path) -> None:
     module = live("clock")
-    small = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    monkeypatch.setattr(module, "SHAPE", small)
-    monkeypatch.setattr(module, "POLICIES", ("lru", "lfu"))
     assert module.main(["--quick", "--out", str(tmp_path / "out")]) == 0
     costs = (tmp_path / "out" / "costs.csv").read_text()
     assert "vLLM" in costs
@@ -73,9 +70,6 @@ def test_the_clock_is_fitted_and_tells_both_engines(live: Any, tmp_path: Path, m
 @pytest.mark.slow
 def test_the_speed_of_engines_is_compared(live: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = live("speed")
-    shape = {**module.SHAPE, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
-             "num_attention_heads": 1, "num_key_value_heads": 1}  # fmt: skip
-    monkeypatch.setattr(module, "SHAPE", shape)
     monkeypatch.setattr(module, "ENGINES", ("vllm", "torch"))  # the native backend is a distribution of its own
     monkeypatch.setattr(module, "_vllm", module._ours("torch"))
     monkeypatch.setattr(

@@ -325,6 +325,16 @@ def test_a_hit_names_each_groups_blocks_and_what_cut_it() -> None:
     assert (found["full_hit_tokens"], found["window_lost_tokens"], allocator.stats().hit_tokens) == (20, 20, 0)
 
 
+def test_a_window_slides_no_further_than_the_last_place_to_go_on_from() -> None:
+    allocator, prompt = grouped((group("full"), group("window", 11)), blocks=40), np.arange(30, dtype=np.int32)
+    allocator.allocate(info(1), prompt, allocator.lookup(prompt, NAMESPACE), 14)
+    allocator.commit(RequestId(1), prompt[:14])
+    allocator.extend(RequestId(1), 20)
+    allocator.free(RequestId(1))  # with 14 tokens computed, it ended
+    hit = allocator.lookup(prompt, NAMESPACE)
+    assert hit.num_tokens == 12, "token 12 reads the first block, which token 14 does not"
+
+
 @pytest.mark.parametrize("kind", PAIRS)
 def test_what_was_loaded_is_kept(kind: str) -> None:
     allocator, prompt = grouped(PAIRS[kind], blocks=60), np.arange(60, dtype=np.int32)
