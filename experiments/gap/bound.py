@@ -34,7 +34,7 @@ FITS = (
 """(replayed, fitted on): `other runs` are the other folds of the same trace's sessions or runs of requests."""
 STRONG = {"max_iter": 150, "learning_rate": 0.08, "max_leaf_nodes": 31, "min_samples_leaf": 40}
 WEAK = {"max_iter": 80, "learning_rate": 0.08, "max_leaf_nodes": 8, "min_samples_leaf": 400, "l2_regularization": 10.0}
-"""Of the model that memorises a trace, and of one that is to be of use on others."""
+"""Settings of the model that memorises a trace, and of one that is to be of use on others."""
 _AGES = 44
 _EDGES = FIRST_AGE_S * np.concatenate([[0.0], 2.0 ** (np.arange(_AGES - 1) / 2)])
 _WIDTH = np.append(np.diff(_EDGES), _EDGES[-1])

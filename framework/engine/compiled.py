@@ -83,7 +83,7 @@ _WORK: dict[str, tuple[str, Callable[..., Any], Callable[..., Tensor]]] = {
         lambda x, number: torch.empty_like(x),
     ),
 }
-"""Of an operator its schema, what it does, and an empty tensor of its result's shape."""
+"""An operator's schema, what it does, and an empty tensor of its result's shape."""
 
 
 @functools.cache

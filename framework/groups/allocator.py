@@ -552,7 +552,7 @@ class GroupedAllocator(Allocator):
         )  # fmt: skip
 
     def results(self) -> dict[str, Any]:
-        """Of each group its capacity, the most in use and what is cached, in bytes, and evictions; tokens found and
+        """Each group's capacity, the most in use and what is cached, in bytes, and evictions; tokens found and
         lost, summed over admissions."""
         found: dict[str, Any] = {}
         for group, pool, peak, evictions in zip(

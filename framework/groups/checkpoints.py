@@ -59,7 +59,7 @@ class CheckpointRule(ABC):
         return self.places(asked) or ()
 
     def surplus(self, ends: Sequence[int], asked: Asked) -> Sequence[int]:
-        """Of the states now resident on the request's path, ascending, those to give up. Default: none."""
+        """The states to give up, ascending, among those now resident on the request's path. Default: none."""
         return ()
 
 

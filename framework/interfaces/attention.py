@@ -246,7 +246,7 @@ class LayerKV:
         scale: Tensor | None = None,
         index: Tensor | None = None,
     ) -> LayerKV:
-        """Of a latent cache: rows (N, S, 1, D) or (N, 1, S, D), and what they are scaled by."""
+        """The planes of a latent cache: rows (N, S, 1, D) or (N, 1, S, D), and what they are scaled by."""
         return cls(rows, rows[..., :latent_dim], layout, scale, scale, index=index, is_latent=True)
 
     @property

@@ -120,9 +120,9 @@ class AttentionBackend(ABC):
         `attend` of any row of the step may read them: rows admitted together share blocks that one of them writes.
         Of a latent cache k (T, 1, D) are the rows, and v, a view of them, is not stored.
         """
-        from framework.interfaces import _torch_ops
+        from framework.interfaces import torch_ops
 
-        _torch_ops.write(pool, k, v, slot_mapping)
+        torch_ops.write(pool, k, v, slot_mapping)
 
     def rotate_and_write(
         self, pool: LayerKV, q: Tensor, k: Tensor, v: Tensor, rope: Rope, slot_mapping: Tensor
@@ -133,25 +133,25 @@ class AttentionBackend(ABC):
         rounded once to their dtype; k may go to a narrower pool from either. The default rotates by torch and calls
         `write`; a backend that does both in one pass declares the feature "rope".
         """
-        from framework.interfaces import _torch_ops
+        from framework.interfaces import torch_ops
 
-        self.write(pool, _torch_ops.rotate(k, rope), v, slot_mapping)
-        return _torch_ops.rotate(q, rope)
+        self.write(pool, torch_ops.rotate(k, rope), v, slot_mapping)
+        return torch_ops.rotate(q, rope)
 
     def copy_blocks(self, pool: LayerKV, copies: Tensor) -> None:
         """For each row (source, destination) of `copies` (n, 2) int64, in order: copy all that one block has.
 
         `copies` lies on the pool's device or, as the engine gives it, on the host: to check it then costs no wait.
         """
-        from framework.interfaces import _torch_ops
+        from framework.interfaces import torch_ops
 
-        _torch_ops.copy_blocks(pool, copies)
+        torch_ops.copy_blocks(pool, copies)
 
     def write_index(self, pool: LayerKV, keys: Tensor, slot_mapping: Tensor) -> None:
         """Store an indexer's keys (T, `index_dim`) at `slot_mapping` (T,) int64; negative slots are skipped."""
-        from framework.interfaces import _torch_ops
+        from framework.interfaces import torch_ops
 
-        _torch_ops.write_index(pool, keys, slot_mapping)
+        torch_ops.write_index(pool, keys, slot_mapping)
 
     def select(self, q: Tensor, weights: Tensor, pool: LayerKV, batch: Batch, count: int) -> Tensor:
         """The slots (T, min(count, `max_context_len`)) int32 of the tokens that each query is to attend to.
@@ -165,9 +165,9 @@ class AttentionBackend(ABC):
 
         Source: DeepSeek-V3.2, arXiv:2512.02556 section 2.1.
         """
-        from framework.interfaces import _torch_ops
+        from framework.interfaces import torch_ops
 
-        return _torch_ops.select(q, weights, pool, batch, count)
+        return torch_ops.select(q, weights, pool, batch, count)
 
 
 class DenseBackend(AttentionBackend):
@@ -191,9 +191,9 @@ class DenseBackend(AttentionBackend):
 
         `block_table` (M,) int32 is the row's.
         """
-        from framework.interfaces import _torch_ops
+        from framework.interfaces import torch_ops
 
-        return _torch_ops.gather(pool, block_table, context)
+        return torch_ops.gather(pool, block_table, context)
 
     def attend(self, q: Tensor, pool: LayerKV, batch: Batch, out: Tensor, *, lse: Tensor | None = None) -> None:
         self.require(q, pool, batch, out, lse)

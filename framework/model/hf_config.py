@@ -393,7 +393,7 @@ def _intermediate_size(config: Mapping[str, Any], experts: ExpertsConfig | None)
 
 
 def _experts_by_group(config: Mapping[str, Any]) -> ExpertsConfig:
-    """Of DeepSeek V3."""
+    """The configuration of DeepSeek V3."""
     first, shared = (0 if config[key] == 0 else value_of(config, key, int)
                      for key in ("first_k_dense_replace", "n_shared_experts"))  # fmt: skip
     kinds = config.get("mlp_layer_types")

@@ -17,7 +17,7 @@ from framework.model.experts import NewWeight
 from framework.model.functions import linear, rms_norm, rotate
 
 _EPS = 1e-6
-"""Of the norms within attention, whatever a model's config has for the others. Source: transformers' DeepseekV3."""
+"""Epsilon of the norms within attention, whatever a model's config has for the others. Source: transformers' DeepseekV3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Indexer(nn.Module):
         self.weights = weight(config.num_heads, hidden)
 
     def forward(self, x: Tensor, residual: Tensor, rope: tuple[Tensor, Tensor]) -> Index:
-        """Of x (T, E) and the normalised latent of the queries (T, Q)."""
+        """The index of x (T, E), its queries from their normalised latent (T, Q)."""
         heads, dim = self._config.num_heads, self._config.dim
         q = linear(residual, self.queries, None).view(len(x), heads, dim)
         key = F.layer_norm(linear(x, self.key, None), (dim,), self.key_norm, self.key_norm_bias, _EPS)

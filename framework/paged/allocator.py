@@ -348,7 +348,7 @@ class PagedAllocator(Allocator):
         if len(tokens) > len(table.blocks) * self.block_size + table.removed:
             raise InvalidArgument(
                 f"publish of {len(tokens)} tokens for request {request}: there is room for "
-                f"{len(table.blocks) * self.block_size}; extend first"
+                f"{len(table.blocks) * self.block_size + table.removed}; extend first"
             )
         token_bytes, data, pool = table.token_bytes, tokens.data, self.pool
         if not token_bytes.startswith(data[: len(token_bytes) // 4]):

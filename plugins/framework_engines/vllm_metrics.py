@@ -11,7 +11,7 @@ COUNTERS: Mapping[str, str] = {
     "victims": "Blocks that the eviction policy gave up.",
     "failures": "Failures of the eviction policy: after one vLLM evicts in its own order.",
 }
-"""Of one interval, as `PolicyStats.data` has them; in /metrics `vllm:eviction_policy_<name>_total`."""
+"""Counts of one interval, as `PolicyStats.data` has them; in /metrics `vllm:eviction_policy_<name>_total`."""
 
 
 def name_of(eviction: Any) -> str:

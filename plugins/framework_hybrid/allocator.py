@@ -65,7 +65,7 @@ class CountedGroups(GroupedAllocator):
                 self._samples, self._every = self._samples[1::2], 2 * self._every
 
     def counts(self) -> GroupCounts:
-        """Of admissions, the first of each request: what the replay without an engine counts."""
+        """The first admission of each request: what the replay without an engine counts."""
         admitted, samples = self._admitted.values(), self._samples
         return GroupCounts.of(
             self.memory, [prompt for prompt, _ in admitted], [hit for _, hit in admitted],

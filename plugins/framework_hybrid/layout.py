@@ -83,7 +83,7 @@ def held_blocks(group: KVGroup, num_tokens: int) -> int:
 
 
 def held_bytes(groups: Sequence[KVGroup], num_tokens: int) -> int:
-    """Of all groups, by a request of so many tokens."""
+    """Bytes of all groups, by a request of so many tokens."""
     return sum(held_blocks(group, num_tokens) * group.block_bytes for group in groups)
 
 
@@ -145,7 +145,7 @@ def _row(group: KVGroup, layers: Layers) -> tuple[str, ...]:
 
 
 def _token_bytes(layers: Layers) -> float:
-    """Of all these layers; of a state, which does not grow with tokens, 0."""
+    """Bytes a token of all these layers; of a state, which does not grow with tokens, 0."""
     return 0 if layers.kind == "state" else layers.count * layers.num_bytes / layers.entry_tokens
 
 

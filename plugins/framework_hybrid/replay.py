@@ -46,7 +46,7 @@ class GroupCounts:
 
     @classmethod
     def of(cls, memory: Memory, prompt: Sequence[int] | Ints, found: Sequence[GroupHit], **counted: Any) -> GroupCounts:
-        """Of these prompts and what each found; `counted` are the fields that follow `kinds`."""
+        """Counts of these prompts and what each found; `counted` are the fields that follow `kinds`."""
         kinds = tuple(group.kind for group in memory.groups)
         wide = (len(found), len(kinds))
         allowed = [hit.tokens + sum(hit.lost) for hit in found]

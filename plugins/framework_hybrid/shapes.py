@@ -68,7 +68,7 @@ def layers_known(config: Mapping[str, Any] | str) -> tuple[Layers, ...]:
 
 
 def _names(kept: Sequence[Layers]) -> list[str]:
-    """Of each, its kind, numbered where several are of one."""
+    """The kind of each, numbered where several are of one."""
     kinds = [layers.kind for layers in kept]
     return [kind if kinds.count(kind) == 1 else f"{kind}_{kinds[:at].count(kind)}" for at, kind in enumerate(kinds)]
 
@@ -112,7 +112,7 @@ class Flops:
 
 
 def flops_of(config: Mapping[str, Any] | str) -> Flops:
-    """Of a model with full attention and states.
+    """Floating-point operations of a model with full attention and states.
 
     Raises:
         ConfigError: an unknown name; no hidden_size; layers of other kinds, which Marconi's formula does not have.

@@ -85,7 +85,7 @@ class DfsWeight(Scheduling):
 
 
 class WindowedLookahead(Scheduling):
-    """Of the first requests of the queue, those with most tokens in the cache are admitted first.
+    """Admits those with most tokens in the cache first, among the first requests of the queue.
 
     Source: vllm-project/vllm pull request 54625 ("cache-aware admission ordering"). There it is off unless a window is
     given; those who measured it took 16 or 64. The thread leaves open how long a request may be passed over: a request

@@ -547,7 +547,7 @@ def check_an_index_selects_the_highest_scores(make: Make, device: str = "cpu", c
 
 
 def _index_scores(q: Tensor, weights: Tensor, pool: LayerKV, problem: Problem) -> list[dict[int, float]]:
-    """Of each query, the score of each slot that it sees, in fp64."""
+    """The score of each slot that a query sees, in fp64, for each query."""
     assert pool.index is not None
     size, found = pool.block_size, list[dict[int, float]]()
     for table, context, count in zip(

@@ -383,7 +383,7 @@ def test_a_policy_over_groups_knows_the_hit_the_group_and_the_end_of_each_block(
 
 
 def test_a_hit_is_what_the_group_that_reaches_furthest_found(vllm: None) -> None:
-    """Of another group the last block may have come by a way that nobody watches."""
+    """The last block of another group may have come by a way that nobody watches."""
     manager = GroupManager(60, [(1, None), (1, 3)])
     watch = lead(manager, Grouped(), clock=lambda: 0.0)
     facts, tables = watch.queue.facts, manager.tables

@@ -56,7 +56,7 @@ class DynamoKv(Router):
         self._random = Random(f"framework_fleet.dynamo_kv:{seed}")
 
     def cost(self, request: RoutedRequest, replica: ReplicaView, least_prefill_tokens: int) -> float:
-        """Of sending `request` to `replica`; smallest first."""
+        """The cost of sending `request` to `replica`; smallest first."""
         size = request.block_size
         pool, host, disk = (*(tokens / size for tokens in replica.matched_by_tier), 0.0, 0.0)[:3]
         excess = (replica.active_prefill_tokens - least_prefill_tokens) / size

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from framework.errors import InvalidArgument
-from framework.interfaces import _torch_ops
+from framework.interfaces import torch_ops
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, Capabilities, LayerKV
 from framework_testing.attention_cases import Case
 from framework_testing.backend import backend_checks, backend_large_checks
@@ -469,7 +469,7 @@ MUTANTS = [
     wrong("RotatesKOnly", rotate_and_write=lambda self, pool, q, *rest:
           (Correct.rotate_and_write(self, pool, q, *rest), q.clone())[1]),
     wrong("RotatesVToo", rotate_and_write=lambda self, pool, q, k, v, rope, slots: Correct.rotate_and_write(
-          self, pool, q, k, _torch_ops.rotate(v, rope), rope, slots)),
+          self, pool, q, k, torch_ops.rotate(v, rope), rope, slots)),
     wrong("RotatesBackwards", rotate_and_write=lambda self, pool, q, k, v, rope, slots: Correct.rotate_and_write(
           self, pool, q, k, v, replace(rope, sin=-rope.sin), slots)),
     wrong("RotatesTheOtherPairs", rotate_and_write=lambda self, pool, q, k, v, rope, slots: Correct.rotate_and_write(
@@ -486,7 +486,7 @@ MUTANTS = [
           self, pool, q, k, v, rope, slots.clamp(min=0))),
     wrong("CopiesBackwards", copy_blocks=lambda self, pool, copies: Correct.copy_blocks(self, pool, copies.flip(1))),
     wrong("CopiesToOneBlockTwice", copy_blocks=lambda self, pool, copies:
-          [_torch_ops.copy_blocks(pool, pair[None]) for pair in copies] and None),
+          [torch_ops.copy_blocks(pool, pair[None]) for pair in copies] and None),
     wrong("BlockIdsClamped", read=lambda self, pool, slots:
           Correct.read(self, pool, slots.clamp(max=pool.num_blocks * pool.block_size - 1))),
     *(

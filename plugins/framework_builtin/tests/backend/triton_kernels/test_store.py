@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from framework.errors import InvalidArgument
-from framework.interfaces import _torch_ops
+from framework.interfaces import torch_ops
 from framework.interfaces.backend import AttentionSpec, Rope
 from framework_builtin.backend.triton import TritonBackend
 from framework_testing.attention_cases import Case, build_problem
@@ -87,8 +87,8 @@ def test_int8_tokens_and_their_scales_are_stored_and_copied_as_torch_does(layout
     backend.setup(spec, "cpu")
     backend.write(got, *tokens, slots)
     backend.copy_blocks(got, copies)
-    _torch_ops.write(want, *tokens, slots)
-    _torch_ops.copy_blocks(want, copies)
+    torch_ops.write(want, *tokens, slots)
+    torch_ops.copy_blocks(want, copies)
     for name in ("k", "v", "k_scale", "v_scale"):
         a, b = getattr(got, name), getattr(want, name)
         both = (a == b) | ~(torch.isfinite(a) | torch.isfinite(b))
@@ -108,8 +108,8 @@ def test_rotated_bfloat16_tokens_of_many_heads_are_those_of_torch_to_the_bit() -
         rotated = backend.rotate_and_write(got, q, k, v, rope, slots)
     finally:
         torch.use_deterministic_algorithms(False)
-    _torch_ops.write(want, _torch_ops.rotate(k, rope), v, slots)
-    assert torch.equal(rotated, _torch_ops.rotate(q, rope))
+    torch_ops.write(want, torch_ops.rotate(k, rope), v, slots)
+    assert torch.equal(rotated, torch_ops.rotate(q, rope))
     assert torch.equal(got.k, want.k)
     assert torch.equal(got.v, want.v)
 
