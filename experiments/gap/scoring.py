@@ -90,7 +90,7 @@ def _resampled(units: int, resamples: int) -> Floats:
 
 
 def _interval(gained: Floats, gap: Floats) -> Scored:
-    """The share gained of each gap, both (B + 1,): the first is the value, the others resamples; those without a gap say nothing."""
+    """The share gained of each gap, (B + 1,): the value, then resamples, of which those without a gap say nothing."""
     closed = np.divide(gained, gap, out=np.full(len(gap), np.nan), where=gap > 0)
     drawn = closed[1:][np.isfinite(closed[1:])]
     low, high = np.percentile(drawn, (2.5, 97.5)) if len(drawn) else (np.nan, np.nan)

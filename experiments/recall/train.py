@@ -128,7 +128,7 @@ def loss_of(model: Any, rows: torch.Tensor, labels: torch.Tensor) -> tuple[torch
 
 
 def measure(model: Any, rng: np.random.Generator) -> list[dict[str, Any]]:
-    """Right first tokens of answers for each task and length, one question a document, with a 95 % interval (Wilson)."""
+    """Right first tokens for each task and length, one question a document, with a 95 % interval (Wilson)."""
     found = []
     for task in TASKS:
         for length in LENGTHS:

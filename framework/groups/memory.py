@@ -331,7 +331,7 @@ class TwoLevel(Memory):
         )
 
     def fits(self, counts: Sequence[int], used_blocks: Sequence[Sequence[int]] = ()) -> bool:
-        """Whether `take` can hand out so many. Pages that it would give up count alike here: it may say no where it could."""
+        """Whether `take` can hand out so many. Pages to give up count alike: it may say no where it could."""
         smalls: list[Any] = [*self.pools]
         used_blocks = used_blocks or [()] * len(smalls)
         busy = [small.busy(blocks) for small, blocks in zip(smalls, used_blocks, strict=True)]

@@ -17,7 +17,7 @@ from framework.model.experts import NewWeight
 from framework.model.functions import linear, rms_norm, rotate
 
 _EPS = 1e-6
-"""Epsilon of the norms within attention, whatever a model's config has for the others. Source: transformers' DeepseekV3."""
+"""Epsilon of norms within attention, whatever a config has for the others. Source: transformers' DeepseekV3."""
 
 
 @dataclass(frozen=True, slots=True)

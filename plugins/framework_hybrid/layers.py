@@ -240,7 +240,7 @@ def _state(config: Mapping[str, Any], name: str) -> tuple[Plane, ...]:
 
 
 def _recurrence(config: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Sizes of one layer's state: elements of its matrices, channels of the convolution, and the tokens that this reads."""
+    """One layer's state: elements of its matrices, channels of the convolution, and the tokens that this reads."""
     if linear := _linear(config):  # Kimi Delta Attention
         heads, key, kernel = (
             value_of(linear, name, int) for name in ("num_heads", "head_dim", "short_conv_kernel_size")

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from framework.interfaces.torch_ops import per_token_int8
 from framework.interfaces.backend import AttentionBackend, Batch, LayerKV, Loss
+from framework.interfaces.torch_ops import per_token_int8
 from framework_testing.attention_cases import Case, Problem, batch_of, torch_dtype
 from framework_testing.attention_runs import Verdict, judge
 from framework_testing.kernel.cells import Cell, work_of
