@@ -70,8 +70,8 @@ class Lifecycle:
         seq.computed_before = int(self.state.rows.computed[row])
         self.state.rows.remove(seq)
         self.state.reserved_rows -= seq.forks_due
-        if not returning:
-            self.state.tiers.ending(seq)
+        if not returning and self.state.tiers.ending(seq):
+            return
         self.free_table(seq, None if self.state.foresee is None else self.state.foresee(seq, returning))
 
     def free_table(self, seq: Sequence, next_use: list[float] | None = None) -> None:

@@ -206,8 +206,9 @@ class EngineBelow:
     def discard(self, seq: Sequence) -> None:
         """The KV that the table of `seq` names is not sound: nothing of it stays below, nor goes there."""
 
-    def ending(self, seq: Sequence) -> None:
-        """`seq` is about to free its table."""
+    def ending(self, seq: Sequence) -> bool:
+        """`seq` is about to free its table; True: it is kept, and freed later with `Lifecycle.free_table`."""
+        return False
 
     # Sequences without a row
 

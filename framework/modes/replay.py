@@ -216,14 +216,15 @@ def clock_of(config: Config) -> str:
 
 
 def trace_engine(
-    config: Config, trial: Trial, outputs: MutableMapping[tuple[int, int], TokenArray]
+    config: Config, trial: Trial, outputs: MutableMapping[tuple[int, int], TokenArray], below: Below | None = None
 ) -> tuple[Engine, EvictionPolicy]:
     """An engine that replays what is submitted to it, in seconds, and its allocator's policy: one of several, say.
 
     Args:
         outputs: what its requests generate, by their number in this engine; see ReplayExecutor.
+        below: what lies below its pool; None: what the configuration says.
     """
-    return _engine(config, _executor(config, outputs, None, steps=False), None, trial, None, steps=False)
+    return _engine(config, _executor(config, outputs, None, steps=False), None, trial, None, below, steps=False)
 
 
 def _engine(
@@ -232,6 +233,7 @@ def _engine(
     recording: Recording | None,
     trial: Trial,
     cache: OtherCache | None,
+    below: Below | None = None,
     *,
     steps: bool,
 ) -> tuple[Engine, EvictionPolicy]:
@@ -250,7 +252,7 @@ def _engine(
     else:  # no length is too long: its allocator says what never fits
         allocator, policy = cache.make()
     to_raise = f"cache.num_blocks: the pool's {allocator.num_blocks} blocks hold {pool} tokens"
-    below: Below = build_component("below", config.below.plain(), {})
+    below = below or build_component("below", config.below.plain(), {})
     compression: Compression = build_component("compression", config.compression.plain(), {"seed": seed})
     require_compressible(compression, allocator, {
         "mode=replay, which has no keys to read": compression.reads_cache,

@@ -6,17 +6,21 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import floor, inf
 from random import Random
+from typing import NoReturn
 
 import numpy as np
 
-from framework.errors import ConfigError, InvalidPlugin
+from framework.engine.request import Status
+from framework.errors import ConfigError, InvalidPlugin, InvariantViolation
 from framework.interfaces.hash import HashScheme
 from framework.interfaces.workload import WorkloadRequest
 from framework.replay.items import trace_items
 from framework.types import BlockHash
 from framework_fleet.guard import GuardedRouter
+from framework_fleet.handoff import Agenda, Handoff, Handoffs, Sender
 from framework_fleet.index import Holdings, SentBlocks
 from framework_fleet.loop import OpenLoop
 from framework_fleet.replica import Heard, Replica, Sent
@@ -61,6 +65,8 @@ class Fleet:
         hash: names blocks as the replicas' allocators do.
         block_size: tokens a block.
         outages: (when, replica, whether it comes rather than goes), in order of time.
+        decode_router, handoffs: where prefill and decode are apart: what chooses who decodes, and the links.
+        patience_s: a client gives its request up that has no first token so long after it was sent.
         log_end: called with each request as it ends.
 
     Attributes:
@@ -79,10 +85,20 @@ class Fleet:
         sight: Sight,
         outages: Sequence[tuple[float, int, bool]] = (),
         log_end: Callable[[Sent], object] = lambda sent: None,
+        decode_router: GuardedRouter | None = None,
+        handoffs: Handoffs | None = None,
+        patience_s: float = inf,
     ) -> None:
         self.replicas, self._loop, self._router, self._hash = replicas, loop, router, hash
         self._size, self._sight, self._log_end = block_size, sight, log_end
-        self._outages, self._held = deque(outages), deque[Sent]()
+        self._decode_router, self._handoffs, self._patience_s = decode_router, handoffs, patience_s
+        self._agenda = Agenda() if handoffs is None else handoffs.agenda
+        if handoffs is not None:
+            handoffs.wake = self._wake
+        for when_s, index, comes in outages:
+            self._agenda.at(when_s, partial(self._come_or_go, index, comes=comes))
+        self._held = deque[Sent]()
+        self._num_open = 0  # sent and not ended
         self.sent: list[Sent] = []
         self.num_resent = 0
         self._busy: list[tuple[float, int, int]] = []  # a heap of (clock, replica, life)
@@ -104,6 +120,7 @@ class Fleet:
         self._names: dict[BlockHash, int] = {}
         self._keys: Sequence[BlockHash] = ()
         self._matched: list[tuple[int, ...]] | None = None
+        self._asked = router
         self._now_s = 0.0
 
     def run(self) -> Iterator[Replica]:
@@ -111,36 +128,55 @@ class Fleet:
 
         Raises:
             ConfigError: requests are left and no replica is there, nor comes back.
+            InvariantViolation: replicas wait for one another for ever.
             PluginError: of the router, or another plugin.
         """
         while True:
-            replica, event_s = self._next_busy(), min(self._loop.next_s, self._outages[0][0] if self._outages else inf)
+            replica, event_s = self._next_busy(), min(self._loop.next_s, self._agenda.next_s)
             if replica is not None and replica.now_s < event_s:
                 replica.step()
-                if replica.busy:
-                    heapq.heappush(self._busy, (replica.now_s, replica.index, replica.life))
+                self._push(replica)
                 yield replica
                 continue
             if replica is not None:
-                heapq.heappush(self._busy, (replica.now_s, replica.index, replica.life))
-            elif self._loop.next_s == inf and not self._held:
+                self._push(replica)
+            elif self._loop.next_s == inf and not self._num_open and not (self._handoffs and self._handoffs.num_open):
                 return
             if event_s == inf:
-                raise ConfigError(
-                    f"{len(self._held)} requests wait and no replica is there; let one come back in mode.outages"
-                )
-            if self._outages and self._outages[0][0] <= self._loop.next_s:
-                self._come_or_go(*self._outages.popleft())
+                self._stand_still()
+            if self._agenda.next_s <= self._loop.next_s:
+                self._agenda.do_next()
             else:
                 self._send_next(event_s)
+
+    def _push(self, replica: Replica) -> None:
+        if replica.busy and not replica.blocked:
+            heapq.heappush(self._busy, (replica.now_s, replica.index, replica.life))
+
+    def _wake(self, index: int, at_s: float) -> None:
+        replica = self.replicas[index]
+        if replica.present and replica.blocked:
+            replica.wake(at_s)
+            self._push(replica)
+
+    def _stand_still(self) -> NoReturn:
+        """Requests are left, and nothing will ever happen."""
+        if self._held:
+            raise ConfigError(
+                f"{len(self._held)} requests wait and no replica is there; let one come back in mode.outages"
+            )
+        waiting = {one.index: one.engine.num_unfinished for one in self.replicas if one.busy}
+        raise InvariantViolation(
+            f"handoff: F3: replicas wait for one another; unfinished requests by replica: {waiting}"
+        )
 
     def _next_busy(self) -> Replica | None:
         """The replica whose clock is least of those with requests under way; it is taken off the heap."""
         while self._busy:
-            _, index, life = heapq.heappop(self._busy)
+            now_s, index, life = heapq.heappop(self._busy)
             replica = self.replicas[index]
-            if replica.life == life and replica.present:
-                return replica
+            if replica.life == life and replica.present and replica.busy and replica.now_s == now_s:
+                return replica  # else another entry of it was made since
         return None
 
     # Requests
@@ -160,10 +196,22 @@ class Fleet:
         prompt = hashes[: item.input_tokens // self._size]
         sent = Sent(place=place, number=len(self.sent), item=item, hashes=prompt, blocks=blocks)
         self.sent.append(sent)
+        self._num_open += 1
+        if self._patience_s < inf:
+            self._agenda.at(at_s + self._patience_s, partial(self._give_up, sent))
         self._send(sent, at_s)
 
-    def _send(self, sent: Sent, at_s: float) -> None:
+    def _pool(self, sent: Sent) -> tuple[GuardedRouter, list[ReplicaView]]:
+        """Who chooses the replica that a request goes to next, and among which."""
         there = [view for view in self._views if self.replicas[view.index].present]
+        if self._handoffs is None:
+            return self._router, there
+        prefills = sent.handoff is None
+        router = self._router if prefills or self._decode_router is None else self._decode_router
+        return router, [view for view in there if self.replicas[view.index].prefills is prefills]
+
+    def _send(self, sent: Sent, at_s: float) -> None:
+        router, there = self._pool(sent)
         if not there:
             self._held.append(sent)
             return
@@ -176,46 +224,77 @@ class Fleet:
         )  # fmt: skip
         # A hit never covers a whole prompt: one token is computed.
         self._keys, self._matched = sent.hashes[: (item.input_tokens - 1) // self._size], None
-        view = self._router.route(asked, there)
+        self._asked = router
+        view = router.route(asked, there)
         self._note(sent, view)
-        was_busy = self.replicas[view.index].busy
-        self.replicas[view.index].take(sent, at_s)
-        if self.replicas[view.index].busy and not was_busy:
-            replica = self.replicas[view.index]
-            heapq.heappush(self._busy, (replica.now_s, replica.index, replica.life))
+        replica = self.replicas[view.index]
+        was_busy = replica.busy and not replica.blocked
+        replica.take(sent, at_s)
+        if not was_busy:
+            self._push(replica)
+        if sent.gave_up:
+            self._give_up(sent, at_s)
 
     def _note(self, sent: Sent, view: ReplicaView) -> None:
         """What is known as `sent` goes to the replica of `view`, and what the router keeps of it."""
         index, size = view.index, self._size
-        sent.num_sent += 1
+        first = sent.handoff is None
+        sent.num_sent += int(first)
         depths = self._truth[0].matched(self._keys)
         others = [depth for other, depth in enumerate(depths) if other != index and self.replicas[other].present]
-        sent.elsewhere_tokens = size * max(others, default=0)
-        known = next((at for at, key in enumerate(self._keys) if key not in self._ever), len(self._keys))
-        sent.known_tokens = size * known
-        sent.matched_tokens = self._all_matched()[index][0] if self._reads_matches else size * depths[index]
+        matched = self._all_matched()[index][0] if self._reads_matches else size * depths[index]
+        if first:
+            sent.elsewhere_tokens, sent.matched_tokens = size * max(others, default=0), matched
+            known = next((at for at, key in enumerate(self._keys) if key not in self._ever), len(self._keys))
+            sent.known_tokens = size * known
         view.active += 1
-        self._prefilling[index][sent.number] = sent.item.input_tokens - sent.matched_tokens
+        self._prefilling[index][sent.number] = sent.item.input_tokens - matched if first else 0
         view.active_prefill_tokens += self._prefilling[index][sent.number]
         self._under_way[index].update(sent.hashes)
         if self._guessed is not None:
             self._guessed.sent(index, sent.hashes, self._now_s)
 
     def _ended(self, sent: Sent, at_s: float) -> None:
+        replica, request = self.replicas[sent.replica], sent.request
+        if isinstance(replica.side, Sender) and request is not None and request.status is Status.FINISHED:
+            assert self._handoffs is not None
+            sent.prefilled, sent.prefill_replica = request, replica.index
+            sent.handoff = self._handoffs.offer(replica.side, request.number, at_s)
+            self._agenda.at(at_s, partial(self._send_on, sent, sent.handoff))
+            return
+        sent.done, sent.handoff = True, None
+        self._num_open -= 1
         self._log_end(sent)
         sent.item, sent.request = replace(sent.item, prompt=None, output=None), None  # tokens are most of the memory
         self._loop.ended(sent.place, at_s)
 
+    def _send_on(self, sent: Sent, handoff: Handoff, at_s: float) -> None:
+        """Its prompt is computed; unless the replica left meanwhile, another one decodes."""
+        if handoff is sent.handoff:
+            self._send(sent, at_s)
+
+    def _give_up(self, sent: Sent, at_s: float) -> None:
+        """Its client has waited long enough; one that is on its way is given up where it arrives."""
+        sent.gave_up = True
+        request = sent.request
+        if request is not None and not request.status.ended and request.first_token_s is None:
+            self._wake(sent.replica, at_s)
+            self.replicas[sent.replica].engine.cancel(request, "its client gave up")
+
     # Replicas that come and go
 
-    def _come_or_go(self, at_s: float, index: int, comes: bool) -> None:
+    def _come_or_go(self, index: int, at_s: float, *, comes: bool) -> None:
         replica = self.replicas[index]
         if comes and not replica.present:
             replica.begin()
-            while self._held:
+            for _ in range(len(self._held)):
                 self._send(self._held.popleft(), at_s)
         elif not comes and replica.present:
-            unfinished = replica.leave()
+            side, unfinished = replica.side, replica.leave()
+            if self._handoffs is not None and side is not None:
+                self._handoffs.left(side, at_s)
+                given = [one for one in self.sent if one.handoff is not None and one.handoff.sender is side]
+                unfinished += [one for one in given if one.request is one.prefilled]  # not sent on yet
             for holdings in (*self._truth, *self._seen):
                 holdings.drop(index)
             if self._guessed is not None:
@@ -226,16 +305,20 @@ class Fleet:
             self._prefilling[index].clear()
             self._under_way[index].clear()
             self._late[index].clear()
-            self._router.plugin.left(index)
+            for router in (self._router, self._decode_router):
+                if router is not None:
+                    router.plugin.left(index)
             for sent in unfinished:
                 self.num_resent += 1
+                sent.handoff = sent.prefilled = None
+                self._held = deque(one for one in self._held if one is not sent)
                 self._send(sent, at_s)
 
     # What the router sees
 
     @property
     def _reads_matches(self) -> bool:
-        return self._router.plugin.needs_matches
+        return self._asked.plugin.needs_matches
 
     def _catch_up(self, at_s: float) -> None:
         """Let the views be what the router knows at this time."""
@@ -254,7 +337,7 @@ class Fleet:
                 if ended:
                     view.active -= 1
                     self._forget(self._under_way[view.index], sent.hashes)
-                    sent.hashes = ()
+                    sent.hashes = () if sent.done else sent.hashes
 
     @staticmethod
     def _forget(counts: Counter[BlockHash], keys: Sequence[BlockHash]) -> None:
@@ -284,7 +367,7 @@ class Fleet:
     def _match(self, index: int) -> tuple[int, ...]:
         if not self._reads_matches:
             raise InvalidPlugin(
-                f"router {type(self._router.plugin).__name__} reads what replicas hold and does not say so; set its "
+                f"router {type(self._asked.plugin).__name__} reads what replicas hold and does not say so; set its "
                 "needs_matches = True"
             )
         return self._all_matched()[index]

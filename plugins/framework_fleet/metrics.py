@@ -21,6 +21,16 @@ METRICS = (
           "replica had.", of="prompt_tokens"),
     requests("resent_requests", "requests", "lower", "sent again", "Requests whose replica left before they ended.",
              hide_zero=True),
+    requests("handoffs", "copies", "", "handed over", "Prompts whose KV a link copied from where it was computed to "
+             "where it was decoded.", hide_zero=True),
+    cache("handoff_blocks", "blocks", "lower", "handed over", "Blocks that links copied: what decoders did not hold."),
+    cache("handoff_bytes", "bytes", "lower", "handed over", "Bytes that links copied."),
+    latency("handoff_s_mean", "s", "lower", "handed over, mean", "From a computed prompt to its KV where it is "
+            "decoded: waits for a row and for blocks, and the copy."),
+    requests("expired_handoffs", "prompts", "lower", "leases ended", "Prompts whose blocks were kept until their lease "
+             "ended and were not read; they were computed again.", hide_zero=True),
+    requests("lost_handoffs", "prompts", "lower", "handed over, lost", "Prompts whose replica left before their KV was "
+             "read; they were computed again.", hide_zero=True),
     scheduling("imbalance", "times", "lower", "imbalance",
                "Prompt tokens computed by the replica that computed most, over the mean of all."),
     optimum("shared_lru_hit_tokens", "tokens", "", "one shared cache, LRU",

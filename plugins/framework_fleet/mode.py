@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from framework.workload.trace_file import TraceFile
 from framework_fleet.bounds import Bounds
 from framework_fleet.fleet import Fleet, Sight
 from framework_fleet.guard import GuardedRouter
+from framework_fleet.handoff import Handoffs
 from framework_fleet.loop import ClosedLoop, OpenLoop, chained
 from framework_fleet.plugin import FleetOptions
 from framework_fleet.replica import Replica, Sent, config_of
@@ -47,11 +49,18 @@ def _replayed(session: Session, options: FleetOptions) -> dict[str, Any]:
     name, workload = workload_of(config)
     loop = loop_of(workload, name, options)
     trial = session.trial()
+    handoffs = Handoffs(options.link_bytes_per_s, options.link_latency_s, options.lease_s) if options.decoders else None
     replicas = [
-        Replica(index, config_of(config, index, options.unequal), _trial_of(trial, index), lambda sent, at_s: None)
+        Replica(
+            index, config_of(config, index, options.unequal), _trial_of(trial, index), lambda sent, at_s: None,
+            None if handoffs is None else handoffs.below(index, decodes=index >= options.replicas - options.decoders),
+        )
         for index in range(options.replicas)
-    ]
-    router = GuardedRouter(build_component("router", options.router, {"seed": config.seed}))
+    ]  # fmt: skip
+    router, decode_router = (
+        GuardedRouter(build_component("router", one, {"seed": config.seed}))
+        for one in (options.router, options.decode_router)
+    )
     below: Below = build_component("below", config.below.plain(), {})
     tally = _Tally(session, below)
     made = Fleet(
@@ -66,6 +75,9 @@ def _replayed(session: Session, options: FleetOptions) -> dict[str, Any]:
         ),
         outages=outages_of(options),
         log_end=tally.ended,
+        decode_router=decode_router,
+        handoffs=handoffs,
+        patience_s=options.patience_s or inf,
     )  # fmt: skip
     session.facts |= {
         "executor": config.executor or "none",
@@ -92,8 +104,12 @@ def _replayed(session: Session, options: FleetOptions) -> dict[str, Any]:
             measured.update(bounds.results(tally.hit_tokens, tally.ttft_s, prefill_time(config)))
 
     def outcome(complete: bool) -> dict[str, Any]:
-        lives = [[*replica.past, replica.engine] for replica in replicas]
+        lives = [[*replica.past, *([replica.engine] if replica.present else [])] for replica in replicas]
+        apart = options.replicas - options.decoders
         summary = merged(list(chain(*lives)), complete=complete)
+        if handoffs is not None:
+            prefill, decode = (merged(list(chain(*part)), complete=complete) for part in (lives[:apart], lives[apart:]))
+            summary |= both(prefill, decode, summary["wall_s"]) | handoffs.results()
         slo = config.replay.slo_ttft_s, config.replay.slo_tpot_s
         if len(lives) == 1 and len(lives[0]) == 1:
             summary["goodput_requests_per_s"] = replicas[0].engine.metrics.goodput(*slo)
@@ -170,21 +186,24 @@ class _Tally:
     def ended(self, sent: Sent) -> None:
         request = sent.request
         assert request is not None
-        if request.first_scheduled_s is not None:
-            had, total = request.num_cached_tokens, len(request.prompt)
+        first = sent.prefilled or request  # that computed the prompt
+        if first.first_scheduled_s is not None:
+            had, total = first.num_cached_tokens, len(request.prompt)
             elsewhere = max(had, sent.elsewhere_tokens)
             known = max(elsewhere, sent.known_tokens)
             self._missed.update(elsewhere=elsewhere - had, evicted=known - elsewhere, new=total - known)
             self._expected += sent.matched_tokens
             self.hit_tokens += had
-            self.admitted.append((request.first_scheduled_s, sent.number))
+            self.admitted.append((first.first_scheduled_s, sent.number))
         if request.status is Status.FINISHED and request.first_token_s is not None:
             self.ttft_s[sent.number] = request.first_token_s - request.arrival_s
         if self._session.settings.requests:
             row = {**request_row(request, self._below), **self._session.observed(request.number)}
             self._session.run.log(
-                REQUESTS, row | {"request": sent.number, "replica": sent.replica, "matched_tokens": sent.matched_tokens}
-            )
+                REQUESTS, row | {"request": sent.number, "replica": sent.replica, "matched_tokens": sent.matched_tokens,
+                                 "cached_tokens": first.num_cached_tokens}
+                | ({} if sent.prefill_replica is None else {"prefill_replica": sent.prefill_replica})
+            )  # fmt: skip
 
     def results(self) -> dict[str, Any]:
         times = list(self.ttft_s.values())
@@ -234,6 +253,18 @@ def merged(engines: Sequence[Engine], *, complete: bool) -> dict[str, Any]:
         for percent in (50, 95, 99):
             found[f"{name}_s_p{percent}"] = float(np.percentile(values, percent)) if values else None
     return found
+
+
+def both(prefill: Mapping[str, Any], decode: Mapping[str, Any], wall_s: float) -> dict[str, Any]:
+    """What a summary says of requests and prompts, each of which two engines had: counted once."""
+    found = {key: value for key, value in prefill.items() if key.startswith(("prompt_", "hit_"))}
+    found |= {key: decode[key] for key in decode if key.startswith(("ttft_", "tpot_", "latency_"))}
+    found |= {"num_requests": prefill["num_requests"], "num_finished": decode["num_finished"]}
+    return found | {
+        "output_tokens": decode["output_tokens"],
+        "output_tokens_per_s": _over(decode["output_tokens"], wall_s),
+        "requests_per_s": _over(decode["num_finished"], wall_s),
+    }
 
 
 def imbalance(lives: Sequence[Sequence[Engine]]) -> float | None:

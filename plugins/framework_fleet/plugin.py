@@ -51,9 +51,25 @@ class FleetOptions(Options):
     report_s: float = Field(0.0, description="a replica reports its load so often; 0: after each step", ge=0, le=1e6)
     lag_s: float = Field(0.0, description="reports and events reach the router so much later", ge=0, le=1e6)
     event_loss: float = Field(0.0, description="share of events that are lost", ge=0, le=1)
+    decoders: int = Field(
+        0,
+        description="of the replicas, the last so many decode what the others have prefilled; 0: each does both",
+        ge=0,
+    )
+    decode_router: Any = Field({"name": "least_load"}, description="decoders: which of them gets a prompt")
+    link_bytes_per_s: float = Field(
+        50e9, description="decoders: that a replica's link carries, one copy after the other", gt=0, le=1e15
+    )
+    link_latency_s: float = Field(0.0, description="decoders: that each copy takes longer", ge=0, le=1e6)
+    lease_s: float = Field(
+        480.0, description="decoders: a prompt's blocks are kept so long for whoever has not begun to read", gt=0
+    )
+    patience_s: float | None = Field(
+        None, description="a client gives up a request without a first token after so long; null: never", gt=0
+    )
     bounds: bool = Field(False, description="also count what one shared cache and the best fixed sessions would hit")
 
-    @field_validator("router", mode="before")
+    @field_validator("router", "decode_router", mode="before")
     @classmethod
     def _router(cls, value: Any) -> dict[str, Any]:
         from framework.config.config import component
@@ -89,6 +105,15 @@ class Fleet(FleetOptions, Replay):
             raise ConfigError("replay.optimum is of one engine; mode.bounds=true gives the bounds of a fleet")
         if self.replicas > 1 and config.observers:
             raise ConfigError("observers listen to one engine; leave them out, or mode.replicas=1")
+        if self.decoders >= self.replicas:
+            raise ConfigError(
+                f"mode.decoders={self.decoders} of mode.replicas={self.replicas} leaves no replica that prefills"
+            )
+        if self.decoders and (self.bounds or config.below.name != "none"):
+            raise ConfigError(
+                "mode.decoders goes with below=none and mode.bounds=false: prompts come to decoders over links alone, "
+                "and the bounds are of one cache"
+            )
         for key, entries in (("outages", self.outages), ("unequal", self.unequal)):
             for entry in entries:
                 number = entry.get("replica")

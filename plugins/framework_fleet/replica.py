@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from framework.interfaces.workload import WorkloadRequest
 from framework.modes.replay import trace_engine
 from framework.replay.items import submit
 from framework.types import BlockHash, TokenArray
+from framework_fleet.handoff import Handoff, Receiver, Sender, Side, SideBelow
 from framework_fleet.router import Load
 
 Heard = tuple[float, int, bool, Sequence[BlockHash]]
@@ -42,6 +43,8 @@ class Sent:
             replica ever had.
         request: of its replica's engine. first: whether its first token was seen.
         num_sent: how often it was sent: once, and again for each replica that left under it.
+        prefilled: of `prefill_replica`, which computed its prompt, where another one decodes. handoff: of its KV.
+        done: it has ended for its client, who will not wait any more where it `gave_up`.
     """
 
     place: int
@@ -56,6 +59,11 @@ class Sent:
     request: Request | None = None
     first: bool = False
     num_sent: int = 0
+    prefilled: Request | None = None
+    prefill_replica: int | None = None
+    handoff: Handoff | None = None
+    done: bool = False
+    gave_up: bool = False
 
 
 class _Ears(Observer):
@@ -80,6 +88,7 @@ class Replica:
 
     Attributes:
         ended: called with what ended here and when, seconds.
+        below: makes its side of handoffs, where prefill and decode are apart.
         policy: of the engine's allocator.
         present: it has not left. life: how often it came, from 0.
         past: the engines of its earlier lives.
@@ -91,6 +100,7 @@ class Replica:
     config: Config
     trial: Trial
     ended: Callable[[Sent, float], object]
+    below: SideBelow | None = None
     engine: Engine = field(init=False)
     policy: EvictionPolicy = field(init=False)
     present: bool = True
@@ -115,7 +125,7 @@ class Replica:
         """
         self._outputs, self._ears = {}, _Ears()
         trial = self.trial.changed(observers=(*self.trial.observers, self._ears))
-        self.engine, self.policy = trace_engine(self.config, trial, self._outputs)
+        self.engine, self.policy = trace_engine(self.config, trial, self._outputs, self.below)
         if self.policy.needs_future:
             raise ConfigError(
                 f"eviction={self.config.eviction.name} needs every block's next use, which depends on what a router "
@@ -145,16 +155,46 @@ class Replica:
         """Whether requests are under way here."""
         return self.engine.num_unfinished > 0
 
+    @property
+    def side(self) -> Side | None:
+        """Of handoffs, where prefill and decode are apart."""
+        return None if self.below is None else self.below.made
+
+    @property
+    def prefills(self) -> bool:
+        """Whether it computes prompts, and another replica decodes."""
+        return isinstance(self.side, Sender)
+
+    @property
+    def blocked(self) -> bool:
+        """Whether it has nothing to do before something happens elsewhere."""
+        return self.side is not None and self.side.blocked
+
+    def wake(self, at_s: float) -> None:
+        """Something has happened elsewhere."""
+        if self.side is not None and self.side.blocked:
+            self.side.blocked = False
+            self.engine.executor.wait_until(at_s)
+
     def take(self, sent: Sent, at_s: float) -> None:
         """Queue a request; one that was sent before waits for `at_s`, whenever it arrived first."""
-        if sent.num_sent > 1 and not self.busy:
+        self.wake(at_s)
+        if (sent.num_sent > 1 or sent.handoff is not None) and not self.busy:
             self.engine.executor.wait_until(at_s)
-        request = submit(self.engine, sent.item)
+        item = sent.item
+        if self.prefills:
+            one = replace(item.sampling, n=1, beam_width=1, max_tokens=1)
+            item = replace(item, sampling=one, output=None if item.output is None else item.output[:1], output_tokens=1)
+        request = submit(self.engine, item)
         sent.request, sent.first, sent.replica = request, False, self.index
-        output = sent.item.output
-        if output is not None and len(output) and sent.item.sampling.beam_width == 1:
+        if sent.handoff is not None and isinstance(self.side, Receiver):
+            self.side.coming[request.number] = sent.handoff
+        output = item.output
+        if output is not None and len(output) and item.sampling.beam_width == 1:
             self._outputs[request.number, 0] = output
         if request.status.ended:  # rejected
+            if isinstance(self.side, Receiver):
+                self.side.forget(request.number)
             self._end(sent, at_s)
         else:
             self._sent[request.number] = sent

@@ -253,10 +253,11 @@ class EngineTiers(EngineBelow):
         else:
             self._hits.pop(seq.id, None)
 
-    def ending(self, seq: Sequence) -> None:
+    def ending(self, seq: Sequence) -> bool:
         keys = self._hits.pop(seq.id, ())
         for placement in self.placements:
             placement.used(keys)
+        return False
 
     def discard(self, seq: Sequence) -> None:
         for placement in self.placements:

@@ -78,6 +78,6 @@ class GroupedTiers(EngineTiers):
             return None
         return len(load.plan.places)
 
-    def ending(self, seq: Sequence) -> None:
-        super().ending(seq)
+    def ending(self, seq: Sequence) -> bool:
         self._loads_no_more.discard(seq.id)
+        return super().ending(seq)
