@@ -139,7 +139,7 @@ class EndsUnderARead(Handoffs):
 
 
 class WakesNobody(Handoffs):
-    """Who waits for a link is not told of its end."""
+    """A replica that waits for a link does not hear of its end."""
 
     def __init__(self, *arguments: float) -> None:
         super().__init__(*arguments)
