@@ -81,7 +81,7 @@ def _replayed(session: Session, options: FleetOptions) -> dict[str, Any]:
     )  # fmt: skip
     session.facts |= {
         "executor": config.executor or "none",
-        **names_of(config, (*KINDS[:3], "scheduling", "workload")),
+        **names_of(config, (*KINDS[:3], "scheduling", "compression", "workload")),
         **below.names(),
         "replicas": options.replicas,
         "router": options.router["name"],
