@@ -135,8 +135,8 @@ def _table(lines: Sequence[Mapping[str, Any]]) -> str:
         returned = [cells.get((method, ratio, one), {}).get("returned_share") for one in SIZES]
         body.append((
             method, f"{ratio:g}", *(_percent(one) for one in returned), f"{line['returned_bytes'] / 1024:.0f}",
-            _percent(line["accuracy"]), f"{_percent(line['half_width'])} ({line['seeds']})", _percent(line["kept_mass"]),
-            _percent(line["hit_rate"]),
+            _percent(line["accuracy"]), f"{_percent(line['half_width'])} ({line['seeds']})",
+            _percent(line["kept_mass"]), _percent(line["hit_rate"]),
         ))  # fmt: skip
     return table(header, body)
 

@@ -17,19 +17,20 @@ if TYPE_CHECKING:
 class Quest(DenseBackend):
     """Each kv head reads the blocks whose largest possible score is highest, and the last one.
 
-    A block's bound for a query is the sum over dimensions of max(q * smallest key, q * largest key) of its tokens. Heads
-    that share keys take the highest of theirs. Rows of more than `max_queries` new tokens, as prompts are, read all.
+    A block's bound for a query is the sum over dimensions of max(q * smallest key, q * largest key) of its tokens.
+    Heads that share keys take the highest of theirs. Rows of more than `max_queries` new tokens, as prompts are, read
+    all.
 
     In plain PyTorch, row by row: what is counted is right, a time says nothing. The bounds are computed anew at each
     call; counted are two vectors a block, which an engine would keep beside it.
 
     Args:
-        blocks: that a query reads, of `cache.block_size` tokens, the last one included.
-        share: of the context's blocks, in place of `blocks`; at least one.
+        share: of the context's blocks that a query reads, the last one included; at least one. 1: all.
+        blocks: how many in place of that; None: `share` decides.
         max_queries: most new tokens of a row that selects; a question of a few tokens then does.
 
     Raises:
-        ConfigError: a value outside its bounds, or both `blocks` and `share`.
+        ConfigError: a value outside its bounds.
 
     Source: Tang et al. 2024, Quest, arXiv:2406.10774, section 3.3: blocks of 16. The paper reads all in the first two
     layers; a backend here does not know its layer.
@@ -43,10 +44,8 @@ class Quest(DenseBackend):
         lossy=Loss(max_error=0.999, reason="most blocks of a context are not read"),
     )
 
-    def __init__(self, *, blocks: int | None = None, share: float | None = None, max_queries: int = 1) -> None:
-        if (blocks is None) == (share is None):
-            raise ConfigError("backend=quest takes either backend.blocks or backend.share")
-        if (blocks is not None and blocks < 1) or (share is not None and not 0 < share <= 1) or max_queries < 1:
+    def __init__(self, *, share: float = 1.0, blocks: int | None = None, max_queries: int = 1) -> None:
+        if (blocks is not None and blocks < 1) or not 0 < share <= 1 or max_queries < 1:
             raise ConfigError(
                 f"backend.blocks and backend.max_queries (quest) must be at least 1 and backend.share above 0 and at "
                 f"most 1, found {blocks}, {max_queries} and {share}"
@@ -76,7 +75,7 @@ class Quest(DenseBackend):
         scores = grouped @ keys[:, None].transpose(-1, -2) * spec.softmax_scale
         scores = scores.masked_fill(~row.visible(q.device), -torch.inf)
         count = -(-context // size)
-        most = self._blocks if self._blocks is not None else max(1, int(count * (self._share or 1.0)))
+        most = self._blocks if self._blocks is not None else max(1, int(count * self._share))
         if row.queries <= self._max_queries and most < count:
             chosen = self._choose(grouped, keys, size, most)  # (K, Tq, M)
             self._count(scores, chosen, size, most)
@@ -94,11 +93,8 @@ class Quest(DenseBackend):
         count = -(-context // size)
         last = keys[:, -1:].expand(-1, count * size - context, -1)
         blocks = torch.cat((keys, last), 1).view(heads, count, size, dim)
-        low, high = blocks.amin(2), blocks.amax(2)
-        bounds = functional.relu(q) @ high[:, None].transpose(-1, -2) - functional.relu(-q) @ low[:, None].transpose(
-            -1, -2
-        )
-        bounds = bounds.amax(1)  # (K, Tq, M), of the heads that share keys
+        low, high = (one[:, None].transpose(-1, -2) for one in (blocks.amin(2), blocks.amax(2)))
+        bounds = (functional.relu(q) @ high - functional.relu(-q) @ low).amax(1)  # (K, Tq, M), of heads that share keys
         bounds[..., -1] = torch.inf
         chosen = torch.zeros_like(bounds, dtype=torch.bool)
         return chosen.scatter_(-1, bounds.topk(most, -1).indices, value=True)

@@ -19,8 +19,9 @@ import pytest
 
 NAMES = (
     "mooncake", "pagedattention", "precision", "scaling", "tiers", "gap", "hybrid", "latent", "fleet", "scheduling",
+    "lossy",
 )  # fmt: skip
-WITHOUT_TRACES = ("precision", "gap", "hybrid", "latent", "scheduling")
+WITHOUT_TRACES = ("precision", "gap", "hybrid", "latent", "scheduling", "lossy")
 GOLDEN_UTILISATION = {
     "Azure conv, p + o <= 2048": (".5335", ".7948", ".8626", ".9968", ".9932", ".9860", ".9450", ".8986", ".8225"),
     "Azure conv, all": (".0749", ".8149", ".8790", ".9972", ".9939", ".9875", ".9505", ".9078", ".8361"),
