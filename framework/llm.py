@@ -68,7 +68,7 @@ class LLM:
         kv_dtype: of K and V in the pool.
         backends: one a layer: `backend`, or a copy of it where layers differ in their sliding window.
         groups: of KV: full attention, and the layers with a sliding window, which keep no more than that, or with a
-            recurrent state; see docs/hybrid.md. Empty where all layers share one table; `kv_groups_off` says why a
+            recurrent state; see docs/layouts.md. Empty where all layers share one table; `kv_groups_off` says why a
             model that mixes attention with and without a window has none, else "".
         further_blocks: of the second group; None without.
         kv_bytes: of the KV pools of all ranks together, null blocks and states included; `pool.bytes` are one rank's.
@@ -166,11 +166,9 @@ class LLM:
         states = self.model.config.recurrent is not None
         sizes, _ = graphs.choose(options, self.backend, self.device)
         reasons = {
-            "several ranks": self.model.ranks is not None,
+            "several ranks": self.model.ranks is not None and states,
             "CUDA graphs (engine.cuda_graphs)": bool(sizes) and not (states and options.cuda_graphs == "auto"),
             "compilation (engine.compile)": options.compile and states,
-            **{f"the observer {type(one).__name__}": not one.several_groups for one in self._trial.observers},
-            "a recording": self._trial.record,
             "a policy that is an object: each group has its own": not isinstance(
                 self._components[1], (str, Mapping, type)
             ),

@@ -166,7 +166,7 @@ class Engine:
         )  # fmt: skip
         life = Lifecycle(state, eos, self._stop_watch)
         observers.begin(Observed(
-            num_blocks=guarded.num_blocks, block_size=guarded.block_size, lookup=guarded.lookup,
+            num_blocks=guarded.num_blocks, block_size=guarded.block_size, groups=guarded.groups, lookup=guarded.lookup,
             lies_below=None if self._make_tiers is None else lambda key: state.tiers.lies_below(key),
         ))  # fmt: skip
         if self._make_tiers is not None:

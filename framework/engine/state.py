@@ -119,8 +119,9 @@ class EventLog(Observer):
     def heard(self, call: Call, events: SequenceOf[CacheEvent]) -> None:
         for event in events:
             kind = "publish" if event.kind == "admit" else event.kind
-            for block, key in zip(event.blocks, event.hashes, strict=True) if event.group == 0 else ():
-                self._log(kind, step=self._step(), block=int(block), key=bytes(key).hex())
+            facts = {"group": event.group} if event.group else {}
+            for block, key in zip(event.blocks, event.hashes, strict=True):
+                self._log(kind, step=self._step(), block=int(block), key=bytes(key).hex(), **facts)
 
     def noted(self, note: Note) -> None:
         if note.subject is not None and note.event not in self._OTHERS:

@@ -51,6 +51,7 @@ class GuardedAllocator(Guard, Allocator):
         self._least_block = 0 if self.groups else 1  # of several groups a table may begin with null blocks
         self._num_null: dict[RequestId, int] = {}  # of requests that `unref_leading` took blocks from
         self._observers: Observers | None = None
+        self._num_observed = 0  # tables whose blocks observers are told of
         self._events: list[CacheEvent] = []
 
     def check(self) -> None:
@@ -62,6 +63,7 @@ class GuardedAllocator(Guard, Allocator):
     def observe(self, observers: Observers | None) -> None:
         """Tell these of every call from here on; None: nobody."""
         self._observers = observers
+        self._num_observed = 0 if observers is None else max(1, len(self.groups))
         self.listen(None if observers is None else self._events.append)
 
     def _end(self, name: str, request: RequestId | None, **facts: Any) -> None:
@@ -74,7 +76,7 @@ class GuardedAllocator(Guard, Allocator):
             self._events.clear()
         if "table" not in facts and request is not None:
             about = facts["info"].id if name == "fork" else request
-            facts["table"] = lambda: self.table(about)
+            facts["table"] = lambda group=0: self.table(about, group)
         self._observers.heard(Call(name, request, **facts), events)
 
     def _size(self, name: str) -> int:
@@ -179,11 +181,11 @@ class GuardedAllocator(Guard, Allocator):
         return change
 
     def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
-        table = None if self._observers is None else self.table(request).copy()
+        tables = [self.table(request, group).copy() for group in range(self._num_observed)]
         self._num_null.pop(request, None)
         self.plugin.free(request, next_use)
         if self._observers is not None:
-            self._end("free", request, table=lambda: table)
+            self._end("free", request, table=lambda group=0: tables[group])
 
     def table(
         self, request: RequestId, group: int = 0, *, num_tokens: int = 0, start: int = 0

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.interfaces.allocator import CacheEvent, Hit
+from framework.interfaces.groups import KVGroup
 from framework.types import BlockHash, Namespace, RequestId, RequestInfo, TokenArray
 
 if TYPE_CHECKING:
@@ -43,12 +44,14 @@ class Observed:
         num_blocks, block_size: of the pool.
         lookup: (tokens, namespace) -> what is cached of them. Changes nothing.
         lies_below: whether a tier below the pool has a content, or it is on its way from one; None without tiers.
+        groups: of KV, as `Allocator.groups` has them; empty where all layers share one table.
     """
 
     num_blocks: int
     block_size: int
     lookup: Callable[[TokenArray, Namespace], Hit]
     lies_below: Callable[[BlockHash], bool] | None = None
+    groups: Sequence[KVGroup] = ()
 
 
 class Call(NamedTuple):
@@ -65,7 +68,8 @@ class Call(NamedTuple):
         num_tokens: that were given as a number: `extend`, `fork`, `unref_leading` and `drop`.
         hit: of `allocate`: what the request shares.
         table: the block ids of the request, of a `fork` of the child, as the call left them; of `free`, as they were
-            before. Empty where there is none. To be asked while the observer is called.
+            before. Empty where there is none. To be asked while the observer is called, with the number of a group of
+            KV for its table; without, for the first one's.
     """
 
     name: str
@@ -74,7 +78,7 @@ class Call(NamedTuple):
     tokens: TokenArray | None = None
     num_tokens: int = 0
     hit: Hit | None = None
-    table: Callable[[], npt.NDArray[np.int32]] = lambda: np.empty(0, dtype=np.int32)
+    table: Callable[..., npt.NDArray[np.int32]] = lambda group=0: np.empty(0, dtype=np.int32)
 
 
 class Subject(Protocol):
@@ -158,9 +162,6 @@ class Observer(ABC):  # noqa: B024
     """Modules of figures for reports of runs; see framework_report.figures."""
     tables: ClassVar[tuple[str, ...]] = ()
     """`module:function` of tables for reports: of a study, its table."""
-    several_groups: ClassVar[bool] = True
-    """Whether it can listen to a model with several groups of KV: the events of the first are all that it then gets
-    with their tables, those of the second say so in `CacheEvent.group`."""
 
     def start(self, run: RunView) -> None:  # noqa: B027
         """A run is going to begin. Once, before all else; not where an engine is made without a run directory.

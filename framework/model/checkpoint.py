@@ -149,7 +149,10 @@ def _layer_targets(layer: DecoderLayer, family: str) -> dict[str, Target]:
     if layer.experts is not None:
         views |= _expert_views(layer.experts, family)
     if layer.has_mlp:
-        views |= _mlp_views(layer, family, "mlp" if layer.experts is None else "mlp.shared_experts")
+        shared = "mlp.shared_experts" if layer.shared_gate is None else "mlp.shared_expert"
+        views |= _mlp_views(layer, family, "mlp" if layer.experts is None else shared)
+    if layer.shared_gate is not None:
+        views["mlp.shared_expert_gate.weight"] = layer.shared_gate
     targets: dict[str, Target] = {name: (view, tuple(view.shape)) for name, view in views.items()}
     if layer.delta is None and layer.latent is None and layer.qk_norm is not None:
         # One row of the checkpoint fills the rows of all heads.
@@ -174,7 +177,10 @@ def _attention_views(layer: DecoderLayer, family: str) -> dict[str, Tensor]:
 
 
 def _delta_views(delta: GatedDelta) -> dict[str, Tensor]:
-    parts = zip(("qkv", "z", "b", "a"), torch.split(delta.inputs, delta.widths), strict=True)
+    names, widths = ("qkv", "z", "b", "a"), delta.widths
+    if delta.config.by_key_head:
+        names, widths = ("qkvz", "ba"), [sum(widths[:2]), sum(widths[2:])]
+    parts = zip(names, torch.split(delta.inputs, widths), strict=True)
     return {f"linear_attn.in_proj_{name}.weight": part for name, part in parts} | {
         "linear_attn.conv1d.weight": delta.convolution,
         "linear_attn.dt_bias": delta.decay_bias,
@@ -260,10 +266,10 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _known_extra(name: str, config: ModelConfig) -> bool:
     """Whether a tensor without a place is harmless: a tied head stored twice, a table that old versions saved, of
-    Qwen3.5 what reads images or drafts tokens, of DeepSeek the layer that drafts, behind the last one."""
+    Qwen3-Next and 3.5 what reads images or drafts tokens, of DeepSeek the layer that drafts, behind the last one."""
     if config.latent is not None and name.startswith(f"model.layers.{config.num_layers}."):
         return True
-    if config.family == "qwen3_5_text" and name.startswith(("model.visual.", "mtp.")):
+    if config.recurrent is not None and name.startswith(("model.visual.", "mtp.")):
         return True
     return (name == "lm_head.weight" and config.tie_word_embeddings) or name.endswith("rotary_emb.inv_freq")
 

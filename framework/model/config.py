@@ -9,7 +9,7 @@ from framework.errors import ModelError
 
 FAMILIES = (
     "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss",
-    "qwen3_5_text", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "minicpm3",
+    "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "minicpm3",
 )  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -68,6 +68,7 @@ class ExpertsConfig:
         clamped: gpt-oss's activation, with gate and up interleaved.
         routing: None: by a softmax.
         shared_size: intermediate size of the MLP that every token goes through beside its experts; 0: there is none.
+        shared_gate: what that MLP gives is multiplied by the sigmoid of a gate, one for each token.
         first_layer: the layers before it have an MLP alone.
     """
 
@@ -79,6 +80,7 @@ class ExpertsConfig:
     clamped: bool = False
     routing: RoutingConfig | None = None
     shared_size: int = 0
+    shared_gate: bool = False
     first_layer: int = 0
 
     def __post_init__(self) -> None:
@@ -98,13 +100,14 @@ class ExpertsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentConfig:
-    """Layers with a recurrent state in place of attention: the gated delta rule of Qwen3.5.
+    """Layers with a recurrent state in place of attention: the gated delta rule of Qwen3-Next and 3.5.
 
     Attributes:
         layers: which layers, one flag each.
         num_key_heads, num_value_heads: each key head serves equally many value heads.
         key_dim, value_dim: elements of a head.
         kernel: tokens that the convolution before it reads, the present one included.
+        by_key_head: what goes in is projected key head by key head, all that belongs to one together (Qwen3-Next).
     """
 
     layers: tuple[bool, ...]
@@ -113,6 +116,7 @@ class RecurrentConfig:
     key_dim: int
     value_dim: int
     kernel: int
+    by_key_head: bool = False
 
     def __post_init__(self) -> None:
         sizes = (self.num_key_heads, self.num_value_heads, self.key_dim, self.value_dim)

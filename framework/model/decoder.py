@@ -240,6 +240,7 @@ class DecoderLayer(nn.Module):
         if config.experts is not None and index >= config.experts.first_layer:
             self.experts, width = RoutedExperts(config.experts, hidden, weight), config.experts.shared_size
         self.has_mlp = width > 0
+        self.shared_gate = weight(1, hidden) if config.experts is not None and config.experts.shared_gate else None
         if not self.has_mlp:
             return
         self.gate_up = weight(2 * width, hidden)
@@ -314,7 +315,12 @@ class DecoderLayer(nn.Module):
     def _mlp(self, x: Tensor) -> Tensor:
         if self.experts is not None:
             routed: Tensor = self.experts(x)
-            return routed + self._gated(x) if self.has_mlp else routed
+            if not self.has_mlp:
+                return routed
+            shared = self._gated(x)
+            return routed + (
+                shared if self.shared_gate is None else shared * linear(x, self.shared_gate, None).sigmoid()
+            )
         return self._gated(x)
 
     def _gated(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gated delta rule: the layers with a recurrent state of Qwen3.5, in plain torch."""
+"""Gated delta rule: the layers with a recurrent state of Qwen3-Next and 3.5, in plain torch."""
 
 # Shapes: T packed tokens  B rows  E hidden  G key heads  N value heads  K key dim  V value dim  C convolved  W kernel
 
@@ -46,13 +46,25 @@ class GatedDelta(nn.Module):
 
     def forward(self, x: Tensor, recur: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         """(T, E) to (T, E). `recur`: (T, C) inputs, (T, N) log decay, (T, N) write strength -> (T, N, V)."""
-        mixed, gate, strength, decay = torch.split(F.linear(x, self.inputs), self.widths, -1)
+        mixed, gate, strength, decay = self._split(F.linear(x, self.inputs))
         wide = self._wide
         rate = -self.decay_log.to(wide).exp() * F.softplus(decay.to(wide) + self.decay_bias)
         out = recur(mixed, rate, strength.sigmoid())
         out = F.rms_norm(out.to(wide), out.shape[-1:], None, self._eps).to(x.dtype) * self.scale
         out = (out * F.silu(gate.view_as(out).to(wide))).to(x.dtype)
         return F.linear(out.flatten(1), self.output)
+
+    def _split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What was projected, of `widths`: what is convolved, the gate, write strength, decay."""
+        config, heads = self.config, self.config.num_key_heads
+        if not config.by_key_head:
+            return torch.split(x, self.widths, -1)
+        each = config.num_value_heads // heads
+        wide, narrow = torch.split(x, [sum(self.widths[:2]), sum(self.widths[2:])], -1)
+        widths = [config.key_dim, config.key_dim, each * config.value_dim, each * config.value_dim]
+        q, k, v, gate = (part.flatten(1) for part in torch.split(wide.unflatten(-1, (heads, -1)), widths, -1))
+        strength, decay = (part.flatten(1) for part in torch.split(narrow.unflatten(-1, (heads, -1)), each, -1))
+        return torch.cat((q, k, v), -1), gate, strength, decay
 
     @property
     def _wide(self) -> torch.dtype:

@@ -36,6 +36,13 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _GEMMA = {"activation": "gelu_tanh", "norms_plus_one": True, "sandwich_norms": True}
 _GROUPED = ("deepseek_v3", "deepseek_v32", "glm4_moe_lite")  # experts by group
 _LATENT = (*_GROUPED, "minicpm3")
+_RECURRENT = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+_QWEN_STATES: dict[str, Any] = {
+    "head_dim": 256, "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+_QWEN_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 10, "moe_intermediate_size": 512, "num_experts": 512,
+                                 "shared_expert_intermediate_size": 512}  # fmt: skip
 
 _DECODERS: dict[str, dict[str, Any]] = {
     "qwen2": {"attention_bias": True},
@@ -44,7 +51,7 @@ _DECODERS: dict[str, dict[str, Any]] = {
     "gemma2": _GEMMA,
     "gemma3_text": _GEMMA | {"qk_norm": True},
     "gpt_oss": {"sinks": True},
-    "qwen3_5_text": {"qk_norm": True, "norms_plus_one": True, "output_gate": True},
+    **{family: {"qk_norm": True, "norms_plus_one": True, "output_gate": True} for family in _RECURRENT},
 }
 """What the decoder of a family has, whatever config.json says."""
 
@@ -62,9 +69,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {"head_dim": 256, "tie_word_embeddings": True, "query_pre_attn_scalar": 256, "sliding_window": 4096,
                     "rope_theta": 1e6},
     "gpt_oss": {"head_dim": 64, "attention_bias": True, "rope_theta": 150_000.0, "sliding_window": 128},
-    "qwen3_5_text": {"head_dim": 256, "full_attention_interval": 4, "linear_num_key_heads": 16,
-                     "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-                     "linear_conv_kernel_dim": 4},
+    "qwen3_5_text": _QWEN_STATES,
+    "qwen3_5_moe_text": _QWEN_STATES | _QWEN_EXPERTS | {"num_experts_per_tok": 8, "num_experts": 256},
+    "qwen3_next": _QWEN_STATES | _QWEN_EXPERTS | {"norm_topk_prob": True},
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v32": _DEEPSEEK | {"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64},
     "glm4_moe_lite": _DEEPSEEK | {"q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "n_group": 1,
@@ -81,7 +88,7 @@ _NULL_IS_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softca
                  "dim_model_base")  # fmt: skip
 """Keys whose null says that there is none; elsewhere null leaves a key out."""
 
-_WHOLE_BIAS = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "qwen3_5_text", "gemma2", "gemma3_text", *_LATENT)
+_WHOLE_BIAS = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "gemma2", "gemma3_text", *_RECURRENT, *_LATENT)
 """`attention_bias` means the output projection too."""
 
 
@@ -137,7 +144,7 @@ def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
         ModelError: a family or a feature outside what is supported, a key that is missing, or a value of another type;
             each by name.
     """
-    if config.get("model_type") == "qwen3_5":  # with a vision tower, whose text alone is read
+    if config.get("model_type") in ("qwen3_5", "qwen3_5_moe"):  # with a vision tower, whose text alone is read
         text = value_of(config, "text_config", dict, {})
         config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **text}
     family = config.get("model_type")
@@ -277,11 +284,11 @@ def _refuse_unknown_features(config: Mapping[str, Any]) -> None:
 
 
 def _rotary_dim(config: Mapping[str, Any]) -> int | None:
-    """Qwen3.5 rotates a quarter of each head, unless it says otherwise; no other family a part."""
-    is_qwen3_5 = config["model_type"] == "qwen3_5_text"
-    share = value_of(config, "partial_rotary_factor", float, 0.25 if is_qwen3_5 else 1.0)
+    """Qwen3-Next and 3.5 rotate a quarter of each head, unless they say otherwise; no other family a part."""
+    in_part = config["model_type"] in _RECURRENT
+    share = value_of(config, "partial_rotary_factor", float, 0.25 if in_part else 1.0)
     share = value_of(_rope_parameters(config), "partial_rotary_factor", float, share)
-    if is_qwen3_5:
+    if in_part:
         return int(share * value_of(config, "head_dim", int))
     if share != 1:
         raise ModelError(f"partial_rotary_factor {share} is not supported; supported: 1.0")
@@ -422,11 +429,12 @@ def _experts_by_group(config: Mapping[str, Any]) -> ExpertsConfig:
 
 
 def _experts(config: Mapping[str, Any]) -> ExpertsConfig | None:
-    """Routed experts; of Mixtral, Qwen3-MoE and gpt-oss layers without them among others are refused."""
+    """Routed experts; of Mixtral, Qwen's and gpt-oss layers without them among others are refused."""
     family = config["model_type"]
     if family in _GROUPED:
         return _experts_by_group(config)
-    if family not in ("mixtral", "qwen3_moe", "gpt_oss"):
+    shared = family in ("qwen3_5_moe_text", "qwen3_next")
+    if family not in ("mixtral", "qwen3_moe", "gpt_oss") and not shared:
         return None
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         raise ModelError("layers with and without routed experts in one model are not supported")
@@ -437,16 +445,18 @@ def _experts(config: Mapping[str, Any]) -> ExpertsConfig | None:
     return ExpertsConfig(
         count=value_of(config, "num_experts" if "num_experts" in config else "num_local_experts", int),
         per_token=value_of(config, "num_experts_per_tok", int),
-        intermediate_size=value_of(config, "moe_" * (family == "qwen3_moe") + "intermediate_size", int),
-        renormalise=family != "qwen3_moe" or value_of(config, "norm_topk_prob", bool, False),
+        intermediate_size=value_of(config, "moe_" * family.startswith("qwen") + "intermediate_size", int),
+        renormalise=family not in ("qwen3_moe", "qwen3_next") or value_of(config, "norm_topk_prob", bool, False),
         bias=family == "gpt_oss",
         clamped=family == "gpt_oss",
+        shared_size=value_of(config, "shared_expert_intermediate_size", int) if shared else 0,
+        shared_gate=shared,
     )
 
 
 def _recurrent(config: Mapping[str, Any]) -> RecurrentConfig | None:
-    """Qwen3.5: the layers of linear attention; every fourth attends to all tokens where `layer_types` is left out."""
-    if config["model_type"] != "qwen3_5_text":
+    """Qwen3-Next and 3.5: layers of linear attention; without `layer_types` every fourth attends to all tokens."""
+    if config["model_type"] not in _RECURRENT:
         return None
     layers = _layers_of_kind(config, "linear_attention")
     if layers is None:
@@ -459,6 +469,7 @@ def _recurrent(config: Mapping[str, Any]) -> RecurrentConfig | None:
         key_dim=value_of(config, "linear_key_head_dim", int),
         value_dim=value_of(config, "linear_value_head_dim", int),
         kernel=value_of(config, "linear_conv_kernel_dim", int),
+        by_key_head=config["model_type"] == "qwen3_next",
     )
 
 
@@ -469,7 +480,7 @@ def sliding_layers(config: Mapping[str, Any]) -> list[bool] | None:
     Raises:
         ModelError: a value of another type.
     """
-    if config.get("model_type") not in FAMILIES or config["model_type"] == "qwen3_5_text":
+    if config.get("model_type") not in FAMILIES or config["model_type"] in _RECURRENT:
         return None
     window, slides = _sliding_window(config)
     return [window is not None] * num_layers_of(config) if slides is None else list(slides)
@@ -478,7 +489,7 @@ def sliding_layers(config: Mapping[str, Any]) -> list[bool] | None:
 def _sliding_window(config: Mapping[str, Any]) -> tuple[int | None, tuple[bool, ...] | None]:
     """The window, and which layers have it (None: all); no window where no layer has it."""
     family = config["model_type"]
-    if family in ("llama", "qwen3_5_text") or config.get("sliding_window") is None:
+    if family in ("llama", *_RECURRENT) or config.get("sliding_window") is None:
         return None, None
     window = value_of(config, "sliding_window", int)
     if family in ("qwen2", "qwen3", "qwen3_moe") and not value_of(config, "use_sliding_window", bool, False):

@@ -12,7 +12,7 @@ cache = section("prefix cache")
 _CAUSES = {
     "new": "content that was never in the cache",
     "evicted": "content that a policy evicted for want of room",
-    "unreachable": "content that is there behind a block of its prefix that is not",
+    "unreachable": "content that is there behind a block of its prefix, or without a window or state, that is not",
     "declined": "content that the policy would not keep, or that there was no room to keep",
     "in flight": "content that another request was computing and did not share yet",
     "end of prompt": "the last token, and a last block that is not full",

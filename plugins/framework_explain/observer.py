@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from framework.interfaces.allocator import CacheEvent, Hit
 from framework.interfaces.observer import Call, Move, Note, Observed, RunView
-from framework.types import RequestId
+from framework.types import Namespace, RequestId, TokenArray
 from framework_cache_only.parts import CacheOnlyObserver, Counted, Losses
 from framework_explain.account import REGRET, Account
 from framework_explain.ledger import Ledger
@@ -26,6 +26,9 @@ _LETS_GO = frozenset({"free", "unref_leading"})
 class Explain(CacheOnlyObserver):
     """One cause for each missed prompt token: in requests.jsonl, result.json and regret.jsonl.
 
+    With several groups of KV causes are those of the first, full attention: what it holds where a window or state is
+    missing is unreachable.
+
     Args:
         most_contents: lost contents that are remembered, of some 300 bytes each.
     """
@@ -33,7 +36,6 @@ class Explain(CacheOnlyObserver):
     metrics, files = METRICS, (REGRET,)
     figures = ("framework_explain.token_origins", "framework_explain.regret_by_age")
     tables = ("framework_explain.table_of_misses:misses",)
-    several_groups = False
 
     def __init__(self, *, most_contents: int = 2**22) -> None:
         self._most_contents, self._policy = most_contents, ""
@@ -52,7 +54,8 @@ class Explain(CacheOnlyObserver):
 
     def begin(self, cache: Observed) -> None:
         if self._ledger is None:
-            self._ledger = Ledger(cache.block_size, policy=self._policy, most_contents=self._most_contents)
+            self._wide = cache.groups[0].block_tokens // cache.block_size if cache.groups else 1
+            self._ledger = Ledger(self._wide * cache.block_size, policy=self._policy, most_contents=self._most_contents)
         self._cache = cache
         self._ledger.lies_below = cache.lies_below
         self._ledger.reset()
@@ -76,7 +79,8 @@ class Explain(CacheOnlyObserver):
         if events:
             ledger.decline(True) if name in _LETS_GO else None
             for event in events:
-                ledger.heard(event)
+                if event.group == 0:
+                    ledger.heard(event)
             ledger.decline(False) if name in _LETS_GO else None
         if request is None:
             return
@@ -98,7 +102,7 @@ class Explain(CacheOnlyObserver):
                 return
             hit: Hit = note.facts["hit"]
             others = ledger.others(subject.tokens, info.namespace)
-            names = hit.hashes or ledger.names(subject.tokens, info.namespace)
+            names = self._names(hit, subject.tokens, info.namespace)
             elsewhere = partial(self._elsewhere, subject.tokens, others)
             ledger.ask(sequence, note.request, names, len(subject.tokens), hit.num_tokens, elsewhere)
             return
@@ -108,8 +112,12 @@ class Explain(CacheOnlyObserver):
             ledger.admit(sequence, note.request, cached, **facts)
         elif subject.hit is not None:
             ledger.preempted_tokens += max(0, subject.computed_before - cached)
-            names = subject.hit.hashes or ledger.names(subject.tokens, info.namespace)
+            names = self._names(subject.hit, subject.tokens, info.namespace)
             ledger.compute(sequence, names, cached // ledger.block_size)
+
+    def _names(self, hit: Hit, tokens: TokenArray, namespace: Namespace) -> Sequence[Any]:
+        """Of the prompt's full blocks."""
+        return hit.hashes[self._wide - 1 :: self._wide] or self.ledger.names(tokens, namespace)
 
     def _elsewhere(self, tokens: Any, others: Sequence[Any]) -> int:
         """How much of a prompt another namespace would hit."""
@@ -152,9 +160,12 @@ class Explain(CacheOnlyObserver):
         return account.results()
 
     def account(self) -> Account:
-        """The account of the engine that it listens to, against LRU and the optimum of its pool's size."""
+        """The account of the engine that it listens to, against LRU and the optimum of its pool's size, where one table
+        has all KV."""
         from framework_explain.replayed_misses import against_models
 
         assert self._cache is not None, "no engine has begun"
         ledger = self.ledger
+        if self._cache.groups:
+            return ledger.account()
         return against_models(ledger.account(), ledger.paths, ledger.block_size, self._cache.num_blocks)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from framework.errors import ConfigError, NoCandidate
-from framework.groups.checkpoints import CheckpointRule, Retention
+from framework.groups.checkpoints import CheckpointRule, Retention, Turns
 from framework.groups.memory import Memory, OnePool, Policies, PoolPerGroup, TwoLevel
 from framework.groups.pool import GroupView
 from framework.interfaces.eviction import Block, BlockView, EvictionPolicy, ScoredPolicy
@@ -249,7 +249,7 @@ WINDOW_TOKENS, STATE_BYTES = 0.8, 0.9
 
 
 def rule_of(name: str, interval: int = 0, count: int = 8) -> CheckpointRule:
-    """A rule for checkpoints: dense, retention, junctions, every, at_most or superseding.
+    """A rule for checkpoints: dense, retention, turns, junctions, every, at_most or superseding.
 
     Args:
         interval: tokens between two places, of retention (0: none), every and at_most.
@@ -259,8 +259,9 @@ def rule_of(name: str, interval: int = 0, count: int = 8) -> CheckpointRule:
         ConfigError: an unknown name, or no interval where the rule is about one.
     """
     rules: Mapping[str, Callable[[], CheckpointRule]] = {
-        "dense": Dense, "retention": lambda: Retention(interval), "junctions": Junctions, "superseding": Superseding,
-        "every": lambda: EveryFew(interval), "at_most": lambda: AtMost(count, interval),
+        "dense": Dense, "retention": lambda: Retention(interval), "turns": lambda: Turns(interval),
+        "junctions": Junctions, "superseding": Superseding, "every": lambda: EveryFew(interval),
+        "at_most": lambda: AtMost(count, interval),
     }  # fmt: skip
     if name not in rules or (name in ("every", "at_most") and interval < 1):
         raise ConfigError(f"a rule for checkpoints is one of {', '.join(rules)}, every and at_most with an interval of "

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from framework import registry
 from framework.errors import ConfigError
 from framework.interfaces.mode import OnBegin
 from framework.modes import Replay
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from framework.config.config import Config
-    from framework.interfaces.observer import Observer
 
 
 class HybridOptions(Options):
@@ -33,9 +31,9 @@ class HybridOptions(Options):
     )
     rule: str = Field(
         "retention",
-        description="which checkpoints are kept: dense, retention, junctions, every, at_most, superseding",
+        description="which checkpoints are kept: dense, retention, turns, junctions, every, at_most, superseding",
     )
-    interval: Natural = Field(0, description="rules retention, every, at_most: tokens between two checkpoints")
+    interval: Natural = Field(0, description="rules retention, turns, every, at_most: tokens between two checkpoints")
     count: int = Field(8, description="rule at_most: states kept on a path", ge=2, le=INT64)
     cache_only: bool = Field(
         False, description="each request is one access, as in mode=cache_only; false: through the engine"
@@ -54,14 +52,11 @@ class Hybrid(HybridOptions, Replay):
     def check(self, config: Config) -> None:
         from framework.config.config import default_choices
 
-        observers: dict[str, type[Observer]] = {
-            entry["name"]: registry.load("observer", entry["name"]) for entry in config.observers
-        }
         allocator, default = config.allocator.name, default_choices()["allocator"]
         of_one_group = {
             "allocator": allocator if allocator != default else None,
             "cache.kv_dtype": config.cache.kv_dtype,
-            "observers": [name for name, cls in observers.items() if not cls.several_groups],
+            "observers": [entry["name"] for entry in config.observers if self.cache_only],
             "replay.optimum": config.replay.optimum,
             "below": config.below.name if config.below.name != "none" else None,
             "compression": config.compression.name if config.compression.name != "none" else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 
@@ -33,12 +33,12 @@ class EventObserver(Observer):
         stream: takes the events, and passes them on at the end of each step. Closed with this.
     """
 
-    several_groups = False
-
     def __init__(self, stream: EventStream) -> None:
         self.stream = stream
         self._block_size = 0
-        self._hashes: dict[int, BlockHash] = {}
+        self._wide: list[int] = [1]  # by group of KV, entries of a table that one block takes
+        self._hashes: dict[tuple[int, int], BlockHash] = {}  # of (group, block)
+        self._prompts: dict[RequestId, Sequence[BlockHash]] = {}  # names of all units, of caches with several groups
         self._requests: dict[RequestId, RequestInfo] = {}
         self._tokens: dict[RequestId, bytearray] = {}  # int32, as far as they are known
         self._tiers: dict[tuple[str, BlockHash], set[int]] = {}  # of the medium, those that hold the content
@@ -47,7 +47,8 @@ class EventObserver(Observer):
         if self._block_size:
             self.stream.cleared()
         self._block_size = cache.block_size
-        for known in (self._hashes, self._requests, self._tokens, self._tiers):
+        self._wide = [group.block_tokens // cache.block_size for group in cache.groups] or [1]
+        for known in (self._hashes, self._prompts, self._requests, self._tokens, self._tiers):
             known.clear()
 
     def heard(self, call: Call, events: Sequence[CacheEvent]) -> None:
@@ -62,7 +63,10 @@ class EventObserver(Observer):
             assert tokens is not None
             assert call.hit is not None
             self._requests[request], self._tokens[request] = info, bytearray(as_tokens(tokens))
-            hit_blocks = [*call.hit.hashes[: call.hit.num_tokens // self._block_size]]
+            wide = self._wide[0]
+            hit_blocks = [*call.hit.hashes[wide - 1 : call.hit.num_tokens // self._block_size : wide]]
+            if len(self._wide) > 1:
+                self._prompts[request] = call.hit.hashes
             if hit_blocks and self.stream.report_hits:
                 self._store(request, hit_blocks, None, 0)
         elif tokens is not None:
@@ -70,12 +74,14 @@ class EventObserver(Observer):
         elif info is not None and name == "fork":
             self._requests[info.id] = info
             self._tokens[info.id] = self._tokens.get(request, bytearray())[: 4 * call.num_tokens]
+            self._prompts[info.id] = self._prompts.get(request, ())[: call.num_tokens // self._block_size]
             request = info.id
         if events:
             self._settle(request, call.table, events)
         if name == "free" and request is not None:
             self._requests.pop(request, None)
             self._tokens.pop(request, None)
+            self._prompts.pop(request, None)
 
     def noted(self, note: Note) -> None:
         if note.event == "computed":
@@ -109,45 +115,56 @@ class EventObserver(Observer):
             data += as_tokens(tokens)[len(data) // 4 :].tobytes()
 
     def _settle(
-        self, request: RequestId | None, table_of: Callable[[], TokenArray], came: Sequence[CacheEvent]
+        self, request: RequestId | None, table_of: Callable[[int], TokenArray], came: Sequence[CacheEvent]
     ) -> None:
         """Turn the cache events of a call for `request` into KV events."""
-        table: list[int] | None = None
-        for kind, events in groupby(came, attrgetter("kind")):
+        tables: dict[int, list[int]] = {}
+        for (kind, group), events in groupby(came, attrgetter("kind", "group")):
             pairs = [pair for event in events for pair in zip(event.blocks, event.hashes, strict=True)]
             if kind == "admit":
-                if table is None:
-                    table = table_of().tolist() if request in self._requests else []
-                self._stored(request, table, pairs)
+                for needed in {0, group} - tables.keys():
+                    tables[needed] = table_of(needed).tolist() if request in self._requests else []
+                self._stored(request, group, tables, pairs)
             else:
                 for block, _ in pairs:
-                    self._hashes.pop(block, None)
-                self.stream.add(BlockRemoved(block_hashes=[key for _, key in pairs], medium=GPU, group_idx=0))
+                    self._hashes.pop((group, block), None)
+                self.stream.add(BlockRemoved(block_hashes=[key for _, key in pairs], medium=GPU, group_idx=group))
 
-    def _stored(self, request: RequestId | None, table: list[int], pairs: Sequence[tuple[BlockId, BlockHash]]) -> None:
+    def _stored(
+        self, request: RequestId | None, group: int, tables: Mapping[int, list[int]],
+        pairs: Sequence[tuple[BlockId, BlockHash]],
+    ) -> None:  # fmt: skip
         """The blocks that were published for `request`, a BlockStored for each run of neighbours in its table."""
-        self._hashes.update(pairs)
+        table = tables[group][:: self._wide[group]]
+        self._hashes.update(((group, block), key) for block, key in pairs)
         run: list[BlockHash] = []
         first = expected = 0
         for block, key in pairs:
             place = _place(table, block, expected)
             if run and place != expected:
-                self._store(request, run, self._above(table, first), first)
+                self._store(request, run, self._above(request, group, tables, first), first, group)
                 run = []
             if not run:
                 first = place
             run.append(key)
             expected = place + 1
-        self._store(request, run, self._above(table, first), first)
+        self._store(request, run, self._above(request, group, tables, first), first, group)
 
-    def _above(self, table: list[int], place: int) -> BlockHash | None:
-        return self._hashes.get(table[place - 1]) if place > 0 else None
+    def _above(
+        self, request: RequestId | None, group: int, tables: Mapping[int, list[int]], place: int
+    ) -> BlockHash | None:
+        """The name of the prefix that ends where this place of a group's table begins, whether or not the group's own
+        block of it is still there."""
+        unit, names = place * self._wide[group] - 1, () if request is None else self._prompts.get(request, ())
+        if unit < 0:
+            return None
+        return names[unit] if unit < len(names) else self._hashes.get((0, tables[0][unit]))
 
     def _store(
-        self, request: RequestId | None, keys: Sequence[BlockHash], parent: BlockHash | None, first: int
+        self, request: RequestId | None, keys: Sequence[BlockHash], parent: BlockHash | None, first: int, group: int = 0
     ) -> None:
-        info, step = None if request is None else self._requests.get(request), 4 * self._block_size
-        data = self._tokens.get(request, b"") if request is not None and first >= 0 else b""
+        info, size = None if request is None else self._requests.get(request), self._block_size * self._wide[group]
+        data, step = self._tokens.get(request, b"") if request is not None and first >= 0 else b"", 4 * size
         sent = np.frombuffer(bytes(data[first * step : (first + len(keys)) * step]), dtype=np.int32).tolist()
         adapter, salt = (info.namespace.adapter, info.namespace.salt) if info is not None else ("", "")
         self.stream.add(
@@ -155,11 +172,11 @@ class EventObserver(Observer):
                 block_hashes=keys,
                 parent_block_hash=parent,
                 token_ids=sent,
-                block_size=self._block_size,
+                block_size=size,
                 medium=GPU,
                 lora_name=adapter or None,
                 extra_keys=_extra_keys(adapter, salt, first, len(keys)),
-                group_idx=0,
+                group_idx=group,
                 session_id=None if info is None else info.session,
             )
         )

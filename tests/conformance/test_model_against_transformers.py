@@ -26,6 +26,10 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+QWEN_STATES = {"num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+               "linear_key_head_dim": 8, "linear_value_head_dim": 12}  # fmt: skip
+QWEN_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+                "shared_expert_intermediate_size": 24}  # fmt: skip
 CASES = {
     "llama GQA untied": ("llama", {}),
     "llama MHA tied": ("llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
@@ -86,16 +90,9 @@ CASES |= {
         },
     ),
     "gpt_oss": ("gpt_oss", EXPERTS | {"sliding_window": 20}),
-    "qwen3_5_text": (
-        "qwen3_5_text",
-        {
-            "num_hidden_layers": 4,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 12,
-        },
-    ),
+    "qwen3_5_text": ("qwen3_5_text", QWEN_STATES),
+    "qwen3_next": ("qwen3_next", QWEN_STATES | QWEN_EXPERTS),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", QWEN_STATES | QWEN_EXPERTS),
     "qwen3_5_text, half of a head rotated, tied": (
         "qwen3_5_text",
         {

@@ -10,12 +10,6 @@ from framework.interfaces.observer import Call, Observer, RunView
 from framework.results import Metric
 
 
-class OfOneGroup(Observer):
-    """One that cannot listen to several groups of KV."""
-
-    several_groups = False
-
-
 class Counts(Observer):
     """Counts the calls of each request; `fail` names a method that raises."""
 

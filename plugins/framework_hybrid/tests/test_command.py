@@ -15,16 +15,9 @@ from framework.api import run
 from framework.config.check import parse, without_effect
 from framework.errors import ConfigError, FrameworkError
 from framework.interfaces.below import Below
-from framework.interfaces.observer import Observer
 from framework.results.catalogue import find
 from framework_hybrid.mode import groups_input
 from framework_hybrid.plugin import HybridOptions
-
-
-class OfOneGroup(Observer):
-    """One that cannot listen to several groups of KV."""
-
-    several_groups = False
 
 
 class Something(Below):
@@ -40,7 +33,7 @@ def test_it_replays_without_what_one_group_has() -> None:
     for executor in ("none", "roofline"):
         assert parse({**HYBRID, "executor": executor}).mode.options == {"model": "gemma-3-27b"}
     refused: dict[str, dict[str, Any]] = {
-        "observers=": {"observers": [f"{__file__}:OfOneGroup"]},
+        "observers=": {"observers": ["explain"], "mode": {**HYBRID["mode"], "cache_only": True}},
         "below=": {"below": f"{__file__}:Something"},
         "allocator=radix": {"allocator": "radix"},
         "cache.kv_dtype": {"cache": {"kv_dtype": "int8"}},

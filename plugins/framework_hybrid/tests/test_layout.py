@@ -64,7 +64,7 @@ def test_a_place_costs_what_is_to_be_kept_there_and_an_interval_the_places_of_th
 
 
 def test_the_page_shows_what_it_says() -> None:
-    page = Path(__file__).parents[3] / "docs" / "hybrid.md"
+    page = Path(__file__).parents[3] / "docs" / "layouts.md"
     assert "\n".join(report("qwen3.5-4b", interval=4096)) in page.read_text()
 
 

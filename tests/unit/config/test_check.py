@@ -145,7 +145,7 @@ def test_every_setting_that_only_a_model_reads_has_no_effect_in_a_replay() -> No
 
 
 def test_observers_are_a_list_each_once_and_of_runs_that_they_can_hear() -> None:
-    name = "observing:OfOneGroup"
+    name = "observing:Counts"
     config = parse({**HERE, "observers": [name]})
     assert config.observers == ({"name": name},)
     assert parse(config.plain()) == config

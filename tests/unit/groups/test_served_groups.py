@@ -16,7 +16,6 @@ from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.request import Request
 from framework.errors import ConfigError, OutOfMemory
 from framework.groups.allocator import GroupedAllocator
-from framework.interfaces.observer import Observer
 from framework.llm import LLM, CacheOptions, EngineOptions, FaultOptions
 from framework.model.dense import greedy
 from framework.model.loading import LoadedModel, load_model
@@ -138,7 +137,7 @@ def test_bytes_are_those_of_the_window(model: LoadedModel) -> None:
     assert llm.further_blocks == window, "2 rows of 5 blocks of window and 2 more, and 16 tokens a step"
     pool = (61 * (config.num_layers - slides) + (window + 1) * slides) * SIZE * token_bytes
     assert (stats["kv_bytes"], stats["window_bytes"]) == (pool, window * SIZE * slides * token_bytes), stats
-    whole = make_llm(model, block_size=SIZE, num_blocks=60, engine=engine, record=True)
+    whole = make_llm(model, block_size=SIZE, num_blocks=60, engine=engine, hash="xxh64")
     assert whole.stats()["kv_bytes"] == 61 * config.num_layers * SIZE * token_bytes > pool
 
 
@@ -146,10 +145,25 @@ def test_a_share_of_memory_holds_more_where_the_window_spares_some(model: Loaded
     monkeypatch.setattr("framework.engine.pool.free_bytes", lambda device: 4 * 2**20)
     engine = EngineOptions(max_batch_requests=2, max_batch_tokens=16)
     groups, one = (
-        make_llm(model, block_size=SIZE, memory_fraction=0.5, engine=engine, record=record) for record in (False, True)
+        make_llm(model, block_size=SIZE, memory_fraction=0.5, engine=engine, hash=hash) for hash in ("sha256", "xxh64")
     )
     assert groups.num_blocks > one.num_blocks
     assert 0 <= one.kv_bytes - groups.kv_bytes < 2 * groups.groups[0].block_bytes + groups.groups[1].block_bytes
+
+
+def test_windows_are_a_group_on_every_rank(tmp_path: Path) -> None:
+    family, overrides = CASES["gemma3"]
+    folder = make_checkpoint(tmp_path, family, **overrides)
+    model, prompts = load_model(folder), PROMPTS[:4]
+    engine = EngineOptions(tensor_parallel_size=2, chunk_size=16, max_batch_requests=8, max_batch_tokens=64)
+    faults = FaultOptions(poison=True, preempt_every=7)
+    with make_llm(str(folder), block_size=SIZE, num_blocks=34, engine=engine, faults=faults) as llm:
+        assert len(llm.groups) == 2, llm.kv_groups_off
+        for hits in ([0, 0, 16, 16], [48] * 4):
+            found = llm.generate(prompts, GREEDY)
+            assert finished(found) == [[greedy(model.decoder, prompt, 24).tokens] for prompt in prompts]
+            assert [request.num_cached_tokens for request in found] == hits
+        assert llm.stats()["num_preemptions"] > 0
 
 
 def test_after_a_reset_the_groups_are_empty_and_serve_again(mixed: LoadedModel) -> None:
@@ -161,16 +175,10 @@ def test_after_a_reset_the_groups_are_empty_and_serve_again(mixed: LoadedModel) 
     assert finished(llm.generate(PROMPTS, GREEDY)) == wanted
 
 
-class OfOneGroup(Observer):
-    several_groups = False
-
-
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "radix": ({"allocator": "radix"}, "for one table; prefix and prefix_cow have not"),
     "contiguous": ({"allocator": "contiguous"}, "by chained hash alone; prefix and prefix_cow do"),
     "weak_hash": ({"hash": "xxh64"}, "collision-resistant hash"),
-    "observer": ({"observers": (OfOneGroup(),)}, "no groups with the observer OfOneGroup"),
-    "record": ({"record": True}, "a recording"),
     "compile": ({"engine": EngineOptions(compile=True)}, "compilation"),
 }
 

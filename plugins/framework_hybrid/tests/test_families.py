@@ -1,0 +1,110 @@
+"""Every family that keeps more than plain K and V, with every feature at once: the table of docs/layouts.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engines import finished, make_llm
+from test_recorded import FAMILIES as SMALL
+from tier_helpers import over
+
+from framework.llm import LLM, CacheOptions, EngineOptions, FaultOptions
+from framework.model.dense import greedy
+from framework.model.loading import load_model
+from framework.modes.serve import record
+from framework.sampling import Sampling
+from framework_explain.observer import Explain
+from framework_kv_events.observer import EventObserver
+from framework_kv_events.schema import BlockStored, Event
+from framework_kv_events.stream import EventStream
+from framework_testing.checkpoints import make_checkpoint
+
+_STATES = SMALL["qwen3_5_text"]
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 24}  # fmt: skip
+_LATENT = {"num_key_value_heads": 4, "head_dim": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12,
+           "kv_lora_rank": 32, "q_lora_rank": 24, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4,
+           "topk_group": 2, "moe_intermediate_size": 40, "first_k_dense_replace": 1}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma3_text": SMALL["gemma3_text"],
+    "gpt_oss": {"sliding_window": 20, "num_local_experts": 6, "num_experts_per_tok": 2},
+    "qwen3_5_text": _STATES,
+    "qwen3_5_moe_text": _STATES | _EXPERTS,
+    "qwen3_next": _STATES | _EXPERTS,
+    "deepseek_v3": _LATENT,
+    "deepseek_v32": _LATENT | {"index_topk": 24, "index_head_dim": 16, "index_n_heads": 16},
+}
+_SHARED = [(7 * i) % 250 + 4 for i in range(48)]
+OTHERS = [[(11 * at + 40 * number) % 250 + 4 for at in range(90)] for number in range(3)]
+PROMPTS = [[*_SHARED, 100 + i, 9, 4 + i] for i in range(4)] + [_SHARED[:30], [5, 6, 7]]
+SAMPLINGS = (
+    Sampling(max_tokens=12, ignore_eos=True), Sampling(max_tokens=8, n=2, temperature=1.0, seed=3, ignore_eos=True),
+    Sampling(max_tokens=7, beam_width=3, ignore_eos=True),
+)  # fmt: skip
+
+
+class Kept:
+    """A sink that keeps the events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def put(self, sequence: int, step: float, events: Any) -> None:
+        self.events += events
+
+    def close(self) -> None: ...
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+
+def table() -> dict[str, list[str]]:
+    """Family -> the cells of its row, of the table of families and features in the docs."""
+    page = (Path(__file__).parents[3] / "docs" / "layouts.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| `")]
+    return {row[0].strip(" `"): [cell.strip() for cell in row[1:]] for row in rows if row[0].strip(" `") in FAMILIES}
+
+
+def test_the_docs_have_every_family() -> None:
+    assert table().keys() == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_feature_at_once_changes_no_token(family: str, tmp_path: Path) -> None:
+    model, sink, explain = load_model(make_checkpoint(tmp_path, family, **FAMILIES[family])), Kept(), Explain()
+    explain._policy = "lru"  # a run would tell it
+    engine = EngineOptions(chunk_size=16, max_batch_requests=6, max_batch_tokens=48)
+    llm = make_llm(
+        model, block_size=4, num_blocks=44, engine=engine, record=True,
+        faults=FaultOptions(poison=True, preempt_every=9),
+        observers=(EventObserver(EventStream([sink])), explain),
+        below=over([{"store": "host", "num_blocks": 300}], "on_eviction"),
+    )  # fmt: skip
+    alone = LLM(model, cache=CacheOptions(block_size=4, num_blocks=400), allocator="naive")
+    served = []
+    for sampling in SAMPLINGS:
+        found = llm.generate(PROMPTS, sampling)
+        assert finished(found) == finished(alone.generate(PROMPTS, sampling)), sampling
+        served += found + llm.generate(OTHERS, SAMPLINGS[0])  # which take the room
+    assert [[*one.completions[0].tokens] for one in served[: len(PROMPTS)]] == [
+        [*greedy(model.decoder, prompt, 12).tokens] for prompt in PROMPTS
+    ]
+    llm.engine.check()
+    stats, account = llm.stats(), explain.account()
+    missed = sum(count for outcome, count in account.totals("tokens").items() if outcome != "hit")
+    record(llm, served, tmp_path / "recording.jsonl")
+    lines = (tmp_path / "recording.jsonl").read_text().splitlines()
+    groups = {event.group_idx for event in sink.events if isinstance(event, BlockStored)}
+    shown = {
+        "hit": stats["hit_tokens"] > 0, "fork": stats["num_forks"] > 0, "beam": len(served[-5].completions) == 3,
+        "preemption": stats["num_preemptions"] > 0, "tier": stats["tier1_hit_blocks"] > 0,
+        "event": groups == set(range(max(1, len(llm.groups)))),
+        "explain": missed + account.totals("tokens")["hit"] == sum(len(one.prompt) for one in served),
+        "recording": len(lines) == 1 + len(served) and json.loads(lines[0])["format"] != "",
+    }  # fmt: skip
+    llm.close()
+    assert {name for name, seen in shown.items() if not seen} == set(), shown
+    assert table()[family][-len(shown) :] == ["yes"] * len(shown)
