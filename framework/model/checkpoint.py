@@ -177,10 +177,10 @@ def _attention_views(layer: DecoderLayer, family: str) -> dict[str, Tensor]:
 
 
 def _delta_views(delta: GatedDelta) -> dict[str, Tensor]:
-    names, widths = ("qkv", "z", "b", "a"), delta.widths
+    widths = dict(zip(("qkv", "z", "b", "a"), delta.widths, strict=True))
     if delta.config.by_key_head:
-        names, widths = ("qkvz", "ba"), [sum(widths[:2]), sum(widths[2:])]
-    parts = zip(names, torch.split(delta.inputs, widths), strict=True)
+        widths = {"qkvz": widths["qkv"] + widths["z"], "ba": widths["b"] + widths["a"]}
+    parts = zip(widths, torch.split(delta.inputs, [*widths.values()]), strict=True)
     return {f"linear_attn.in_proj_{name}.weight": part for name, part in parts} | {
         "linear_attn.conv1d.weight": delta.convolution,
         "linear_attn.dt_bias": delta.decay_bias,

@@ -62,8 +62,8 @@ class GatedDelta(nn.Module):
         each = config.num_value_heads // heads
         wide, narrow = torch.split(x, [sum(self.widths[:2]), sum(self.widths[2:])], -1)
         widths = [config.key_dim, config.key_dim, each * config.value_dim, each * config.value_dim]
-        q, k, v, gate = (part.flatten(1) for part in torch.split(wide.unflatten(-1, (heads, -1)), widths, -1))
-        strength, decay = (part.flatten(1) for part in torch.split(narrow.unflatten(-1, (heads, -1)), each, -1))
+        q, k, v, gate = (part.flatten(1) for part in torch.split(wide.reshape(len(x), heads, -1), widths, -1))
+        strength, decay = (part.flatten(1) for part in torch.split(narrow.reshape(len(x), heads, -1), each, -1))
         return torch.cat((q, k, v), -1), gate, strength, decay
 
     @property
