@@ -129,8 +129,7 @@ def _find(module: str, name: str, hops: int, within: _Class | None = None) -> _C
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
                     return _find(_absolute(module, path, node), alias.name, hops - 1) if hops else None
-    whole = None if within is not None else _parsed_whole(path)
-    for inner in ast.walk(whole) if whole is not None else ():  # a class within a function or a condition
+    for inner in ast.walk(tree) if within is None else ():  # a class within a function or a condition
         if isinstance(inner, ast.ClassDef) and inner.name == name:
             return _Class(inner, module, path, tree)
     return None
@@ -138,39 +137,10 @@ def _find(module: str, name: str, hops: int, within: _Class | None = None) -> _C
 
 @lru_cache(maxsize=256)
 def _parsed(path: Path) -> ast.Module | None:
-    """The module without the bodies of its functions, which take nine tenths of the time; whole where that fails."""
-    try:
-        return ast.parse(_without_bodies(path.read_text(encoding="utf-8")))
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return _parsed_whole(path)
-
-
-@lru_cache(maxsize=256)
-def _parsed_whole(path: Path) -> ast.Module | None:
     try:
         return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
-
-
-def _without_bodies(text: str) -> str:
-    """Each function's signature with `pass` below it. By indentation alone: what that breaks does not parse."""
-    kept: list[str] = []
-    indent, state = 0, ""
-    for line in text.splitlines():
-        code = line.lstrip(" ")
-        depth = len(line) - len(code)
-        if state == "body":
-            if not code or depth > indent:
-                continue
-            state = ""
-        kept.append(line)
-        if not state and code.startswith(("def ", "async def ")):
-            indent, state = depth, "signature"
-        if state == "signature" and depth == indent and line.partition("  #")[0].endswith(":"):
-            state = "body"
-            kept.append(f"{' ' * indent} pass")
-    return "\n".join(kept)
 
 
 def _absolute(module: str, path: Path, node: ast.ImportFrom) -> str:
