@@ -14,7 +14,7 @@ import orjson
 
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import OUTPUT_BASE
-from framework.engine.request import Candidates, Request, Sequence
+from framework.engine.request import About, Candidates, Request, Sequence
 from framework.errors import ConfigError
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.workload import WorkloadRequest
@@ -47,19 +47,8 @@ def feed(engine: Engine, items: Iterable[WorkloadRequest], *, progress: bool = F
 def submit(engine: Engine, request: WorkloadRequest) -> Request:
     """Queue one request of token ids, with all that is known of it."""
     assert request.tokens is not None
-    return engine.submit(
-        request.tokens,
-        request.sampling,
-        arrival_s=request.arrival_s,
-        namespace=request.namespace,
-        tenant=request.tenant,
-        priority=request.priority,
-        session=request.session,
-        category=request.category,
-        hint=request.hint,
-        turn=request.turn,
-        key=request.key,
-    )
+    about: Any = {name: getattr(request, name) for name in About.__optional_keys__}
+    return engine.submit(request.tokens, request.sampling, arrival_s=request.arrival_s, **about)
 
 
 def trace_items(
