@@ -113,7 +113,7 @@ def _specs(options: KernelOptions, layout: str) -> Iterator[AttentionSpec]:
         )
 
 
-def _heads(text: str) -> dict[str, int]:
+def _heads(text: str) -> dict[str, Any]:
     found = re.fullmatch(r"(\d{1,5})/(\d{1,5})([/+])(\d{1,5})", text, re.ASCII)
     numbers = [int(found[group]) for group in (1, 2, 4)] if found else []
     if found is None or not all(numbers):
