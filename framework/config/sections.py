@@ -128,6 +128,9 @@ class RunOptions(Options):
     events: bool = Field(False, description="write the eviction and scheduling log")
     requests: bool = Field(True, description="write requests.jsonl, one object a request")
     record: bool = Field(False, description="serve: write recording.jsonl, for workload=recording")
+    chunk: int = Field(
+        1, description="a sweep: so many jobs one after the other in a process that reads each trace once", ge=1
+    )
     report: Literal[False] | str = Field(
         "report --publish", description="a sweep: the command that is given its folder at its end; false: none"
     )

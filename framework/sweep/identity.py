@@ -18,7 +18,7 @@ from framework.registry.signatures import signature
 
 NOT_IN_HASH = frozenset(
     {
-        "name", "dir", "sweep", "overwrite", "progress", "report", "stall_timeout_s", "timeout_s",
+        "name", "dir", "sweep", "overwrite", "progress", "report", "stall_timeout_s", "timeout_s", "chunk",
     }
 )  # fmt: skip
 """Keys of `run` that say where a job writes or how it is watched, not what it computes."""

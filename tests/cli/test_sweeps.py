@@ -23,6 +23,7 @@ from framework.results.catalogue import is_wall_time
 from framework.results.reading import read_result
 from framework.tracking.run_directory import RunDirectory
 from framework.workload.traces import WorkloadRequest, write_trace
+from framework.workload.traces.reader import Trace
 
 COMMON = (
     "mode=replay",
@@ -225,6 +226,30 @@ def test_two_sweeps_of_one_name_at_once_share_the_jobs_and_fail_none(tmp_path: P
         )
 
 
+def test_a_chunk_of_jobs_reads_its_trace_once_and_goes_on_after_a_failure(
+    trace: Path, command: Command, failing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    records = Trace._records
+    monkeypatch.setattr(Trace, "_records", lambda self: read.append(self.path) or records(self))
+    words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=lru,fifo,lfu,mru", "run.chunk=2")
+    with failing(KeyError("lost its head"), lambda config: config.eviction.name == "fifo"):
+        status, _, err = command(*words)
+    assert (status, "1 of 4 jobs failed" in err) == (1, True), err
+    assert len(read) == 2, "once in each chunk"
+    before = {path: read_result(path)["hit_rate"] for path in finished(Path("sweeps/s"))}
+    assert len(before) == 3
+    assert command(*words)[0] == 0
+    after = {path: read_result(path) for path in finished(Path("sweeps/s"))}
+    assert before.items() <= {path: result["hit_rate"] for path, result in after.items()}.items()
+    assert command("-m", *COMMON, "run.sweep=t", "run.report=false", "eviction=lru,fifo,lfu,mru")[0] == 0
+    alone = {path.name: read_result(path) for path in finished(Path("sweeps/t"))}
+    assert {path.name for path in after} == set(alone)
+    for path, result in after.items():
+        same = {key for key in result if not is_wall_time(key)} - {"started_at", "job", "run_directory"}
+        assert {key: result[key] for key in same} == {key: alone[path.name].get(key) for key in same}
+
+
 LAUNCHERS = {
     "joblib": ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"),
     "submitit": ("hydra/launcher=submitit_local", "hydra.launcher.timeout_min=3"),
@@ -234,11 +259,12 @@ LAUNCHERS = {
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "name", ["joblib", *(pytest.param(name, marks=pytest.mark.slow) for name in ("submitit", "ray"))]
+    ("name", "chunk"),
+    [("joblib", 1), ("joblib", 2), *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("submitit", "ray"))],
 )
-def test_a_sweep_through_a_launcher_is_the_same_sweep(name: str, trace: Path, command: Command) -> None:
+def test_a_sweep_through_a_launcher_is_the_same_sweep(name: str, chunk: int, trace: Path, command: Command) -> None:
     pytest.importorskip(f"hydra_plugins.hydra_{name}_launcher", reason=f"pip install hydra-{name}-launcher")
-    words = (*COMMON, "run.sweep=s", "eviction=lru,random", "seed=0,1")
+    words = (*COMMON, "run.sweep=s", "eviction=lru,random", "seed=0,1", f"run.chunk={chunk}")
     # A process of its own: joblib's workers outlive the sweep.
     done = subprocess.run(
         [sys.executable, "-m", "framework.run", "-m", *words, *LAUNCHERS[name], "run.progress=true"],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
+import json
 import math
 import sys
 from collections import Counter
@@ -15,9 +17,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
+from hydra.core.utils import run_job
 from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
@@ -43,6 +48,7 @@ from framework.sweep.job import (
     require_sweep_folder,
     watched,
 )
+from framework.workload.traces.reader import read_once
 
 MOST_JOBS = 100_000
 _MOST_UNWRITTEN = 3
@@ -52,20 +58,23 @@ _MOST_UNWRITTEN = 3
 class ResumableSweeper(Sweeper):
     """Runs what Hydra's basic sweeper would, each job in a folder named after its overrides, and only what is missing.
 
-    In this process jobs run one by one; a launcher (joblib, submitit, ray) gets `max_batch_size` at once, or all.
+    In this process jobs run one by one; a launcher (joblib, submitit, ray) gets `max_batch_size` at once, or all. With
+    `run.chunk=N` what it launches are N jobs each, one after the other in one process that reads each trace once.
 
     What each left is in `framework.sweep.job.ENDED`, as it ends; those that were done before are `skipped`.
     """
 
     __module__ = "hydra_plugins.framework"  # see register_sweeper
 
-    def __init__(self, max_batch_size: int | None = None, params: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, max_batch_size: int | None = None, params: dict[str, Any] | None = None, others: None = None
+    ) -> None:
         self._batch, self._params = max_batch_size, params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.master, self._loader = config, hydra_context.config_loader
         self._launcher: Launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
+            hydra_context=hydra_context, task_function=_Chunk(task_function, hydra_context, config), config=config
         )
 
     @property
@@ -131,13 +140,7 @@ class ResumableSweeper(Sweeper):
 
     def composed(self, number: int, words: Sequence[str]) -> DictConfig:
         """The configuration of one job, Hydra's node included. Raises FrameworkError where it cannot be composed."""
-        try:
-            config = self._loader.load_sweep_config(self.master, list(words))
-        except HYDRA_ERRORS as error:
-            raise refusal(error, words) from error
-        with open_dict(config):
-            config.hydra.job.id = config.hydra.job.num = number
-        return config
+        return _composed(self._loader, self.master, number, words)
 
     def _planned(self, jobs: Sequence[Sequence[str]]) -> list[_Job]:
         """The jobs, but for those that would repeat an earlier one; each in the folder that its overrides had in an
@@ -160,24 +163,30 @@ class ResumableSweeper(Sweeper):
         here = self.master.hydra.runtime.choices["hydra/launcher"] == "basic"
         done = {job.number: outcome for job in jobs if (outcome := job.done()) is not None}
         missing = [job for job in jobs if job.number not in done]
-        size = 1 if here else self._batch or max(1, len(missing))
+        chunk = int(self.master.run.chunk)
+        chunks = [missing[start : start + chunk] for start in range(0, len(missing), chunk)]
+        size = 1 if here else max(1, (self._batch or len(missing)) // chunk)
         ENDED.extend(done.values())
         elsewhere: list[tuple[_Job, Outcome]] = []
         unwritten = 0
         with sweep_progress(len(jobs), len(done), enabled=bool(self.master.run.progress)) as tick:
-            for start in range(0, len(missing), size):
-                batch = missing[start : start + size]
-                watch = nullcontext(tick) if here else watched([job.directory for job in batch], tick)
+            for start in range(0, len(chunks), size):
+                batch = chunks[start : start + size]
+                jobs_now = list(itertools.chain(*batch))
+                watch = nullcontext(tick) if here else watched([job.directory for job in jobs_now], tick)
                 with watch as finish:
-                    returned = self._launcher.launch([job.launched for job in batch], initial_job_idx=batch[0].number)
-                    for job, one in zip(batch, returned, strict=True):
-                        finish(one.return_value)
-                        if one.return_value.state == "elsewhere":
-                            elsewhere.append((job, one.return_value))
+                    returned = self._launcher.launch(
+                        [_launched(jobs) for jobs in batch], initial_job_idx=jobs_now[0].number
+                    )
+                    outcomes = itertools.chain(*(one.return_value for one in returned))
+                    for job, outcome in zip(jobs_now, outcomes, strict=True):
+                        finish(outcome)
+                        if outcome.state == "elsewhere":
+                            elsewhere.append((job, outcome))
                         else:
-                            ENDED.append(one.return_value)
-                        unwritten = unwritten + 1 if one.return_value.disk else 0
-                left = len(missing) - start - size
+                            ENDED.append(outcome)
+                        unwritten = unwritten + 1 if outcome.disk else 0
+                left = len(missing) - (start + size) * chunk
                 if unwritten >= _MOST_UNWRITTEN and left > 0:
                     reason = f"stopped after {unwritten} jobs in a row that could not write; {left} jobs were not run"
                     ENDED.append(
@@ -185,6 +194,50 @@ class ResumableSweeper(Sweeper):
                     )
                     break
         ENDED.extend(job.done() or outcome for job, outcome in elsewhere)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """What a launcher is given to run: a job, and those that `hydra.sweeper.others` names, one after the other."""
+
+    task: TaskFunction
+    context: HydraContext
+    master: DictConfig
+
+    def __call__(self, config: DictConfig) -> list[Outcome]:
+        others = HydraConfig.get().sweeper.others
+        if not others:
+            return [self.task(config)]
+        with read_once():
+            outcomes = [self.task(config)]
+            for number, words in json.loads(base64.b64decode(others)):
+                composed = _composed(self.context.config_loader, self.master, number, words)
+                done = run_job(
+                    hydra_context=self.context, task_function=self.task, config=composed,
+                    job_dir_key="hydra.sweep.dir", job_subdir_key="hydra.sweep.subdir",
+                )  # fmt: skip
+                outcomes.append(done.return_value)
+        return outcomes
+
+
+def _launched(jobs: Sequence[_Job]) -> list[str]:
+    """The words of the first of these jobs, with the others in one of them: whatever a launcher does to words, it does
+    nothing to letters."""
+    first, *others = jobs
+    if not others:
+        return first.launched
+    text = json.dumps([(job.number, job.launched) for job in others]).encode()
+    return [*first.launched, f"hydra.sweeper.others={quote(base64.b64encode(text).decode())}"]
+
+
+def _composed(loader: ConfigLoader, master: DictConfig, number: int, words: Sequence[str]) -> DictConfig:
+    try:
+        config = loader.load_sweep_config(master, list(words))
+    except HYDRA_ERRORS as error:
+        raise refusal(error, words) from error
+    with open_dict(config):
+        config.hydra.job.id = config.hydra.job.num = number
+    return config
 
 
 def register_sweeper() -> None:

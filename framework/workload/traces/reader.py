@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,19 @@ from framework.registry.culprit import named
 OnError = Literal["raise", "skip"]
 
 _READ = (WorkloadRequest, FieldError)
+
+_KEPT: list[dict[tuple[Any, ...], list[Record]]] = []
+"""What was read so far within `read_once`, by file and what it was read as."""
+
+
+@contextmanager
+def read_once() -> Iterator[None]:
+    """Within it this process reads each file once, and keeps what it read in memory."""
+    _KEPT.append({})
+    try:
+        yield
+    finally:
+        _KEPT.pop()
 
 
 @dataclass(eq=False)
@@ -83,7 +97,7 @@ class Trace:
 
     def _in_order(self) -> Iterator[Record]:
         """The reader's records, sorted where they may not be, with times that begin at the first request's."""
-        records = self._records()
+        records = self._read()
         if self.reader.unsorted:
             records = iter(sorted(records, key=lambda record: getattr(record[1], "arrival_s", 0.0)))
         epoch: float | None = None
@@ -96,6 +110,18 @@ class Trace:
                     continue
                 record = replace(record, arrival_s=since)
             yield line_number, record
+
+    def _read(self) -> Iterator[Record]:
+        if not _KEPT:
+            return self._records()
+        stat = self.path.stat()
+        key = (
+            self.path.resolve(), stat.st_mtime_ns, stat.st_size, self.reader, self.line_tokens, self.time_unit,
+            self.in_seconds,
+        )  # fmt: skip
+        if key not in _KEPT[-1]:
+            _KEPT[-1][key] = list(self._records())
+        return iter(_KEPT[-1][key])
 
     def _records(self) -> Iterator[Record]:
         """What the reader yields, checked."""
