@@ -82,11 +82,12 @@ def test_what_is_written_is_clean(kind: str, repository: Path, tmp_path: Path) -
 @pytest.mark.slow
 def test_what_is_written_is_typed(repository: Path, tmp_path: Path) -> None:
     pytest.importorskip("mypy", reason="mypy is in the lint extra")
+    sources = os.pathsep.join(map(str, (repository, repository / "plugins")))
     for kind in kinds():
         place = create(f"a-typed-{kind}", kind, tmp_path)
         done = subprocess.run(
             [sys.executable, "-m", "mypy", "--follow-imports=silent", "--cache-dir", str(tmp_path / "cache")],
-            cwd=place, capture_output=True, text=True, env={**os.environ, "MYPYPATH": str(repository)},
+            cwd=place, capture_output=True, text=True, env={**os.environ, "MYPYPATH": sources},
         )  # fmt: skip
         assert done.returncode == 0, done.stdout
 
