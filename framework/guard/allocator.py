@@ -51,7 +51,7 @@ class GuardedAllocator(Guard, Allocator):
         self._least_block = 0 if self.groups else 1  # of several groups a table may begin with null blocks
         self._num_null: dict[RequestId, int] = {}  # of requests that `unref_leading` took blocks from
         self._observers: Observers | None = None
-        self._num_observed = 0  # tables whose blocks observers are told of
+        self._num_observed = 0  # tables whose blocks observers hear of
         self._events: list[CacheEvent] = []
 
     def check(self) -> None:
