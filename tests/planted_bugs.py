@@ -85,8 +85,8 @@ def copied(to: Path) -> None:
             shutil.copyfile(ROOT / name, to / name)
 
 
-def run(copy: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """Pytest's exit status over the copy, and what it said; 1 where it did not end.
+def run(copy: Path, tests: Sequence[str]) -> tuple[int | None, str]:
+    """Pytest's exit status over the copy, and what it said; None where it did not end.
 
     In a fork, which has torch already: importing it would take longer than most of the tests.
     """
@@ -103,7 +103,7 @@ def run(copy: Path, tests: Sequence[str]) -> tuple[int, str]:
             time.sleep(0.05)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        return 1, f"no end after {LIMIT_S} s"
+        return None, f"no end after {LIMIT_S} s"
 
 
 def in_copy(copy: Path, tests: Sequence[str], output: int) -> int:
@@ -122,7 +122,7 @@ def in_copy(copy: Path, tests: Sequence[str], output: int) -> int:
 
 
 def plant(bug: Bug, copy: Path, number: int) -> str:
-    """What became of the bug, the number-th of all: killed, alive, or why neither can be said."""
+    """What became of the bug, the number-th of all: killed, alive, or why neither is known."""
     if bug.places != 1:
         return f"text found {bug.places} times"
     path = copy / bug.file
@@ -136,7 +136,7 @@ def plant(bug: Bug, copy: Path, number: int) -> str:
         os.utime(path, (0, 0))
     if status in (0, 1):
         return ("alive", "killed")[status]
-    return f"pytest ended with {status}: {said.strip().splitlines()[-1]}"
+    return said if status is None else f"pytest ended with {status}: {said.strip().splitlines()[-1]}"
 
 
 def main() -> int:
@@ -155,7 +155,7 @@ def main() -> int:
         copy = Path(folder).resolve()
         copied(copy)
         status, said = run(copy, sorted({test for bug in chosen for test in bug.tests}))
-        if status:
+        if status != 0:
             print(said[-4000:], "the tests fail without any bug", sep="\n")
             return 1
         ends: dict[Bug, str] = {}
