@@ -127,7 +127,9 @@ class RunOptions(Options):
     progress: bool = Field(True, description="progress on standard error")
     events: bool = Field(False, description="write the eviction and scheduling log")
     requests: bool = Field(True, description="write requests.jsonl, one object a request")
-    record: bool = Field(False, description="serve: write recording.jsonl, for workload=recording")
+    record: Annotated[bool, OF_A_MODEL] = Field(
+        False, description="serve: write recording.jsonl, for workload=recording"
+    )
     chunk: int = Field(
         1, description="a sweep: so many jobs one after the other in a process that reads each trace once", ge=1
     )

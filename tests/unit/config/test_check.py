@@ -135,6 +135,8 @@ def test_engine_settings_that_a_mode_never_reads_are_named() -> None:
     assert without_effect(parse({**HERE, "mode": "replay", "engine": engine})) == [
         "no effect in mode=replay: engine.compile=True"
     ]
+    (said,) = without_effect(parse({**HERE, "mode": "replay", "run": {**HERE["run"], "record": True}}))
+    assert said == "no effect in mode=replay: run.record=True", "a replay writes no recording"
     assert without_effect(parse({**HERE, "mode": "kernel"})) == []
 
 
