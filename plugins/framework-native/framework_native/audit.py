@@ -54,5 +54,6 @@ def _table(
         committed=committed,
         published=published,
         num_null=num_null,
+        removed=0,  # these drop no tokens
         hashes=hashes,
     )
