@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +42,17 @@ class OpenVINOEviction(ScoredBlocks):
     over a token's life (NORM_SUM); here the last `window` count.
     """
 
-    def __init__(self, *, start_tokens: int = 32, recent_tokens: int = 128, window: int = 8, **budget: Any) -> None:
-        super().__init__(**budget)
+    def __init__(
+        self,
+        *,
+        start_tokens: int = 32,
+        recent_tokens: int = 128,
+        window: int = 8,
+        ratio: float = 0.5,
+        question_tokens: int = 0,
+        every: int | None = None,
+    ) -> None:
+        super().__init__(ratio=ratio, question_tokens=question_tokens, every=every)
         self.start_tokens = at_least("start_tokens", start_tokens, 0)
         self.recent_tokens, self.window = at_least("recent_tokens", recent_tokens, 0), at_least("window", window, 1)
         self.num_queries = max(window, JUDGED)

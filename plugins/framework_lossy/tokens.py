@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,8 +29,10 @@ class Streaming(Budgeted):
 
     reads_cache = False
 
-    def __init__(self, *, sinks: int = 4, **budget: Any) -> None:
-        super().__init__(**budget)
+    def __init__(
+        self, *, sinks: int = 4, ratio: float = 0.5, question_tokens: int = 0, every: int | None = None
+    ) -> None:
+        super().__init__(ratio=ratio, question_tokens=question_tokens, every=every)
         self.sinks = at_least("sinks", sinks, 0)
 
     def choose(self, written: Written, layers: Sequence[LayerCache]) -> Kept:
@@ -74,8 +76,16 @@ class SnapKV(Scored):
     averaged. Of a request whose hit leaves fewer queries, those are asked.
     """
 
-    def __init__(self, *, window: int = 64, kernel: int = 5, **budget: Any) -> None:
-        super().__init__(**budget)
+    def __init__(
+        self,
+        *,
+        window: int = 64,
+        kernel: int = 5,
+        ratio: float = 0.5,
+        question_tokens: int = 0,
+        every: int | None = None,
+    ) -> None:
+        super().__init__(ratio=ratio, question_tokens=question_tokens, every=every)
         self.window, self.kernel = at_least("window", window, 1), at_least("kernel", kernel, 1)
         if kernel % 2 == 0:
             raise ConfigError(f"compression.kernel must be odd, found {kernel}")
@@ -105,8 +115,16 @@ class ExpectedAttention(Scored):
     those that the request computed itself: a hit's are not known.
     """
 
-    def __init__(self, *, future: int = 512, sinks: int = 4, **budget: Any) -> None:
-        super().__init__(**budget)
+    def __init__(
+        self,
+        *,
+        future: int = 512,
+        sinks: int = 4,
+        ratio: float = 0.5,
+        question_tokens: int = 0,
+        every: int | None = None,
+    ) -> None:
+        super().__init__(ratio=ratio, question_tokens=question_tokens, every=every)
         self.future, self.sinks = at_least("future", future, 1), at_least("sinks", sinks, 0)
         self.num_queries = None
 

@@ -14,6 +14,7 @@ from framework.errors import ConfigError, PluginError
 from framework.interfaces.compression import Compression, Kept
 from framework.llm import FaultOptions, Trial
 from framework.paged.cache import BlockCache
+from framework.registry.components import build_component, options_known
 from framework.sampling import Sampling
 
 from .reference import METHODS, Recorded, differences, llm_of, prompts_of
@@ -115,6 +116,14 @@ def test_a_preempted_request_is_compressed_anew() -> None:
     assert llm.stats()["num_preemptions"] > 0, llm.stats()
     assert llm.stats()["num_compressions"] > 6
     assert all(request.status == "finished" for request in requests)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_budget_is_set_by_the_names_of_its_options(name: str) -> None:
+    known = options_known("compression", name)
+    assert known is not None, f"compression.ratio=0.25 is refused where {name} does not name its options"
+    assert all(key in known for key in ("ratio", "question_tokens", "every")), known
+    assert build_component("compression", {"name": name, "ratio": 0.25}, {}).ratio == 0.25
 
 
 def test_more_requests_fit_at_once() -> None:
