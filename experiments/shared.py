@@ -206,7 +206,7 @@ def panels(
             axes.plot([row[x[0]] / x[1] for row in mine], [row[key] / unit for row in mine],
                       label=None if place else name, **series_style(index))  # fmt: skip
         axes.set(xlabel=x[2], ylabel=label, **limits)
-    figure.legend(loc="outside lower center", ncols=len(names), fontsize="small")
+    figure.legend(loc="outside lower center", ncols=min(len(names), 4), fontsize="small")
     return figure
 
 

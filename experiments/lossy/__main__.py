@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     curves = [line for line in lines if line["block_size"] == 16 and line["method"] != "none"]
     shown = ("accuracy", 0.01, "right, %"), ("kept_mass", 0.01, "attention kept, %")
-    save(panels(curves, "method", ("ratio", 0.01, "nominal ratio, %"), *shown), options, "lossy")
+    save(panels(curves, "method", ("returned_bytes", 1024, "KiB returned by a compression"), *shown), options, "lossy")
     return 0
 
 
