@@ -88,7 +88,7 @@ def assert_read_or_refused(config):
     else:
         message = ""
     assert "\n" not in message, message
-    assert len(message) < 300, message
+    assert len(message) < 400, message  # the longest one lists every family
 
 
 MINIMAL = {"model_type": "llama", "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1}
