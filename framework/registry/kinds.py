@@ -55,7 +55,7 @@ _OWN: Mapping[str, Kind] = MappingProxyType(
             ),
             Kind("tracker", "framework.interfaces.tracker:Tracker"),
             Kind("scheduling", "framework.interfaces.scheduling:Scheduling"),
-            Kind("compression", "framework.interfaces.compression:Compression", kit=""),
+            Kind("compression", "framework.interfaces.compression:Compression"),
             Kind("below", "framework.interfaces.below:Below", kit=""),
             Kind("mode", "framework.interfaces.mode:Mode", kit=""),
             Kind(

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,6 @@ import numpy.typing as npt
 
 from framework.interfaces.compression import LayerCache, Written
 from framework_lossy.budget import JUDGED, ScoredBlocks, attention
-from framework_lossy.tokens import at_least
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +30,7 @@ class PagedEviction(ScoredBlocks):
         return worth.mean(0)
 
 
+@dataclass(kw_only=True)
 class OpenVINOEviction(ScoredBlocks):
     """Blocks between the first and the last ones go, those that got the least attention first.
 
@@ -42,20 +43,15 @@ class OpenVINOEviction(ScoredBlocks):
     over a token's life (NORM_SUM); here the last `window` count.
     """
 
-    def __init__(
-        self,
-        *,
-        start_tokens: int = 32,
-        recent_tokens: int = 128,
-        window: int = 8,
-        ratio: float = 0.5,
-        question_tokens: int = 0,
-        every: int | None = None,
-    ) -> None:
-        super().__init__(ratio=ratio, question_tokens=question_tokens, every=every)
-        self.start_tokens = at_least("start_tokens", start_tokens, 0)
-        self.recent_tokens, self.window = at_least("recent_tokens", recent_tokens, 0), at_least("window", window, 1)
-        self.num_queries = max(window, JUDGED)
+    start_tokens: int = 32
+    recent_tokens: int = 128
+    window: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._at_least(0, "start_tokens", "recent_tokens")
+        self._at_least(1, "window")
+        self.num_queries = max(self.window, JUDGED)
 
     def score(self, layer: LayerCache) -> Tensor:
         weights = attention(layer, layer.queries[-self.window :], layer.query_positions[-self.window :])

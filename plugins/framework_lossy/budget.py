@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -24,6 +25,7 @@ JUDGED = 16
 """Last queries by which what stays is judged."""
 
 
+@dataclass(kw_only=True)
 class Budgeted(Compression):
     """Drops a share of what a prompt has left in the pool, as soon as it is computed.
 
@@ -48,17 +50,23 @@ class Budgeted(Compression):
                "the largest |V|: mean over layers and compressions."),
     )  # fmt: skip
 
-    def __init__(self, *, ratio: float = 0.5, question_tokens: int = 0, every: int | None = None) -> None:
-        if not 0.0 <= ratio < 1.0:
-            raise ConfigError(f"compression.ratio must be a share from 0 to below 1, found {ratio}")
-        if question_tokens < 0 or (every is not None and every < 1):
-            raise ConfigError(
-                f"compression.question_tokens must be at least 0 and compression.every at least 1 or null, found "
-                f"{question_tokens} and {every}"
-            )
-        self.ratio, self.question_tokens, self.every = ratio, question_tokens, every
-        self.num_queries: int | None = JUDGED
-        self._judged: list[tuple[float, float]] = []
+    ratio: float = 0.5
+    question_tokens: int = 0
+    every: int | None = None
+    num_queries: int | None = field(default=JUDGED, init=False)
+    _judged: list[tuple[float, float]] = field(default_factory=list, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.ratio < 1.0:
+            raise ConfigError(f"compression.ratio must be a share from 0 to below 1, found {self.ratio}")
+        self._at_least(0, "question_tokens")
+        if self.every is not None:
+            self._at_least(1, "every")
+
+    def _at_least(self, least: int, *options: str) -> None:
+        for option in options:
+            if (value := getattr(self, option)) < least:
+                raise ConfigError(f"compression.{option} must be at least {least}, found {value}")
 
     def _boundary(self, request: RequestInfo) -> int:
         return max(1, (request.prompt_tokens or 0) - self.question_tokens)

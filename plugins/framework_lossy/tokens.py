@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@dataclass(kw_only=True)
 class Streaming(Budgeted):
     """The first tokens and the last ones: attention sinks and a window. Positions are not renumbered.
 
@@ -27,13 +29,13 @@ class Streaming(Budgeted):
     as in kvpress, keys keep the rotation they have.
     """
 
-    reads_cache = False
+    reads_cache: ClassVar[bool] = False
 
-    def __init__(
-        self, *, sinks: int = 4, ratio: float = 0.5, question_tokens: int = 0, every: int | None = None
-    ) -> None:
-        super().__init__(ratio=ratio, question_tokens=question_tokens, every=every)
-        self.sinks = at_least("sinks", sinks, 0)
+    sinks: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._at_least(0, "sinks")
 
     def choose(self, written: Written, layers: Sequence[LayerCache]) -> Kept:
         count, stored = self.num_kept(written), written.stored
@@ -65,6 +67,7 @@ class KeyDiff(Scored):
         return -functional.cosine_similarity(layer.keys, mean, dim=-1)
 
 
+@dataclass(kw_only=True)
 class SnapKV(Scored):
     """What the last queries attend to, smoothed over neighbours, stays, and so does their window.
 
@@ -76,20 +79,15 @@ class SnapKV(Scored):
     averaged. Of a request whose hit leaves fewer queries, those are asked.
     """
 
-    def __init__(
-        self,
-        *,
-        window: int = 64,
-        kernel: int = 5,
-        ratio: float = 0.5,
-        question_tokens: int = 0,
-        every: int | None = None,
-    ) -> None:
-        super().__init__(ratio=ratio, question_tokens=question_tokens, every=every)
-        self.window, self.kernel = at_least("window", window, 1), at_least("kernel", kernel, 1)
-        if kernel % 2 == 0:
-            raise ConfigError(f"compression.kernel must be odd, found {kernel}")
-        self.num_queries = max(window, JUDGED)
+    window: int = 64
+    kernel: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._at_least(1, "window", "kernel")
+        if self.kernel % 2 == 0:
+            raise ConfigError(f"compression.kernel must be odd, found {self.kernel}")
+        self.num_queries = max(self.window, JUDGED)
 
     def score(self, layer: LayerCache) -> Tensor:
         from torch.nn import functional
@@ -104,6 +102,7 @@ class SnapKV(Scored):
         return functional.pad(scores, (0, length - before), value=float(weights.max()) + 1)
 
 
+@dataclass(kw_only=True)
 class ExpectedAttention(Scored):
     """What queries still to come are expected to attend to stays, by the mean and covariance of those seen so far.
 
@@ -115,18 +114,14 @@ class ExpectedAttention(Scored):
     those that the request computed itself: a hit's are not known.
     """
 
-    def __init__(
-        self,
-        *,
-        future: int = 512,
-        sinks: int = 4,
-        ratio: float = 0.5,
-        question_tokens: int = 0,
-        every: int | None = None,
-    ) -> None:
-        super().__init__(ratio=ratio, question_tokens=question_tokens, every=every)
-        self.future, self.sinks = at_least("future", future, 1), at_least("sinks", sinks, 0)
-        self.num_queries = None
+    future: int = 512
+    sinks: int = 4
+    num_queries: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._at_least(1, "future")
+        self._at_least(0, "sinks")
 
     def score(self, layer: LayerCache) -> Tensor:
         import torch
@@ -156,14 +151,3 @@ def unrotated(layer: LayerCache) -> Tensor:
     cos, sin = layer.rotary(layer.query_positions)
     half = layer.queries.shape[-1] // 2
     return layer.queries * cos - layer.queries.roll(half, -1) * sin
-
-
-def at_least(name: str, value: int, least: int) -> int:
-    """`value` of the option `name`.
-
-    Raises:
-        ConfigError: it is below `least`.
-    """
-    if value < least:
-        raise ConfigError(f"compression.{name} must be at least {least}, found {value}")
-    return value

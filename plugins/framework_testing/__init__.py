@@ -1,9 +1,10 @@
 """Conformance kits and slow oracles, shipped for plugin authors.
 
 `allocator_checks`, `eviction_checks`, `hash_checks`, `backend_checks`, `workload_checks`, `trace_checks`,
-`tracker_checks`, `observer_checks`, `scheduling_checks`, and `KIND_checks` of each kind that a package opens with a
-kit, are tuples of functions `check(make)`; each raises an AssertionError that says which rule is broken and shows the
-calls that break it. `allocator_large_checks`, `eviction_large_checks`, `hash_large_checks` and `backend_large_checks`
+`tracker_checks`, `observer_checks`, `scheduling_checks`, `compression_checks`, and `KIND_checks` of each kind that a
+package opens with a kit, are tuples of functions `check(make)`; each raises an AssertionError that says which rule is
+broken and shows the calls that break it. `allocator_large_checks`, `eviction_large_checks`, `hash_large_checks` and
+`backend_large_checks`
 are the large part of four kits, a minute of pools, prompts and contexts of production's sizes.
 
 In a test:
@@ -12,7 +13,7 @@ In a test:
     def test_my_policy(check):
         check(MyPolicy)
 
-Each kit is imported when it is named, so that only the backend's loads torch.
+Each kit is imported when it is named, so that only those of backends and compressions load torch.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from framework import registry
 if TYPE_CHECKING:
     from framework_testing.allocator import allocator_checks, allocator_large_checks
     from framework_testing.backend import backend_checks, backend_large_checks
+    from framework_testing.compression import compression_checks
     from framework_testing.eviction import eviction_checks, eviction_large_checks
     from framework_testing.hash import hash_checks, hash_large_checks
     from framework_testing.observer import observer_checks
@@ -34,9 +36,9 @@ if TYPE_CHECKING:
     from framework_testing.workload import workload_checks
 
 __all__ = [
-    "allocator_checks", "allocator_large_checks", "backend_checks", "backend_large_checks", "eviction_checks",
-    "eviction_large_checks", "hash_checks", "hash_large_checks", "observer_checks", "scheduling_checks", "trace_checks",
-    "tracker_checks", "workload_checks",
+    "allocator_checks", "allocator_large_checks", "backend_checks", "backend_large_checks", "compression_checks",
+    "eviction_checks", "eviction_large_checks", "hash_checks", "hash_large_checks", "observer_checks",
+    "scheduling_checks", "trace_checks", "tracker_checks", "workload_checks",
 ]  # fmt: skip
 
 

@@ -8,11 +8,8 @@ import pytest
 import torch
 
 from framework.errors import ConfigError
-from framework.sampling import Sampling
 
-from .reference import llm_of, prompts_of
-
-GREEDY = Sampling(max_tokens=12, ignore_eos=True)
+from .reference import GREEDY, llm_of, prompts_of
 
 
 def served(**options: Any) -> tuple[list[list[int]], dict[str, Any]]:

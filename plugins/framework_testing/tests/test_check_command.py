@@ -200,7 +200,7 @@ ONE_CHECK = {
     "backend": ("gather", "zero"), "workload": ("rag", "anew"), "trace": ("vidur", "damage"),
     "tiering": ("on_second_hit", "equal"), "store": ("host", "removed"), "tracker": ("none", "stay_apart"),
     "observer": ("explain", "after_a_reset"), "scheduling": ("fair", "alike"),
-    "router": ("lmetric", "facts"),
+    "router": ("lmetric", "facts"), "compression": ("streaming", "declared"),
 }  # fmt: skip
 
 
@@ -209,7 +209,7 @@ ONE_CHECK = {
 )  # none is built in
 def test_every_kind_is_checked_by_name(kind: str) -> None:
     name, word = ONE_CHECK[kind]
-    found = list(verdicts(resolve(name), only=word))
+    found = list(verdicts(resolve(name, kind), only=word))
     assert [one.status for one in found] == ["ok"], found
 
 
