@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from framework.config.sections import EngineOptions
+from framework import LLM
+from framework.config.sections import CacheOptions, EngineOptions
 from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.request import Request
 from framework.interfaces.compression import Compression, Kept, Written
-from framework.llm import LLM, CacheOptions
 from framework.registry.components import build_allocator
 from framework.registry.culprit import named
 from framework.sampling import Sampling
