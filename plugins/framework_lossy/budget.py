@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -53,8 +53,6 @@ class Budgeted(Compression):
     ratio: float = 0.5
     question_tokens: int = 0
     every: int | None = None
-    num_queries: int | None = field(default=JUDGED, init=False)
-    _judged: list[tuple[float, float]] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.ratio < 1.0:
@@ -62,6 +60,8 @@ class Budgeted(Compression):
         self._at_least(0, "question_tokens")
         if self.every is not None:
             self._at_least(1, "every")
+        self.num_queries = JUDGED
+        self._judged: list[tuple[float, float]] = []
 
     def _at_least(self, least: int, *options: str) -> None:
         for option in options:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -116,12 +116,12 @@ class ExpectedAttention(Scored):
 
     future: int = 512
     sinks: int = 4
-    num_queries: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._at_least(1, "future")
         self._at_least(0, "sinks")
+        self.num_queries = None
 
     def score(self, layer: LayerCache) -> Tensor:
         import torch
