@@ -207,7 +207,11 @@ class Scheduler:
         Returns which of the three did not last, and who was refused for it, where somebody was.
         """
         state, guarded, tiers, waiting = self.state, self.state.guarded, self.state.tiers, self.state.waiting
-        while budget > 0 and (seq := waiting.peek()) is not None:
+        while budget > 0:
+            if state.rows.num_free <= state.reserved_rows:  # nobody is asked who is next
+                return "rows", None
+            if (seq := waiting.peek()) is None:
+                break
             if not self._has_row(seq):
                 return "rows", seq
             hit = seq.hit = guarded.lookup(seq.tokens, seq.request.namespace, seq.hit)

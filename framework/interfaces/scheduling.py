@@ -141,7 +141,7 @@ class Scheduling:
     def order(self, waiting: Sequence[WaitingRequest], view: QueueView) -> Sequence[WaitingRequest] | None:
         """Those who wait, in the order in which to admit them, each once. None: in order of arrival.
 
-        Asked before the first admission of a step, and no more often.
+        Asked before the first admission of a step, and no more often; where no row is free, not at all, as in vLLM.
 
         Args:
             waiting: in order of arrival.

@@ -151,7 +151,7 @@ def test_requests_that_end_together_are_freed_in_order_of_admission() -> None:
 @pytest.mark.parametrize(
     ("limits", "lengths", "expected"),
     [
-        ({"max_batch_requests": 1}, (4, 4), ("rows", 1)),
+        ({"max_batch_requests": 1}, (4, 4), ("rows", -1)),
         ({"num_blocks": 4}, (12, 12), ("blocks", 1)),
         ({"max_batch_tokens": 8}, (8, 4), ("budget", -1)),
     ],

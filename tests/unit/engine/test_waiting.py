@@ -272,3 +272,19 @@ def test_an_order_is_asked_before_the_first_admission_of_a_step() -> None:
     engine.run()
     assert asked[0] == 0
     assert len(asked) > 5, "asked also where one that was preempted is next"
+
+
+def test_an_order_is_not_asked_where_no_row_is_free_as_vllm_does_not_look_at_its_queue() -> None:
+    asked: list[int] = []
+
+    class Asked(Newest):
+        def order(self, waiting: Sequence[WaitingRequest], view: QueueView) -> Sequence[WaitingRequest] | None:
+            asked.append(len(view.running))
+            return super().order(waiting, view)
+
+    engine = engine_of(Asked(), rows=2)
+    for number in range(6):
+        engine.submit([number] * 5, Sampling(max_tokens=4, ignore_eos=True), arrival_s=0.0)
+    steps = steps_of(engine)
+    assert len(steps) == 12
+    assert asked == [0, 0, 0], "one answer for each step that begins with a free row"
