@@ -11,7 +11,7 @@ runs no longer correlate (`run_length`); a record that has too few of them says 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from scipy import stats
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 FEW = 6
 """Pairs from which one sign flip test can reach 5 %."""
@@ -26,6 +27,7 @@ FEW_SESSIONS, FEW_RUNS = 40, 12
 """Sessions or requests, and runs of them, under which a trace says nothing."""
 RESAMPLES = 4000
 _FLIPS = 9999  # exact up to 13 pairs
+_SWAPS = 1999  # of a statistic that is not a ratio of sums: each is computed by itself
 _MOST_UNITS = 500
 _BATCH = 500
 _NEIGHBOURS_DIFFER = 1.645  # standard errors of a correlation between neighbouring runs
@@ -127,6 +129,56 @@ def sessions(traces: Sequence[tuple[Floats, Floats]], word: str) -> Estimate:
         value=mean, interval=(low, high), p=None if few else max(p, flips),
         count=sum(len(parts) for parts, _ in merged), unit=_run_of(word, lengths_used),
         missing=max(1, missing) if few else 0,
+    )  # fmt: skip
+
+
+def swapped(
+    challenger: Floats, baseline: Floats, units: Ints, of: Callable[[Floats, Ints], float], word: str
+) -> Estimate:
+    """The difference of any statistic of requests, of one trace met by two; p by swapping who met a session how.
+
+    The interval is the percentile bootstrap's over sessions; p the larger of the permutation test's, which swaps the
+    values of whole sessions between both, and of the test that the interval inverts. A percentile rests on few
+    requests: where one session makes it, no p is small.
+
+    Args:
+        challenger, baseline: (R,) what each request met, in order of time.
+        units: (R,) the session of each, numbered from 0 in order of the first request.
+        of: (values of some requests, their places among the R) -> the statistic.
+        word: what a unit is called, `session` or `request`.
+    """
+    value = of(challenger, every := np.arange(len(units))) - of(baseline, every)
+    sizes = np.bincount(units).astype(np.float64)
+    count, length = len(sizes), run_length(np.bincount(units, weights=challenger - baseline), sizes)
+    runs = _merged(np.ones(count), length)  # sessions of each
+    run_of = np.repeat(np.arange(len(runs)), runs.astype(np.int64))[units]
+    members = [(run_of == run).nonzero()[0] for run in range(len(runs))]
+    if count < FEW_SESSIONS or len(runs) < FEW_RUNS:
+        missing = max(1, max(FEW_RUNS, -(-FEW_SESSIONS // length)) - len(runs))
+        return Estimate(value=value, count=len(runs), unit=_run_of(word, [count / len(runs)]), missing=missing)
+
+    def drawn(chosen: Ints) -> float:
+        places = np.concatenate([members[run] for run in chosen.tolist()])
+        return of(challenger[places], places) - of(baseline[places], places)
+
+    def swap(one: Ints, other: Ints) -> float:
+        keeps = (one < other)[run_of]
+        return of(np.where(keeps, challenger, baseline), every) - of(np.where(keeps, baseline, challenger), every)
+
+    numbers = np.arange(len(runs))
+    by_swap = stats.permutation_test(
+        (numbers, numbers + len(runs)), swap, permutation_type="samples", vectorized=False, n_resamples=_SWAPS,
+        rng=np.random.default_rng(0),
+    )  # fmt: skip
+    by_draw = stats.bootstrap(
+        (numbers,), drawn, vectorized=False, n_resamples=_SWAPS, method="percentile", rng=np.random.default_rng(0)
+    )
+    found = by_draw.bootstrap_distribution
+    tail = min(int((found <= 0).sum()), int((found >= 0).sum()))
+    low, high = by_draw.confidence_interval
+    return Estimate(
+        value=value, interval=(float(low), float(high)), count=len(runs), unit=_run_of(word, [count / len(runs)]),
+        p=max(float(by_swap.pvalue), min(1.0, 2 * (tail + 1) / (_SWAPS + 1))),
     )  # fmt: skip
 
 

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from framework_report import statistics
-from framework_report.statistics import FEW, holm, least_p, mean_of, paired, run_length, sessions, sign_flip
+from framework_report.statistics import (
+    FEW,
+    Estimate,
+    Floats,
+    Ints,
+    holm,
+    least_p,
+    mean_of,
+    paired,
+    run_length,
+    sessions,
+    sign_flip,
+    swapped,
+)
 
 
 def test_the_interval_of_paired_differences_covers_the_truth_as_often_as_it_says() -> None:
@@ -164,6 +178,69 @@ def test_the_interval_of_sessions_of_log_normal_sizes_misses_as_rarely_as_it_say
         made = sessions([(prompts * rng.normal(0.1, 0.3, size=count), prompts)], "session")
         missed += not made.interval[0] <= 0.1 <= made.interval[1]
     assert missed / 500 <= 0.085, missed / 500
+
+
+def p99(values: Floats, places: Ints) -> float:
+    return float(np.percentile(values, 99))
+
+
+def fairness(values: Floats, places: Ints) -> float:
+    """Jain's index over four tenants, of the requests' mean values."""
+    tenants = places % 4
+    means = np.bincount(tenants, weights=values) / np.maximum(1, np.bincount(tenants))
+    return float(means.sum() ** 2 / (len(means) * (means**2).sum()))
+
+
+def compare(challenger: Floats, baseline: Floats, units: Ints, of: Callable[[Floats, Ints], float] = p99) -> Estimate:
+    return swapped(challenger, baseline, units, of, "session")
+
+
+@pytest.mark.parametrize("of", [p99, fairness])
+def test_a_tail_or_an_index_of_two_equal_samples_is_called_different_as_rarely_as_5_percent_says(
+    of: Callable[[Floats, Ints], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics, "_SWAPS", 199)
+    rng, alarms, judged = np.random.default_rng(5), 0, 0
+    units = np.repeat(np.arange(60), 3)
+    for _ in range(100):
+        of_session = rng.lognormal(0.0, 1.0, size=60)[units]
+        one, other = (of_session * rng.lognormal(0.0, 0.5, size=len(units)) for _ in range(2))
+        made = compare(one, other, units, of)
+        if made.p is None or made.interval is None:  # neighbours that correlate by chance leave too few runs
+            continue
+        judged += 1
+        alarms += made.p < 0.05
+        assert not (made.p < 0.05 and made.interval[0] <= 0 <= made.interval[1]), made
+    assert judged > 70
+    assert alarms <= 10, alarms
+
+
+def test_a_tail_that_one_session_makes_is_not_shown_and_one_of_all_sessions_is() -> None:
+    rng, units = np.random.default_rng(6), np.repeat(np.arange(60), 3)
+    baseline = rng.lognormal(0.0, 0.5, size=len(units))
+    one_session = np.where(units == 17, 100.0, baseline)
+    made = compare(one_session, baseline, units)
+    assert made.value > 90, "the percentile is that session's"
+    assert made.p is not None
+    assert made.p > 0.3, made
+    late = compare(3 * baseline, baseline, units)
+    assert late.p is not None
+    assert late.p < 0.005
+    assert late.interval is not None
+    assert late.value == pytest.approx(2 * p99(baseline, units))
+    assert 0 < late.interval[0] <= late.value <= late.interval[1]
+
+
+def test_a_tail_of_few_sessions_has_no_p_and_of_equal_values_no_difference() -> None:
+    rng, units = np.random.default_rng(7), np.repeat(np.arange(39), 3)
+    values = rng.lognormal(0.0, 0.5, size=len(units))
+    made = compare(3 * values, values, units)
+    assert (made.p, made.interval, made.count, made.missing) == (None, None, 39, 1)
+    units = np.repeat(np.arange(40), 3)
+    values = rng.lognormal(0.0, 0.5, size=len(units))
+    assert compare(values, values.copy(), units) == Estimate(
+        value=0.0, interval=(0.0, 0.0), p=1.0, count=40, unit="session"
+    )
 
 
 def test_holm_s_adjustment_by_hand() -> None:
