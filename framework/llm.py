@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,15 @@ from framework.engine.executors.base import Executor
 from framework.engine.executors.build import largest_step_bytes
 from framework.engine.executors.checks import attention_spec, default_device, require_backend, require_no_foresight
 from framework.engine.kv_scales import require_scales, scales_name
+from framework.engine.pool import block_bytes
 from framework.engine.request import Request, StopWatch
 from framework.engine.sizes import LengthWarning, Sizes, longest_sequence, pool_blocks, shortened
 from framework.engine.streaming import RequestStream, StopTexts, abandon, add_texts
 from framework.engine.warm_up import warm_up
 from framework.errors import ConfigError, EngineInterrupted, InvalidArgument, shown
 from framework.groups.allocator import GroupedAllocator
-from framework.groups.serving import grouped_allocator, groups_of_model, running_blocks, why_no_group
+from framework.groups.memory import Memory
+from framework.groups.serving import blocks_of_groups, grouped_allocator, groups_of_model, placed, why_no_group
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
 from framework.interfaces.below import Below, BlockTensors, ServedPools
@@ -70,7 +73,7 @@ class LLM:
         groups: of KV: full attention, and the layers with a sliding window, which keep no more than that, or with a
             recurrent state; see docs/layouts.md. Empty where all layers share one table; `kv_groups_off` says why a
             model that mixes attention with and without a window has none, else "".
-        further_blocks: of the second group; None without.
+        group_blocks: usable blocks of each group's pool, which groups may share; empty without groups.
         kv_bytes: of the KV pools of all ranks together, null blocks and states included; `pool.bytes` are one rank's.
         warm_up_s: seconds that the warm-up steps before the first request took; None: there were none.
 
@@ -158,15 +161,25 @@ class LLM:
         """Whether layers with a sliding window are a group of their own; those with a recurrent state must be.
 
         Raises:
-            ConfigError: what a model with recurrent layers is not served with.
+            ConfigError: what a model with recurrent layers is not served with, or with the `cache.memory` asked for.
         """
-        self.groups, self.kv_groups_off = groups_of_model(self.model.config, self.spec), ""
+        memory, states = self._make_memory(), self.model.config.recurrent is not None
+        self._served_groups = groups_of_model(self.model.config, self.spec, equal_pages=memory.equal_pages)
+        self.groups, self.kv_groups_off = tuple(served.group for served in self._served_groups), ""
         if not self.groups:
+            if self.cache.memory is not None:
+                raise ConfigError(
+                    f"cache.memory says how groups of KV share memory, and model '{self.model.name}' has one; leave it "
+                    "out"
+                )
             return
-        states = self.model.config.recurrent is not None
+        name, has_below = type(memory).__name__, type(self.below) is not Below
         sizes, _ = graphs.choose(options, self.backend, self.device)
         reasons = {
             "several ranks": self.model.ranks is not None and states,
+            f"{name}, whose blocks are parts of pages": memory.splits_pages,
+            f"states in the equal pages of {name}": states and memory.equal_pages,
+            f"something below the pool beside {name}": has_below and self.cache.memory is not None,
             "CUDA graphs (engine.cuda_graphs)": bool(sizes) and not (states and options.cuda_graphs == "auto"),
             "compilation (engine.compile)": options.compile and states,
             "a policy that is an object: each group has its own": not isinstance(
@@ -178,10 +191,10 @@ class LLM:
             probe = build_allocator(*self._components, num_blocks=1, block_size=self.spec.block_size,
                                     max_model_len=1, seed=self.seed)  # fmt: skip
             why = [reason for reason in (why_no_group(probe),) if reason]
-        if states and why:
+        if why and (states or self.cache.memory is not None):
+            kinds = "recurrent layers, whose states" if states else "layers with a sliding window, which"
             raise ConfigError(
-                f"model '{self.model.name}' has recurrent layers, whose states are served as a group of KV of their "
-                f"own: {'; '.join(why)}"
+                f"model '{self.model.name}' has {kinds} are served as a group of KV of their own: {'; '.join(why)}"
             )
         self.kv_groups_off = "; ".join(why)
         self.groups = () if why else self.groups
@@ -197,21 +210,24 @@ class LLM:
             self.cache, spec, sizes.num_layers, self.device, self.model.ranks,
             needed=lambda: largest_step_bytes(self.model.decoder, self.backend, sizes, options, self.device),
         )  # fmt: skip
-        further_blocks = None
+        self._group_bytes = num_blocks * block_bytes(spec, sizes.num_layers)  # where groups share a pool
+        self._own_blocks: list[int] = []  # where each has its own
         if self.groups:
-            full, other = self.groups
             rows = options.max_batch_requests * (1 + self.below.loads)  # as many may wait for loads
-            further_blocks = running_blocks(other, num_blocks, rows, options.max_batch_tokens)
-            if self.cache.num_blocks is None and (self.cache.memory_fraction or self.device.startswith("cuda")):
-                # Memory decides: it holds more of the others, of whose bytes windows were part and states were not.
-                spared = (num_blocks * (other.kind == "window") - further_blocks) * other.block_bytes
-                num_blocks = max(1, num_blocks + spared // full.block_bytes)
-        sizes = replace(sizes, num_blocks=num_blocks, further_blocks=further_blocks)
+            self._own_blocks = blocks_of_groups(self.groups, num_blocks, rows, options.max_batch_tokens)
+            memory_decides = self.cache.memory_fraction or self.device.startswith("cuda")
+            if self.cache.num_blocks is None and memory_decides and not self._make_memory().equal_pages:
+                # It holds more of full attention, whose bytes windows were part of and states were not.
+                others = sum(count * group.block_bytes for count, group in
+                             zip(self._own_blocks[1:], self.groups[1:], strict=True))  # fmt: skip
+                num_blocks = max(1, (self._group_bytes - others) // self.groups[0].block_bytes)
+                self._own_blocks[0] = num_blocks
+        sizes = replace(sizes, num_blocks=num_blocks)
         max_len, advice = longest_sequence(options.max_model_len, sizes, positions, self.model.name)
         if message := shortened(options.max_model_len, max_len, advice):
             warnings.warn(message, LengthWarning, stacklevel=3)
         self.sizes = replace(sizes, max_len=max_len)
-        self.num_blocks, self.further_blocks, self.max_model_len = num_blocks, further_blocks, max_len
+        self.num_blocks, self.max_model_len = num_blocks, max_len
         # What allocators, policies, hashes and what lies below the pool may all ask for.
         self._shared = {"block_size": spec.block_size, "max_model_len": max_len, "seed": self.seed}
         return advice
@@ -225,16 +241,27 @@ class LLM:
         kind, eviction, hash = self._components
         self.policy = build_component("eviction", eviction, {"num_blocks": self.num_blocks, **self._shared})
         allocator = build_allocator(kind, self.policy, hash, num_blocks=self.num_blocks, **self._shared)
-        if self.further_blocks is None:
+        self.group_blocks: tuple[int, ...] = ()
+        if not self.groups:
             return allocator
         assert isinstance(allocator, PagedAllocator)  # else `why_no_group` has a reason
-        counts = self.num_blocks, self.further_blocks
-        policies = (build_component("eviction", eviction, {**self._shared, "num_blocks": count}) for count in counts)
-        made = grouped_allocator(
-            allocator, self.groups, counts, lambda: next(policies),
-            build_component("hash", hash, {"seed": self.seed}), step_tokens=self._step_tokens,
+        counts = chain(self._own_blocks, repeat(self.num_blocks))
+        memory = self._make_memory().open(
+            self.groups,
+            lambda: build_component("eviction", eviction, {**self._shared, "num_blocks": next(counts)}),
+            num_bytes=self._group_bytes, num_blocks=self._own_blocks, unit=self.spec.block_size,
         )  # fmt: skip
-        self.policy = made.memory.pools[0].host.policy.plugin
+        groups = placed(memory, self._served_groups)
+        self.sizes, self.group_blocks = replace(self.sizes, groups=groups), tuple(one.num_blocks for one in groups)
+        self.policy = memory.pools[0].host.policy.plugin
+        return grouped_allocator(
+            allocator, memory, build_component("hash", hash, {"seed": self.seed}), num_blocks=self.num_blocks,
+            step_tokens=self._step_tokens,
+        )  # fmt: skip
+
+    def _make_memory(self) -> Memory:
+        """How groups of KV share memory, not opened; by default pools that know nothing of each other."""
+        made: Memory = build_component("memory", self.cache.memory or {"name": "pool_per_group", "coupled": False}, {})
         return made
 
     def _make_engine(self, allocator: Allocator, options: EngineOptions, advice: str) -> Engine:
@@ -443,10 +470,10 @@ def _pools(llm: LLM, allocator: Allocator) -> ServedPools:
     """What lies below may know of the pools. Holds no reference to `llm`: see `_close_below`."""
     pool, decoder = llm.pool, llm.model.decoder
     groups = [BlockTensors(tensors=pool.tensors_of(0))]
-    if llm.further_blocks is not None:
-        tensors = pool.tensors_of(1) if llm._states is None else llm._states.parts
-        share = llm.further_blocks / llm.num_blocks
-        groups.append(BlockTensors(tensors=tensors, kind=llm.groups[1].kind, share=share))
+    for number, group in enumerate(llm.groups[1:], 1):
+        tensors = pool.tensors_of(number) if llm._states is None else llm._states.parts
+        share = llm.group_blocks[number] / llm.num_blocks
+        groups.append(BlockTensors(tensors=tensors, kind=group.kind, share=share))
     return ServedPools(
         allocator=allocator,
         hash=build_component("hash", llm._components[2], {"seed": llm.seed}),

@@ -13,13 +13,13 @@ from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.groups.allocator import GroupedAllocator
 from framework.groups.checkpoints import CheckpointRule
-from framework.groups.memory import OnePool
 from framework.interfaces.allocator import Allocator, CacheEvent
 from framework.interfaces.groups import KVGroup
 from framework.interfaces.hash import HashScheme
 from framework.interfaces.observer import Call, Observer
 from framework.registry.components import build_allocator, build_component
 from framework.types import BlockHash, Namespace, TokenArray
+from framework_builtin.memory.one_pool import OnePool
 from framework_hybrid.rules import Dense
 
 _ROOT = BlockHash(b"root")
@@ -77,7 +77,7 @@ def engine_of(
     longest = min(settings.max_model_len, blocks * size)
     if settings.groups:
         page = max(group.block_bytes for group in settings.groups)
-        memory = OnePool(
+        memory = OnePool().open(
             settings.groups, lambda: build_component("eviction", settings.eviction, {}), num_bytes=blocks * page,
             unit=min(group.block_tokens for group in settings.groups),
         )  # fmt: skip

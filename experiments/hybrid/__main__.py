@@ -17,7 +17,7 @@ from experiments.shared import AGENTIC, CONVERSATION, digest, finish, kept, pars
 from framework.errors import ConfigError
 from framework.workload.traces import open_trace
 from framework_cache_only.paths import RequestPaths, build_paths
-from framework_hybrid.named import SHARINGS, memory_of, rule_of
+from framework_hybrid.named import memory_of, rule_of
 from framework_hybrid.optimum import bound_tokens
 from framework_hybrid.replay import replay_groups
 from framework_hybrid.shapes import groups_of
@@ -29,6 +29,8 @@ MODELS = ("gemma-3-27b", "gpt-oss-120b", "qwen3-next-80b")
 BUDGETS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
 """Of the bytes that all distinct prefixes have in the full-attention and window layers."""
 INTERVAL = 6_144
+SHARINGS = {"one_pool": "one_pool", "pool_per_group": "pool_per_group", "two_levels": "two_level"}
+"""Ways to share memory as the results call them -> their plugins."""
 Choices = Mapping[str, tuple[str, int, str | None]]
 CHOICES: Choices = {
     "dense": ("dense", 0, None), "retention 0": ("retention", 0, None),
@@ -99,7 +101,7 @@ def cells(paths: RequestPaths, model: str, share: float, choices: Choices = CHOI
 
     def counted(over: RequestPaths, sharing: str, choice: str, alpha: float) -> dict[str, Any]:
         rule, interval, order = CHOICES[choice]
-        memory = memory_of(model, sharing, order, lru, num_bytes=num_bytes, unit=UNIT, alpha=alpha,
+        memory = memory_of(model, SHARINGS[sharing], order, lru, num_bytes=num_bytes, unit=UNIT, alpha=alpha,
                            parents=over.parents.tolist())  # fmt: skip
         return replay_groups(over, memory, rule_of(rule, interval), num_samples=4).results()
 
@@ -160,8 +162,8 @@ def _draw(options: Any, rows: Rows) -> None:
     """Hit rates by budget: a panel for each trace and model, a line for each of a few rules, and the bound."""
     from matplotlib.figure import Figure
 
-    lines = [(SHARINGS[0], "dense"), *((sharing, "retention 0") for sharing in SHARINGS),
-             (SHARINGS[0], "junctions, Marconi")]  # fmt: skip
+    lines = [("one_pool", "dense"), *((sharing, "retention 0") for sharing in SHARINGS),
+             ("one_pool", "junctions, Marconi")]  # fmt: skip
     traces = list(dict.fromkeys(row["trace"] for row in rows))
     figure = Figure(figsize=(10, 3.1 * len(traces) + 0.5), layout="constrained")
     axes = figure.subplots(len(traces), len(MODELS), sharey="row", sharex=True, squeeze=False)

@@ -16,13 +16,13 @@ from experiments.fidelity.compare import unequal
 from experiments.fidelity.streams import FIRST_OUTPUT, Talk
 from experiments.shared import begun, finish, parser_of, table
 from framework.groups.checkpoints import CheckpointRule, Retention
-from framework.groups.memory import OnePool
 from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.groups import KVGroup
 from framework.interfaces.workload import WorkloadRequest
 from framework.paged.pool import PromptEnds
 from framework.registry.components import Component
 from framework.workload.traces.own_format import as_trace
+from framework_builtin.memory.one_pool import OnePool
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_engines.host_blocks import build_policy
 from framework_engines.vllm_connector import lead
@@ -69,7 +69,7 @@ def here(
     """The replay with one pool."""
     unit, seen = min(group.block_tokens for group in groups), Seen()
     paths = paths_of(talks, unit)
-    memory = OnePool(
+    memory = OnePool().open(
         groups, lambda: build_policy(eviction, num_blocks, block_size=unit), parents=paths.parents.tolist(), unit=unit,
         num_bytes=num_blocks * max(group.block_bytes for group in groups),
     )  # fmt: skip

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from framework.groups.checkpoints import Asked, CheckpointRule, Retention
-from framework.groups.memory import Memory, OnePool, PoolPerGroup
+from framework.groups.memory import Memory
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.groups import KVGroup
 from framework.interfaces.workload import WorkloadRequest
 from framework.registry.components import build_component
 from framework.workload.traces.own_format import as_trace
+from framework_builtin.memory.one_pool import OnePool
+from framework_builtin.memory.pool_per_group import PoolPerGroup
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_hybrid.named import Coverage
 from framework_hybrid.replay import GroupCounts, replay_groups
@@ -91,7 +93,7 @@ def repeated(units: int, *, drop: bool) -> float:
     """The share of a prompt of about so many blocks of 1,648 tokens that hits when it comes again."""
     full = KVGroup(name="full", kind="full", block_tokens=1648, block_bytes=4, lookahead_drop=drop)
     paths = paths_of([[1] * _prompt(units)] * 2, 1648)
-    memory = OnePool((full, _pair(1648)[1]), lru, num_bytes=4000, parents=paths.parents.tolist(), unit=1648)
+    memory = OnePool().open((full, _pair(1648)[1]), lru, num_bytes=4000, parents=paths.parents.tolist(), unit=1648)
     counts = replay_groups(paths, memory, Retention(0), num_samples=0)
     return float(counts.hits[1] / counts.prompt[1])
 
@@ -102,7 +104,7 @@ def _in_pools(
     """A pool a group, in which K and V never run short."""
     paths = paths_of(prompts, PAGE)
     makes, enough = iter((lru, of_states)), 2 * paths.num_nodes
-    memory: Memory = PoolPerGroup(
+    memory: Memory = PoolPerGroup().open(
         _pair(PAGE), lambda: next(makes)(), num_blocks=(enough, num_states), parents=paths.parents.tolist(), unit=PAGE,
     )  # fmt: skip
     return replay_groups(paths, memory, rule, chunk_tokens=2048, num_samples=0, **how)

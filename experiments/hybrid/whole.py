@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from experiments.hybrid.__main__ import CHOICES, MODELS, TRACES, UNIT, Rows, kept_cells
+from experiments.hybrid.__main__ import CHOICES, MODELS, SHARINGS, TRACES, UNIT, Rows, kept_cells
 from experiments.shared import AGENTIC, CONVERSATION, begun, finish, parser_of, table, trace_path
 from framework.workload.traces import open_trace
 from framework_cache_only.paths import build_paths
-from framework_hybrid.named import SHARINGS
 
 BUDGETS = {CONVERSATION: (1 / 16, 1 / 4), AGENTIC: (1 / 16,)}
 """Of each trace, as of `experiments.hybrid`; a cell takes 1 to 6 minutes of one core."""

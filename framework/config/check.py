@@ -78,14 +78,17 @@ def _check_mode(config: Config) -> None:
 
 
 def without_effect(config: Config) -> list[str]:
-    """One sentence on the settings of engine, faults and run, other than their defaults, that the mode never reads."""
+    """One sentence on the settings of cache, engine, faults and run, other than their defaults, that nothing reads."""
     mode: type[Mode] = registry.load("mode", config.mode.name)
     unread = mode.unread(config.plain())
     found = [
         f"{section.section}.{name}={getattr(section, name)}"
-        for section in (config.engine, config.faults, config.run)
+        for section in (config.cache, config.engine, config.faults, config.run)
         for name, one in type(section).model_fields.items()
-        if (section.section in unread or ("model" in unread and OF_A_MODEL in one.metadata))
+        if (
+            {section.section, f"{section.section}.{name}"} & {*unread}
+            or ("model" in unread and OF_A_MODEL in one.metadata)
+        )
         and getattr(section, name) != one.default
     ]
     return [f"no effect in mode={config.mode.name}: {', '.join(found)}"] if found else []

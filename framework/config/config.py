@@ -89,6 +89,14 @@ class Config(Options):
             return {str(key): entry for key, entry in value.items()}
         return component(str(info.field_name), value) if info.field_name in GROUPS else value
 
+    @field_validator("cache", mode="after")
+    @classmethod
+    def _memory(cls, value: CacheOptions) -> CacheOptions:
+        """With the memory that is chosen as `{"name": ..., **options}`."""
+        if value.memory is None or (isinstance(value.memory, Mapping) and "name" not in value.memory):
+            return value
+        return value.model_copy(update={"memory": component("memory", value.memory).plain()})
+
     @field_validator("observers", mode="before")
     @classmethod
     def _observers(cls, value: Any) -> tuple[dict[str, Any], ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -33,6 +34,11 @@ class CacheOptions(Options):
     kv_dtype: KVDtype | None = Field(None, description="dtype of K and V in the pool; null: the model's")
     kv_scales: str | None = Field(
         None, description="JSON file with the scales of a float8_e4m3fn pool; null: calibrated by a first pass"
+    )
+    memory: str | Mapping[str, Any] | None = Field(
+        None,
+        description="how groups of KV share memory, as one_pool; null: one_pool in mode=hybrid, else pools that know "
+        "nothing of each other",
     )
     layout: Literal["NHD", "HND"] = Field("NHD", description="order of a block's dimensions in memory: NHD | HND")
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from framework.engine.sizes import GroupSizes
 from framework.errors import InvalidArgument, OutOfMemory
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, LayerKV
 from framework.model.memory import free_bytes
@@ -31,7 +33,7 @@ class KVPool:
         num_blocks: usable blocks, ids 1 to `num_blocks`.
         poison: fill everything but the null block with NaN, and blocks again in `freed`: a read of
             what was never written then shows.
-        further: (usable blocks, layers) of each group of KV after the first, which has the layers that none names.
+        groups: of KV; empty: one, of all layers.
 
     Attributes:
         group_of: the group of each layer.
@@ -48,21 +50,26 @@ class KVPool:
         num_blocks: int,
         device: str | torch.device = "cpu",
         poison: bool = False,
-        further: Sequence[tuple[int, Sequence[int]]] = (),
+        groups: Sequence[GroupSizes] = (),
     ) -> None:
         self.block_size, self.layout, self.dtype = spec.block_size, spec.layout, spec.kv_dtype or spec.dtype
         self.num_blocks, self.device, self.poison = num_blocks, torch.device(device), poison
-        self.group_of, self._sizes = [0] * num_layers, [num_blocks, *(count for count, _ in further)]
-        for group, (_, layers) in enumerate(further, 1):
-            for layer in layers:
-                self.group_of[layer] = group
+        groups = groups or [GroupSizes(num_blocks=num_blocks, layers=(*range(num_layers),), pool=0)]
+        self.group_of, self._num_groups = [0] * num_layers, len(groups)
+        places = [(0, 0)] * num_layers  # pool, number of the tensors within it
+        for number, group in enumerate(groups):
+            for at, layer in enumerate(group.layers):
+                self.group_of[layer], places[layer] = number, (group.pool, at)
+        blocks = {group.pool: group.num_blocks + 1 for group in groups}
         each = block_bytes(spec, 1)
-        self.bytes = sum((self._sizes[group] + 1) * each for group in self.group_of)
+        self.bytes = sum(blocks[number] * each for number, _ in set(places))
         free = free_bytes(self.device)
         if self.bytes > free:
             raise _too_large(self.bytes, free, num_blocks, self.device)
         try:
-            self.layers = [self._layer(spec, self._sizes[group] + 1) for group in self.group_of]
+            stored = {place: self._layer(spec, blocks[place[0]]) for place in dict.fromkeys(places)}
+            self.layers = [self._sharing(stored[place], first=places.index(place) == layer)
+                           for layer, place in enumerate(places)]  # fmt: skip
         except (RuntimeError, MemoryError) as error:
             raise _too_large(self.bytes, free, num_blocks, self.device) from error
 
@@ -89,6 +96,16 @@ class KVPool:
             self._poison(layer, slice(1, None))
         return layer
 
+    def _sharing(self, layer: LayerKV, *, first: bool) -> LayerKV:
+        """A layer of another group over the same tensors: the scales of its heads are its own."""
+        if first:
+            return layer
+        other = copy.copy(layer)
+        if self.dtype == _FP8:
+            scales = (None if scale is None else torch.ones_like(scale) for scale in (layer.k_scale, layer.v_scale))
+            other.k_scale, other.v_scale = scales
+        return other
+
     def _poison(self, layer: LayerKV, blocks: slice | torch.Tensor) -> None:
         """NaN in all that these blocks have, where it is no integer: those have their scales."""
         for stored in layer.tensors.values():
@@ -97,7 +114,7 @@ class KVPool:
 
     def copy(self, backend: AttentionBackend, copies: Sequence[BlockCopy]) -> None:
         """Do these block copies, in order, in every layer of their group."""
-        for group in range(len(self._sizes) if copies else 0):
+        for group in range(self._num_groups if copies else 0):
             pairs = [(copy.source, copy.destination) for copy in copies if copy.group == group]
             for distinct in _distinct_destinations(np.array(pairs, dtype=np.int64)) if pairs else ():
                 index = torch.from_numpy(distinct)  # on the host, where a backend can check it without a wait

@@ -18,6 +18,20 @@ _DEFAULT_FRACTION = 0.9  # of a GPU's free memory, where nothing is asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSizes:
+    """One group of KV of a model that is served.
+
+    Attributes:
+        num_blocks: usable blocks of its pool. pool: its number: layers of groups of one pool lie in the same tensors.
+        layers: numbers among the layers with attention; none of recurrent states, which have a pool of their own.
+    """
+
+    num_blocks: int
+    layers: tuple[int, ...]
+    pool: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """Sizes of a model's pool and block tables: settled once, the same on every rank, and handed on whole.
 
@@ -26,15 +40,14 @@ class Sizes:
         num_layers: with attention.
         num_blocks: usable blocks of the pool.
         max_len: longest sequence, tokens.
-        further_blocks: of the layers with a sliding window or a recurrent state, which then are a group of KV with
-            tables of its own; None: all layers share one table.
+        groups: of KV, each with tables of its own; empty: all layers share one table.
     """
 
     spec: AttentionSpec
     num_layers: int
     num_blocks: int
     max_len: int
-    further_blocks: int | None = None
+    groups: tuple[GroupSizes, ...] = ()
 
     @property
     def longest(self) -> int:

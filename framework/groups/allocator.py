@@ -118,8 +118,6 @@ class GroupedAllocator(Allocator):
     Raises:
         InvalidArgument: the memory was used, or has a trace's numbers.
 
-    Attributes:
-        peak_used_blocks: most blocks in use at once, of the pool of each group.
     """
 
     def __init__(
@@ -148,7 +146,7 @@ class GroupedAllocator(Allocator):
         self._fresh: set[tuple[int, BlockHash]] = set()  # (group, content) of states that the step at hand computes
         self._hit_tokens = self._prompt_tokens = self._copied = self._num_states = 0
         self._lost_tokens = [0] * len(self.groups)
-        self.peak_used_blocks = [0] * len(self.groups)
+        self._peaks = [0] * len(self._pools)  # most blocks in use at once, of each pool
         longest = bisect_left(range(1, _LONGEST), True, key=lambda tokens: not memory.holds(self._most(tokens, 2)))
         self.max_request_tokens = longest
 
@@ -313,9 +311,9 @@ class GroupedAllocator(Allocator):
         self._note_peak()
 
     def _note_peak(self) -> None:
-        for g, pool in enumerate(self.memory.pools):
-            if pool.used > self.peak_used_blocks[g]:
-                self.peak_used_blocks[g] = pool.used
+        for number, (pool, _) in enumerate(self._pools):
+            if pool.used > self._peaks[number]:
+                self._peaks[number] = pool.used
 
     def _out_of_blocks(self, counts: Sequence[int]) -> OutOfBlocks:
         stats, names = self.stats(), [group.name for group in self.groups]
@@ -552,19 +550,20 @@ class GroupedAllocator(Allocator):
         )  # fmt: skip
 
     def results(self) -> dict[str, Any]:
-        """Each group's capacity, the most in use and what is cached, in bytes, and evictions; tokens found and
-        lost, summed over admissions."""
-        found: dict[str, Any] = {}
-        for group, pool, peak, evictions in zip(
-            self.groups, self.memory.pools, self.peak_used_blocks, self.memory.evictions, strict=True
-        ):
+        """Of each kind of group, or `shared` by several: bytes there are, most in use, and cached; by kind, evictions
+        and tokens that it shortened hits by, summed over admissions, and the first kind's hit."""
+        found, kinds, pools = Counter[str](), [group.kind for group in self.groups], self.memory.pools
+        for (pool, size), peak in zip(self._pools, self._peaks, strict=True):
+            users = {kind for kind, other in zip(kinds, pools, strict=True) if other is pool}
+            name = users.pop() if len(users) == 1 else "shared"
             blocks = {"bytes": pool.num_blocks, "peak_used_bytes": peak, "cached_bytes": pool.unreferenced}
-            found |= {f"{group.name}_{name}": count * group.block_bytes for name, count in blocks.items()}
-            found[f"{group.name}_evictions"] = evictions
-        lost = {group.name: tokens for group, tokens in zip(self.groups, self._lost_tokens, strict=True)}
-        first = self.groups[0].name
-        further = {f"{name}_lost_tokens": tokens for name, tokens in lost.items() if name != first}
-        return {**found, f"{first}_hit_tokens": self._hit_tokens + sum(further.values()), **further}
+            found.update({f"{name}_{what}": count * size for what, count in blocks.items()})
+        for kind, evictions, tokens in zip(kinds, self.memory.evictions, self._lost_tokens, strict=True):
+            found[f"{kind}_evictions"] += evictions
+            if kind != kinds[0]:
+                found[f"{kind}_lost_tokens"] += tokens
+        lost = sum(tokens for kind, tokens in zip(kinds, self._lost_tokens, strict=True) if kind != kinds[0])
+        return {**found, f"{kinds[0]}_hit_tokens": self._hit_tokens + lost}
 
     def check(self) -> None:
         faults = []

@@ -2,41 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from framework.engine.pool import block_bytes
+from framework.engine.sizes import GroupSizes
+from framework.errors import ConfigError
 from framework.groups.allocator import GroupedAllocator
 from framework.groups.checkpoints import Turns
-from framework.groups.memory import PoolPerGroup
+from framework.groups.memory import Memory
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.attention import AttentionSpec
-from framework.interfaces.eviction import EvictionPolicy
-from framework.interfaces.groups import Kind, KVGroup
+from framework.interfaces.groups import Kind, KVGroup, equal_layers
 from framework.interfaces.hash import HashScheme
 from framework.model.config import ModelConfig
 from framework.paged.allocator import PagedAllocator
 
 
-def groups_of_model(config: ModelConfig, spec: AttentionSpec) -> tuple[KVGroup, ...]:
+@dataclass(frozen=True, slots=True)
+class ServedGroup:
+    """A group of KV of a served model, and its layers: numbers among those with attention, none of states."""
+
+    group: KVGroup
+    layers: tuple[int, ...]
+
+
+def groups_of_model(config: ModelConfig, spec: AttentionSpec, *, equal_pages: bool = False) -> tuple[ServedGroup, ...]:
     """Full attention, and the sliding window or recurrent state of a model that has layers of both; empty of any other.
 
     States are counted in the model's dtype, that of `spec`.
+
+    Args:
+        equal_pages: windows and full attention are split into groups of equally many layers, as vLLM does; a group
+            with fewer leaves a part of its pages unused.
     """
 
-    def attention(kind: Kind, num_layers: int, length: int = 0) -> KVGroup:
-        size = block_bytes(spec, num_layers)
-        return KVGroup(name=kind, kind=kind, block_tokens=spec.block_size, block_bytes=size, length=length)
+    def attention(kind: Kind, layers: Sequence[int], length: int = 0, width: int = 0) -> list[ServedGroup]:
+        count, size = -(-len(layers) // (width or len(layers))), block_bytes(spec, width or len(layers))
+        return [
+            ServedGroup(
+                KVGroup(name=f"{kind}{part}" if count > 1 else kind, kind=kind, block_tokens=spec.block_size,
+                        block_bytes=size, length=length), (*layers[part::count],),
+            )
+            for part in range(count)
+        ]  # fmt: skip
 
     if (states := config.recurrent) is not None:
         size = sum(states.layers) * states.state_bytes(getattr(torch, spec.dtype).itemsize)
         state = KVGroup(name="state", kind="state", block_tokens=spec.block_size, block_bytes=size)
-        return attention("full", len(config.attention_layers)), state
-    slides, window = sum(map(config.slides, range(config.num_layers))), config.sliding_window
-    if window is None or window < 2 or slides in (0, config.num_layers):
+        return *attention("full", range(len(config.attention_layers))), ServedGroup(state, ())
+    slides = [layer for layer in range(config.num_layers) if config.slides(layer)]
+    full = [layer for layer in range(config.num_layers) if not config.slides(layer)]
+    window = config.sliding_window
+    if window is None or window < 2 or not slides or not full:
         return ()
-    return attention("full", config.num_layers - slides), attention("window", slides, window)
+    width = equal_layers([len(full), len(slides)]) if equal_pages else 0
+    return *attention("full", full, width=width), *attention("window", slides, window, width)
 
 
 def why_no_group(allocator: Allocator) -> str:
@@ -54,15 +77,41 @@ def why_no_group(allocator: Allocator) -> str:
 
 
 def grouped_allocator(
-    shares: PagedAllocator, groups: Sequence[KVGroup], num_blocks: Sequence[int],
-    policy: Callable[[], EvictionPolicy], hash: HashScheme, *, step_tokens: int,
+    shares: PagedAllocator, memory: Memory, hash: HashScheme, *, num_blocks: int, step_tokens: int,
 ) -> GroupedAllocator:  # fmt: skip
-    """An allocator over a pool and a policy a group, which shares what `shares` shares; the rule is `Turns`."""
-    memory = PoolPerGroup(groups, policy, num_blocks=num_blocks, coupled=False, unit=shares.block_size)
+    """An allocator over a memory, which shares what `shares` shares; the rule is `Turns`."""
+    size = memory.pools[0].num_blocks * memory.groups[0].block_bytes
     return GroupedAllocator(
-        memory, Turns(), hash, num_blocks=num_blocks[0], step_tokens=step_tokens, share_prefix=shares.share_prefix,
-        share_forks=shares.share_forks, watermark=shares.watermark,
+        memory, Turns(), hash, num_blocks=num_blocks, num_bytes=size if memory.equal_pages else None,
+        step_tokens=step_tokens, share_prefix=shares.share_prefix, share_forks=shares.share_forks,
+        watermark=shares.watermark,
     )  # fmt: skip
+
+
+def placed(memory: Memory, groups: Sequence[ServedGroup]) -> tuple[GroupSizes, ...]:
+    """Where the layers of each group lie.
+
+    Raises:
+        ConfigError: groups that share a pool and whose layers cannot share tensors.
+    """
+    pools = [*dict.fromkeys(memory.pools)]
+    for pool in pools:
+        sizes = {group.block_bytes for group, other in zip(memory.groups, memory.pools, strict=True) if other is pool}
+        if len(sizes) > 1:
+            raise ConfigError(
+                f"{type(memory).__name__} keeps blocks of {sorted(sizes)} bytes in one pool, and says nothing of equal "
+                "pages; a model cannot be served over it"
+            )
+    return tuple(
+        GroupSizes(num_blocks=pool.num_blocks, layers=served.layers, pool=pools.index(pool))
+        for served, pool in zip(groups, memory.pools, strict=True)
+    )
+
+
+def blocks_of_groups(groups: Sequence[KVGroup], num_blocks: int, rows: int, step_tokens: int) -> list[int]:
+    """By group, blocks of a pool of its own: of full attention `num_blocks`, of others what running requests need."""
+    return [num_blocks if group.kind == "full" else running_blocks(group, num_blocks, rows, step_tokens)
+            for group in groups]  # fmt: skip
 
 
 def running_blocks(group: KVGroup, num_blocks: int, rows: int, step_tokens: int) -> int:

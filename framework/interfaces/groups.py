@@ -73,6 +73,16 @@ class KVGroup:
         return range(self.first(num_tokens), num_tokens // self.block_tokens + self.lookahead_drop)
 
 
+def equal_layers(counts: Sequence[int]) -> int:
+    """Layers a group where those of each kind, so many, are split into groups of equally many.
+
+    Source: vLLM 0.33, v1/core/kv_cache_utils.py: as many as the kind with the fewest has, or, where that is more than
+    two thirds of the most, the kind with the most.
+    """
+    fewest, most = min(counts), max(counts)
+    return most if most < 1.5 * fewest else fewest
+
+
 def alignment(groups: Sequence[KVGroup]) -> int:
     """Tokens of which every hit is a multiple: the least common multiple of the groups' blocks."""
     return lcm(*(group.block_tokens for group in groups))

@@ -51,4 +51,4 @@ class Replay(Mode):
 
     @classmethod
     def unread(cls, config: Mapping[str, Any]) -> Sequence[str]:
-        return unread_of_a_trace(config)
+        return (*unread_of_a_trace(config), "cache.memory")

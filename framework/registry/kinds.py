@@ -57,6 +57,14 @@ _OWN: Mapping[str, Kind] = MappingProxyType(
             Kind("scheduling", "framework.interfaces.scheduling:Scheduling"),
             Kind("compression", "framework.interfaces.compression:Compression"),
             Kind("below", "framework.interfaces.below:Below", kit=""),
+            Kind(
+                "memory",
+                "framework.groups.memory:Memory",
+                is_group=False,
+                chosen="cache.memory={name}",
+                command="python -m framework.run +mode=hybrid mode.model=gemma-3-27b cache.memory={name}",
+                kit="",
+            ),
             Kind("mode", "framework.interfaces.mode:Mode", kit=""),
             Kind(
                 "observer",

@@ -26,13 +26,15 @@ def by_kind() -> Iterator[Metric]:
 
 def served() -> Iterator[Metric]:
     """Bytes of each group of KV that a served model has."""
-    for kind, name in (("full", "full attention"), ("window", "windows"), ("state", "states")):
+    for kind, name in (("full", "full attention"), ("window", "windows"), ("state", "states"),
+                       ("shared", "several kinds of KV")):  # fmt: skip
         yield cache(f"{kind}_bytes", "bytes", "", f"{name}: capacity", f"Usable blocks of {name}.")
         yield cache(f"{kind}_peak_used_bytes", "bytes", "lower", f"{name}: peak in use",
                     f"Most of the blocks of {name} that requests held at once.", of=f"{kind}_bytes")  # fmt: skip
         yield cache(f"{kind}_cached_bytes", "bytes", "", f"{name}: cached",
                     f"Blocks of {name} that are findable and unused at the end.", of=f"{kind}_bytes")  # fmt: skip
-        yield cache(f"{kind}_evictions", "blocks", "", f"{name}: evicted", f"Blocks of {name} that were evicted.")
+        if kind != "shared":
+            yield cache(f"{kind}_evictions", "blocks", "", f"{name}: evicted", f"Blocks of {name} that were evicted.")
 
 
 def latencies() -> Iterator[Metric]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from framework.groups.memory import OnePool
 from framework.groups.pool import ROOT
 from framework.guard.policy import PolicyHost
 from framework.interfaces.eviction import EvictionPolicy
@@ -12,6 +11,7 @@ from framework.interfaces.groups import KVGroup
 from framework.paged.index import PrefixIndex
 from framework.paged.pool import BlockPool, LastRequests
 from framework.types import UNKNOWN_REQUEST, BlockHash, RequestFacts, RequestInfo
+from framework_builtin.memory.one_pool import OnePool
 
 
 class PoolFacts:
@@ -173,7 +173,7 @@ class GroupFacts(PoolFacts):
 
     def _open(self, policy: EvictionPolicy, num_blocks: int) -> None:
         page = max(group.block_bytes for group in self._groups)
-        self._memory = OnePool(
+        self._memory = OnePool().open(
             self._groups, lambda: policy, num_bytes=num_blocks * page, parents=self._parents, unit=self.block_size
         )
         self._pool = self._memory.pools[0]

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from framework.groups.allocator import GroupedAllocator, Running
-from framework.groups.memory import stranded_bytes
 from framework.interfaces.allocator import Hit
 from framework.interfaces.groups import GroupHit
 from framework.types import BlockHash, RequestId, RequestInfo, TokenArray
 from framework_hybrid.replay import GroupCounts
+from framework_hybrid.stranded import stranded_bytes
 
 _MOST_SAMPLES = 32
 

@@ -113,7 +113,8 @@ def groups_input(
     shared = {"num_blocks": num_blocks, "block_size": unit, "seed": config.seed}
     num_bytes = max(num_blocks * size, pool_blocks(config.cache, config.replay, working_set, 1))  # capacity in bytes
     memory = memory_of(
-        asked.model, asked.sharing, asked.order, lambda: build_component("eviction", config.eviction.plain(), shared),
+        asked.model, config.cache.memory or "one_pool", asked.order,
+        lambda: build_component("eviction", config.eviction.plain(), shared),
         num_bytes=num_bytes, unit=unit, parents=parents,
     )  # fmt: skip
     return GroupsInput(groups, rule_of(asked.rule, asked.interval, asked.count), memory, num_blocks, num_bytes)

@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 
 from framework.errors import ConfigError, NoCandidate
 from framework.groups.checkpoints import CheckpointRule, Retention, Turns
-from framework.groups.memory import Memory, OnePool, Policies, PoolPerGroup, TwoLevel
+from framework.groups.memory import Memory, Policies
 from framework.groups.pool import GroupView
 from framework.interfaces.eviction import Block, BlockView, EvictionPolicy, ScoredPolicy
 from framework.interfaces.groups import KVGroup
+from framework.registry.components import Component, build_component
 from framework.types import BlockId, PolicyTime
 from framework_hybrid.rules import AtMost, Dense, EveryFew, Junctions, Superseding
 from framework_hybrid.shapes import Flops, flops_of, groups_of
@@ -237,12 +238,8 @@ class Quota(EvictionPolicy):
                 getattr(order, hook)(group_blocks, now)
 
 
-SHARINGS = ("one_pool", "pool_per_group", "two_levels")
-ORDERS: Mapping[str, Sequence[str]] = {
-    "coupled": SHARINGS[:2], "coverage": SHARINGS[:2], "marconi": SHARINGS[:2], "marconi_as_coded": SHARINGS[:2],
-    "quota": SHARINGS[:1],
-}  # fmt: skip
-"""Orders across groups, and where each can lead: pools of a group have quotas as they are, and pages go whole."""
+ORDERS = ("coupled", "coverage", "marconi", "marconi_as_coded", "quota")
+"""Orders across groups. Pools of a group have quotas as they are, and pages that are split go whole."""
 OF_STATES = ("coverage", "marconi", "marconi_as_coded")
 # SGLang's defaults: tokens of windows to those of full attention, bytes of states to those of attention.
 WINDOW_TOKENS, STATE_BYTES = 0.8, 0.9
@@ -270,42 +267,50 @@ def rule_of(name: str, interval: int = 0, count: int = 8) -> CheckpointRule:
 
 
 def memory_of(
-    config: Mapping[str, Any] | str, sharing: str, order: str | None, inner: Policies, *, num_bytes: int, unit: int,
-    parents: Sequence[int] | None = None, alpha: float = 1.0,
+    config: Mapping[str, Any] | str, memory: Component, order: str | None, inner: Policies, *, num_bytes: int,
+    unit: int, parents: Sequence[int] | None = None, alpha: float = 1.0,
 ) -> Memory:  # fmt: skip
     """Memory of a model's groups under one way to share it and one order of eviction.
 
     Args:
-        config: see `groups_of`. sharing: one of SHARINGS. order: one of ORDERS; None: that of `inner`.
+        config: see `groups_of`. memory: an installed one, with its options, or one that is not opened yet.
+        order: one of ORDERS; None: that of `inner`.
         inner: makes the policy that leads alone, or within a group, or the pools that the order does not lead.
         num_bytes: of all groups. unit: tokens a block; one pool takes the smallest multiple that holds a state.
         alpha: of Marconi's score.
 
     Raises:
-        ConfigError: an unknown model, or an order that cannot lead this sharing or these groups.
+        ConfigError: an unknown model, or an order that cannot lead this memory or these groups.
     """
-    paths: dict[str, Any] = {"parents": parents, "unit": unit}
-    groups = groups_of(config, block_tokens=unit, layout="one_page" if sharing == "one_pool" else "by_kind")
-    lacks_states = order in OF_STATES and all(group.kind != "state" for group in groups)
-    if order is not None and (sharing not in ORDERS[order] or lacks_states):
-        raise ConfigError(f"order={order} leads {' and '.join(ORDERS[order])}"
-                          + (" of models with recurrent states" if order in OF_STATES else "")
-                          + f", found {sharing} with groups {', '.join(group.name for group in groups)}")  # fmt: skip
+    made: Memory = build_component("memory", memory, {})
+    groups = groups_of(config, block_tokens=unit, layout="one_page" if made.equal_pages else "by_kind")
+    kinds = {group.kind for group in groups}
+    why = ""
+    if order is not None and made.splits_pages:
+        why = f"{type(made).__name__} gives up whole pages"
+    elif order == "quota" and not made.equal_pages:
+        why = f"pools of {type(made).__name__} have quotas as they are"
+    elif order in OF_STATES and "state" not in kinds:
+        why = f"it chooses among recurrent states, and the model has groups {', '.join(group.name for group in groups)}"
+    if why:
+        raise ConfigError(f"order={order} cannot lead here: {why}")
+    if made.splits_pages:
+        groups = tuple(padded(groups))
     shares = shares_of(groups)
     across: Mapping[str | None, Policies] = {
         None: inner, "coupled": Coupled, "quota": lambda: Quota(shares, inner), "coverage": lambda: Coverage(groups),
         "marconi": lambda: Marconi(groups, flops_of(config), alpha=alpha),
         "marconi_as_coded": lambda: Marconi(groups, flops_of(config), alpha=alpha, as_coded=True),
     }  # fmt: skip
-    if sharing == "two_levels":
-        return TwoLevel(padded(groups), inner, num_bytes=num_bytes, **paths)
-    if sharing == "one_pool":
-        pool = OnePool(groups, across[order], num_bytes=num_bytes, **paths)
-        pool.merge = order in OF_STATES  # they are orders of one tree, which has nothing twice
-        return pool
-    makes = iter([inner if order != "coupled" and group.kind != "state" else across[order] for group in groups])
+    if made.equal_pages:
+        made.merge |= order in OF_STATES  # they are orders of one tree, which has nothing twice
+        policies = across[order]
+    else:
+        leads = [order == "coupled" or group.kind == "state" for group in groups]
+        makes = iter([across[order] if led else inner for led in leads])
+        policies = inner if made.splits_pages else lambda: next(makes)()
     counts = blocks_of(groups, num_bytes, shares)
-    return PoolPerGroup(groups, lambda: next(makes)(), num_blocks=counts, **paths)
+    return made.open(groups, policies, num_bytes=num_bytes, num_blocks=counts, unit=unit, parents=parents)
 
 
 def blocks_of(groups: Sequence[KVGroup], num_bytes: int, shares: Sequence[float]) -> list[int]:

@@ -25,10 +25,6 @@ class HybridOptions(Options):
     section: ClassVar[str] = "mode"
 
     model: str = Field(description="a name in framework_hybrid.shapes, or a config.json")
-    sharing: Literal["one_pool", "pool_per_group", "two_levels"] = Field(
-        "one_pool",
-        description="how groups share memory: one_pool as vLLM, pool_per_group as SGLang, two_levels as Jenga",
-    )
     rule: str = Field(
         "retention",
         description="which checkpoints are kept: dense, retention, turns, junctions, every, at_most, superseding",
@@ -72,6 +68,5 @@ class Hybrid(HybridOptions, Replay):
 
     @classmethod
     def unread(cls, config: Mapping[str, Any]) -> Sequence[str]:
-        if config["mode"].get("cache_only"):
-            return CacheOnly.unread(config)
-        return (*super().unread(config), "allocator")
+        words = CacheOnly.unread(config) if config["mode"].get("cache_only") else (*super().unread(config), "allocator")
+        return [word for word in words if word != "cache.memory"]

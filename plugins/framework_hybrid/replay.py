@@ -10,10 +10,11 @@ import numpy as np
 
 from framework.errors import OutOfBlocks
 from framework.groups.checkpoints import Asked, CheckpointRule, GuardedRule
-from framework.groups.memory import Memory, stranded_bytes
+from framework.groups.memory import Memory
 from framework.groups.run import Run, give_up, state_tokens, step_end
 from framework.interfaces.groups import GroupHit, Kind
 from framework_cache_only.paths import Ints, RequestPaths
+from framework_hybrid.stranded import stranded_bytes
 
 
 @dataclass

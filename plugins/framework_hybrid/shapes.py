@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from framework.errors import ConfigError, ModelError, shown
 from framework.files.jsonl import read_object
-from framework.interfaces.groups import KVGroup, unified_block_tokens
+from framework.interfaces.groups import KVGroup, equal_layers, unified_block_tokens
 from framework.model.hf_config import value_of, with_defaults
 from framework_hybrid.layers import Layers, kinds_of, layers_of
 
@@ -24,9 +24,8 @@ def groups_of(
         block_tokens: of attention, and the distance of places for a state. `one_page` takes the smallest multiple that
             holds a state.
         layout: `by_kind` has a group of all layers that keep the same. `one_page` splits these into groups of equally
-            many layers, whose blocks all have the bytes of one page: where a token takes fewer, a block has more
-            tokens, or padding. As many layers as the kind with the fewest has, or, where that is more than two thirds
-            of the most, the kind with the most.
+            many layers (see `equal_layers`), whose blocks all have the bytes of one page: where a token takes fewer, a
+            block has more tokens, or padding.
 
     Raises:
         ConfigError: an unknown name, or a configuration that does not name its layers in a way known here.
@@ -40,8 +39,7 @@ def groups_of(
     if any(layers.kind == "state" for layers in kept):
         state = max(layers.num_bytes for layers in kept if layers.kind == "state")
         block_tokens = unified_block_tokens(state, attention, block_tokens)
-    fewest, most = (of(layers.count for layers in kept) for of in (min, max))
-    width = most if most < 1.5 * fewest else fewest  # as vLLM 0.33, v1/core/kv_cache_utils.py
+    width = equal_layers([layers.count for layers in kept])
     page = width * block_tokens * attention
     groups = []
     for name, layers in zip(_names(kept), kept, strict=True):

@@ -44,14 +44,12 @@ def make_executor(
         OutOfMemory: the pool does not fit.
         ConfigError: CUDA graphs or compilation were asked for and cannot be.
     """
-    config, further_blocks, states = decoder.config, sizes.further_blocks, None
+    config, groups, states = decoder.config, sizes.groups, None
     backends = _backends(decoder, backend, sizes, device)
-    sliding = [layer for layer in range(config.num_layers) if config.slides(layer)]
-    further = [] if further_blocks is None or not sliding else [(further_blocks, sliding)]
     if config.recurrent is not None:
-        further_blocks = further_blocks or 1  # a step that is only measured
-        states = StatePool(decoder, further_blocks, sizes.spec.block_size, device, poison)
-    pool = KVPool(sizes.spec, sizes.num_layers, sizes.num_blocks, device, poison, further)
+        num_states = groups[-1].num_blocks if groups else 1  # a step that is only measured
+        states = StatePool(decoder, num_states, sizes.spec.block_size, device, poison)
+    pool = KVPool(sizes.spec, sizes.num_layers, sizes.num_blocks, device, poison, groups)
     for layer_index, kv in zip(config.attention_layers, pool.layers, strict=True):
         layer = decoder.layers[layer_index]
         assert isinstance(layer, DecoderLayer)
@@ -59,7 +57,7 @@ def make_executor(
     set_scales(pool, decoder, kv_scales)
     tables, *others = (
         BlockTables(options.max_batch_requests, sizes.blocks_of(sizes.max_len), sizes.spec.block_size, device)
-        for _ in range(1 + (further_blocks is not None))
+        for _ in range(max(len(groups), 1 + (states is not None)))
     )
     captured, off = graphs.choose(options, backend, device)
     if states is not None:

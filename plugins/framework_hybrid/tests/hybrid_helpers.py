@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from framework.groups.memory import Memory, OnePool, PoolPerGroup, TwoLevel
+from framework.groups.memory import Memory
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.groups import KVGroup
 from framework.interfaces.workload import WorkloadRequest
 from framework.registry.components import build_component
 from framework.workload.traces.own_format import as_trace
+from framework_builtin.memory.one_pool import OnePool
+from framework_builtin.memory.pool_per_group import PoolPerGroup
+from framework_builtin.memory.two_level import TwoLevel
 from framework_cache_only.paths import RequestPaths, build_paths
 
 
@@ -43,8 +46,8 @@ def memories(groups: Sequence[KVGroup], num_bytes: int, paths: RequestPaths | No
     parents = None if paths is None else paths.parents.tolist()
     paths_given: dict[str, Any] = {"parents": parents, "unit": 4 if paths is None else paths.block_tokens}
     given = {"num_bytes": num_bytes, **paths_given}
-    made: dict[str, Memory] = {"one pool": OnePool(groups, policy, **given)}
+    made: dict[str, Memory] = {"one pool": OnePool().open(groups, policy, **given)}
     if len({each.block_tokens for each in groups}) == 1 and any(each.kind == "full" for each in groups):
         counts = [int(num_bytes / len(groups)) // each.block_bytes for each in groups]
-        made["pool per group"] = PoolPerGroup(groups, policy, num_blocks=counts, **paths_given)
-    return {**made, "two levels": TwoLevel(groups, policy, **given)}
+        made["pool per group"] = PoolPerGroup().open(groups, policy, num_blocks=counts, **paths_given)
+    return {**made, "two levels": TwoLevel().open(groups, policy, **given)}

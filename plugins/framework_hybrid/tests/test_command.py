@@ -92,7 +92,7 @@ def test_a_hybrid_model_is_replayed_by_name(command: Command, tmp_path: Path) ->
              "cache.block_size=512", "replay.capacity=1GiB", "run.progress=false")  # fmt: skip
     command.ok(
         *words, f"run.dir={tmp_path}/run",
-        "mode.sharing=pool_per_group", "mode.rule=every", "mode.interval=512", "mode.order=marconi",
+        "cache.memory=pool_per_group", "mode.rule=every", "mode.interval=512", "mode.order=marconi",
     )  # fmt: skip
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["hit_tokens"], result["state_lost_tokens"], result["prompt_tokens"]) == (3 * 1536, 0, 4 * 2600), (
@@ -101,6 +101,6 @@ def test_a_hybrid_model_is_replayed_by_name(command: Command, tmp_path: Path) ->
     assert result["bound_hit_tokens"] >= result["hit_tokens"]
     lines = [json.loads(line) for line in (tmp_path / "run" / "requests.jsonl").read_text().splitlines()]
     assert [line["cached_tokens"] for line in lines] == [0, 1536, 1536, 1536]
-    status, _, errors = command(*words, "mode.sharing=two_levels", "mode.order=quota",
+    status, _, errors = command(*words, "cache.memory=two_level", "mode.order=quota",
                                 f"run.dir={tmp_path}/refused")  # fmt: skip
-    assert (status, "order=quota leads one_pool" in errors) == (2, True), errors
+    assert (status, "order=quota cannot lead here" in errors) == (2, True), errors

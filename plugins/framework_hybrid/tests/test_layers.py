@@ -137,7 +137,8 @@ SERVED: dict[str, dict[str, Any]] = {
 def test_a_served_model_has_the_groups_that_its_configuration_says(family: str, tmp_path: Path) -> None:
     config = json.loads((Path(make_checkpoint(tmp_path, family, **SERVED[family])) / "config.json").read_text())
     model = read_hf_config(config)
-    served = groups_of_model(model, attention_spec(model, "bfloat16", CacheOptions(num_blocks=8, block_size=16)))
+    spec = attention_spec(model, "bfloat16", CacheOptions(num_blocks=8, block_size=16))
+    served = tuple(one.group for one in groups_of_model(model, spec))
     assert served == groups_of(config)
     assert len(served) == 2
 

@@ -11,13 +11,16 @@ from hybrid_helpers import branching, lru, memories, paths_of
 
 from framework.errors import InvalidArgument, OutOfBlocks, Unsupported
 from framework.groups.checkpoints import CheckpointRule, Retention
-from framework.groups.memory import Memory, OnePool, PoolPerGroup, TwoLevel
+from framework.groups.memory import Memory
 from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.registry import load, names
 from framework.registry.components import build_component
 from framework.types import BlockId
 from framework_builtin.eviction.lru import Lru
+from framework_builtin.memory.one_pool import OnePool
+from framework_builtin.memory.pool_per_group import PoolPerGroup
+from framework_builtin.memory.two_level import TwoLevel
 from framework_hybrid.replay import replay_groups
 from framework_hybrid.rules import Dense, EveryFew
 
@@ -102,7 +105,7 @@ def test_a_tombstone_keeps_the_prefix_and_ends_the_hit_before_it() -> None:
     long = [[seed] * 40 for seed in range(4)]
     paths = paths_of([*long, [0] * 40])
     given = {"parents": paths.parents.tolist(), "unit": 4}
-    memory = PoolPerGroup(groups, lru, num_blocks=(192, 8), **given)  # type: ignore[arg-type]
+    memory = PoolPerGroup().open(groups, lru, num_blocks=(192, 8), **given)  # type: ignore[arg-type]
     counts = replay_groups(paths, memory, EveryFew(12))  # 4 states each, of which 8 fit
     assert counts.could[4].tolist() == [36, 0], "all KV of the first prompt is there, none of its states"
     assert (counts.hits[4], counts.junctions[4], counts.lost[4].tolist()) == (0, 36, [0, 36])
@@ -111,7 +114,7 @@ def test_a_tombstone_keeps_the_prefix_and_ends_the_hit_before_it() -> None:
 def test_a_leaf_goes_whole_and_a_window_takes_the_state_along() -> None:
     groups = (group("full"), group("window", 9), group("state"))
     paths = paths_of([[1] * 12 + [2] * 4, [1] * 12 + [3] * 4])
-    memory = PoolPerGroup(groups, lru, num_blocks=(40, 40, 40), parents=paths.parents.tolist(), unit=4)
+    memory = PoolPerGroup().open(groups, lru, num_blocks=(40, 40, 40), parents=paths.parents.tolist(), unit=4)
     replay_groups(paths, memory, Dense(), chunk_tokens=4)
     first = paths.nodes[:4].tolist()
     assert {(g, first[2]) for g in range(3)} | {(g, first[3]) for g in range(2)} <= set(memory.resident())
@@ -125,7 +128,7 @@ def test_a_leaf_goes_whole_and_a_window_takes_the_state_along() -> None:
 def test_two_levels_give_a_page_back_whole_and_share_it_among_groups() -> None:
     groups = (group("full", size=2), group("window", 9, size=3))
     paths = paths_of([[1] * 40, [2] * 40, [1] * 40])
-    memory = TwoLevel(groups, lru, num_bytes=60, parents=paths.parents.tolist(), unit=4)
+    memory = TwoLevel().open(groups, lru, num_bytes=60, parents=paths.parents.tolist(), unit=4)
     assert (memory.pages.num_blocks, memory.per_page) == (10, [3, 2])
     counts = replay_groups(paths, memory, Dense())
     assert counts.hits.tolist() == [0, 0, 0], "ten pages hold one prompt"
@@ -139,15 +142,15 @@ def test_ways_refuse_what_they_cannot_hold() -> None:
     given = {"num_bytes": 100, "parents": [-1], "unit": 4}
     two = (group("full"), group("window", 9, block=8))
     with pytest.raises(InvalidArgument, match="equal blocks"):
-        PoolPerGroup(two, lru, num_blocks=(9, 9), parents=[-1], unit=4)
+        PoolPerGroup().open(two, lru, num_blocks=(9, 9), parents=[-1], unit=4)
     with pytest.raises(InvalidArgument, match="least common multiple"):
-        TwoLevel((group("full", size=7), group("window", 9, size=11)), lru, **given)  # type: ignore[arg-type]
+        TwoLevel().open((group("full", size=7), group("window", 9, size=11)), lru, **given)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="multiples of 3 tokens"):
-        OnePool(two, lru, num_bytes=100, parents=[-1], unit=3)
+        OnePool().open(two, lru, num_bytes=100, parents=[-1], unit=3)
     with pytest.raises(Unsupported, match="needs the future"):
-        OnePool(two, lambda: build_component("eviction", "belady", {}), **given)  # type: ignore[arg-type]
+        OnePool().open(two, lambda: build_component("eviction", "belady", {}), **given)  # type: ignore[arg-type]
     with pytest.raises(OutOfBlocks, match="need 26 blocks"):
-        OnePool(two, lru, **given).take(0, 26)  # type: ignore[arg-type]
+        OnePool().open(two, lru, **given).take(0, 26)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("way", WAYS)

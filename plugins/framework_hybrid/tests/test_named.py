@@ -13,12 +13,11 @@ from hybrid_helpers import lru, paths_of
 
 from framework.errors import ConfigError
 from framework.groups.checkpoints import Retention
-from framework.groups.memory import OnePool
 from framework.groups.pool import GroupView
 from framework.interfaces.eviction import EvictionPolicy
+from framework_builtin.memory.one_pool import OnePool
 from framework_hybrid.named import (
     ORDERS,
-    SHARINGS,
     Coupled,
     Coverage,
     Marconi,
@@ -39,7 +38,7 @@ def one_pool(
     policy: Callable[[], EvictionPolicy], prompts: list[list[int]], blocks: int, rule: Any = None
 ) -> tuple[OnePool, Any, Any]:
     paths = paths_of(prompts)
-    memory = OnePool(PAIR, policy, num_bytes=4 * blocks, parents=paths.parents.tolist(), unit=4)
+    memory = OnePool().open(PAIR, policy, num_bytes=4 * blocks, parents=paths.parents.tolist(), unit=4)
     return memory, paths, replay_groups(paths, memory, rule or Retention(0))
 
 
@@ -130,16 +129,16 @@ def test_threads_on_engines_are_replayed(repository: Path, monkeypatch: pytest.M
         assert (round(hit, 3), least) == (0.975, int(100 * dropped) / 100), (hit, dropped)
 
 
-@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("way", ["one_pool", "pool_per_group", "two_level"])
 @pytest.mark.parametrize("order", [None, *ORDERS])
-def test_an_order_leads_where_it_says_and_is_refused_elsewhere(sharing: str, order: str | None) -> None:
+def test_an_order_leads_where_it_says_and_is_refused_elsewhere(way: str, order: str | None) -> None:
     paths = paths_of([[at // 2] * 1500 for at in range(24)], 16)
     given = {"unit": 16, "parents": paths.parents.tolist(), "num_bytes": 300 * 10**6}
-    if order is not None and sharing not in ORDERS[order]:
-        with pytest.raises(ConfigError, match=f"order={order} leads one_pool"):
-            memory_of("qwen3.5-4b", sharing, order, lru, **given)  # type: ignore[arg-type]
+    if order is not None and (way == "two_level" or (order, way) == ("quota", "pool_per_group")):
+        with pytest.raises(ConfigError, match=f"order={order} cannot lead here"):
+            memory_of("qwen3.5-4b", way, order, lru, **given)  # type: ignore[arg-type]
         return
-    memory = memory_of("qwen3.5-4b", sharing, order, lru, **given)  # type: ignore[arg-type]
+    memory = memory_of("qwen3.5-4b", way, order, lru, **given)  # type: ignore[arg-type]
     counts = replay_groups(paths, memory, rule_of("every", 16))
     assert counts.evictions > 0
     assert counts.hits[1::2].all(), counts.hits
@@ -147,7 +146,7 @@ def test_an_order_leads_where_it_says_and_is_refused_elsewhere(sharing: str, ord
 
 @pytest.mark.parametrize("order", ["coverage", "marconi"])
 def test_orders_of_states_are_refused_where_there_is_none(order: str) -> None:
-    with pytest.raises(ConfigError, match="with recurrent states"):
+    with pytest.raises(ConfigError, match="chooses among recurrent states"):
         memory_of("gemma-3-27b", "one_pool", order, lru, unit=16, parents=[-1], num_bytes=10**9)
 
 

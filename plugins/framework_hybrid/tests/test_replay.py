@@ -8,10 +8,12 @@ from groups_plain import LAYOUTS, brute_hit
 from hybrid_helpers import branching, lru, memories, paths_of
 
 from framework.groups.checkpoints import Asked, Retention
-from framework.groups.memory import Memory, OnePool, stranded_bytes
+from framework.groups.memory import Memory
 from framework.results.catalogue import catalogue
+from framework_builtin.memory.one_pool import OnePool
 from framework_hybrid.replay import replay_groups, steps
 from framework_hybrid.rules import Dense, EveryFew
+from framework_hybrid.stranded import stranded_bytes
 
 
 def ends(memory: Memory, asked: Asked, *pauses: int, chunk: int = 100) -> list[tuple[int, int]]:
@@ -77,6 +79,6 @@ def test_stranded_bytes_are_those_that_no_place_to_resume_from_needs() -> None:
 
 def test_a_lookahead_s_block_is_needed_and_not_stranded() -> None:
     paths = paths_of([[1] * 24])
-    memory = OnePool(LAYOUTS["lookahead"], lru, num_bytes=400, parents=paths.parents.tolist(), unit=4)
+    memory = OnePool().open(LAYOUTS["lookahead"], lru, num_bytes=400, parents=paths.parents.tolist(), unit=4)
     replay_groups(paths, memory, Dense(), num_samples=0)
     assert stranded_bytes(memory) == [0, 0]

@@ -15,12 +15,12 @@ from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.groups.allocator import GroupedAllocator
 from framework.groups.checkpoints import Turns
-from framework.groups.memory import OnePool
 from framework.llm import EngineOptions
 from framework.paged.index import BlockHasher
 from framework.registry.components import build_component
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE
+from framework_builtin.memory.one_pool import OnePool
 from framework_kv_events.index import BlockIndex
 from framework_kv_events.observer import EventObserver
 from framework_kv_events.schema import GPU, BlockStored, Event
@@ -60,7 +60,7 @@ class Watch:
 def test_an_index_is_the_pool_of_every_group_and_keys_are_of_parent_and_tokens(name: str) -> None:
     groups, draw, scheme = CASES[name], random.Random(name), build_component("hash", "sha256", {})
     num_bytes = 40 * sum(each.block_bytes for each in groups)
-    memory = OnePool(groups, lambda: build_component("eviction", "lru", {}), num_bytes=num_bytes, unit=UNIT)
+    memory = OnePool().open(groups, lambda: build_component("eviction", "lru", {}), num_bytes=num_bytes, unit=UNIT)
     allocator = GroupedAllocator(memory, Turns(), scheme, num_blocks=40, num_bytes=num_bytes, step_tokens=16)
     watch = Watch()
     watch.allocator = allocator

@@ -195,5 +195,4 @@ def test_of_states_those_worth_keeping_are_stored_and_no_others(models: dict[str
 def test_each_group_of_a_tier_has_its_share_of_blocks(model: LoadedModel) -> None:
     with tiered(model) as llm:
         tiers = [at.lower.tiers[0].num_blocks for at in below(llm).placements]
-        assert llm.further_blocks is not None
-        assert tiers == [200, round(200 * llm.further_blocks / 30)]
+        assert tiers == [200, round(200 * llm.group_blocks[1] / 30)]

@@ -13,11 +13,14 @@ from groups_plain import LAYOUTS, Rule, brute_hit, group
 from framework.errors import InvalidArgument, InvariantViolation, OutOfBlocks, StaleHit
 from framework.groups.allocator import GroupedAllocator
 from framework.groups.checkpoints import Asked, CheckpointRule, GuardedRule, Retention, Turns
-from framework.groups.memory import Memory, OnePool, PoolPerGroup, TwoLevel
+from framework.groups.memory import Memory
 from framework.interfaces.allocator import CacheEvent, Hit
 from framework.interfaces.groups import KVGroup
 from framework.registry.components import build_component
 from framework.types import Namespace, RequestId, RequestInfo
+from framework_builtin.memory.one_pool import OnePool
+from framework_builtin.memory.pool_per_group import PoolPerGroup
+from framework_builtin.memory.two_level import TwoLevel
 
 SIZE, NAMESPACE = 4, Namespace()
 WAYS = ("one_pool", "pool_per_group", "uncoupled", "two_level")
@@ -40,11 +43,11 @@ def memory_of(groups: Sequence[KVGroup], blocks: int, way: str, further: int | N
 
     num_bytes = blocks * len(groups) * groups[0].block_bytes
     if way == "one_pool":
-        return OnePool(groups, policy, num_bytes=num_bytes, unit=SIZE)
+        return OnePool().open(groups, policy, num_bytes=num_bytes, unit=SIZE)
     if way == "two_level":
-        return TwoLevel(groups, policy, num_bytes=num_bytes, unit=SIZE)
+        return TwoLevel().open(groups, policy, num_bytes=num_bytes, unit=SIZE)
     counts = [blocks, *(further or blocks for _ in groups[1:])]
-    return PoolPerGroup(groups, policy, num_blocks=counts, coupled=way == "pool_per_group", unit=SIZE)
+    return PoolPerGroup(coupled=way == "pool_per_group").open(groups, policy, num_blocks=counts, unit=SIZE)
 
 
 def grouped(

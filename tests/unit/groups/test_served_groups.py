@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from groups_plain import Rule
 from framework.engine.engine import Engine, ModelLimits
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.request import Request
-from framework.errors import ConfigError, OutOfMemory
+from framework.errors import ConfigError, FrameworkError, OutOfMemory
 from framework.groups.allocator import GroupedAllocator
+from framework.groups.memory import Memory
+from framework.groups.pool import Pool
 from framework.llm import LLM, CacheOptions, EngineOptions, FaultOptions
 from framework.model.dense import greedy
 from framework.model.loading import LoadedModel, load_model
@@ -134,7 +137,7 @@ def test_bytes_are_those_of_the_window(model: LoadedModel) -> None:
     assert max(most[30:]) == -(-(WINDOW - 1) // SIZE) + 1, "19 tokens touch at most 6 blocks of 4"
     assert stats["full_peak_used_bytes"] == 50 * SIZE * (config.num_layers - slides) * token_bytes, stats
     window = 2 * (5 + 2) + 4
-    assert llm.further_blocks == window, "2 rows of 5 blocks of window and 2 more, and 16 tokens a step"
+    assert llm.group_blocks[1] == window, "2 rows of 5 blocks of window and 2 more, and 16 tokens a step"
     pool = (61 * (config.num_layers - slides) + (window + 1) * slides) * SIZE * token_bytes
     assert (stats["kv_bytes"], stats["window_bytes"]) == (pool, window * SIZE * slides * token_bytes), stats
     whole = make_llm(model, block_size=SIZE, num_blocks=60, engine=engine, hash="xxh64")
@@ -151,15 +154,129 @@ def test_a_share_of_memory_holds_more_where_the_window_spares_some(model: Loaded
     assert 0 <= one.kv_bytes - groups.kv_bytes < 2 * groups.groups[0].block_bytes + groups.groups[1].block_bytes
 
 
-def test_windows_are_a_group_on_every_rank(tmp_path: Path) -> None:
+MEMORIES = ("one_pool", "pool_per_group", {"name": "pool_per_group", "coupled": False})
+
+
+@pytest.mark.parametrize("memory", MEMORIES, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_blocks": 30, "faults": FaultOptions(poison=True, preempt_every=7)}],
+    ids=["hits", "preemption"],
+)
+def test_every_memory_gives_greedy_tokens(model: LoadedModel, memory: Any, options: dict[str, Any]) -> None:
+    llm, requests = serve(model, GREEDY, passes=2, memory=memory, **options)
+    assert finished(requests) == [[greedy(model.decoder, prompt, 24).tokens] for prompt in PROMPTS]
+    assert sum(request.num_cached_tokens for request in requests) > 40
+    assert (llm.stats()["num_preemptions"] > 0) == ("num_blocks" in options)
+
+
+def test_groups_of_one_pool_have_equally_many_layers_in_the_same_tensors(windows: dict[str, LoadedModel]) -> None:
+    """Seven layers of Gemma 3, one of them of full attention: seven groups of one layer, and one pair of tensors."""
+    model = windows["gemma3"]
+    llm, _ = serve(model, GREEDY, memory="one_pool", num_blocks=50)
+    config, stats = model.config, llm.stats()
+    page = 2 * SIZE * config.num_kv_heads * config.head_dim * 4  # K and V of a layer, float32
+    assert [group.name for group in llm.groups] == ["full", *(f"window{number}" for number in range(6))]
+    assert {group.block_bytes for group in llm.groups} == {page}
+    assert llm.group_blocks == (50 * 7,) * 7
+    assert len({layer.k.data_ptr() for layer in llm.pool.layers}) == 1
+    assert (stats["shared_bytes"], stats["kv_bytes"]) == (350 * page, 351 * page)
+    assert stats["shared_peak_used_bytes"] <= stats["shared_bytes"]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_one_pool_serves_what_a_replay_of_it_hits(windows: dict[str, LoadedModel], seed: int) -> None:
+    """Little room: contents of one group make place for those of another, and tokens stay the dense model's."""
+    model, asked = windows["gemma3"], workload(seed, 24)
+    options = EngineOptions(max_batch_requests=4, max_batch_tokens=48, chunk_size=20)
+    llm = make_llm(model, block_size=SIZE, num_blocks=34, memory="one_pool", engine=options,
+                   faults=FaultOptions(poison=True))  # fmt: skip
+    served = [llm.submit(prompt, sampling) for prompt, sampling in asked]
+    llm.drain(on_step=lambda engine: engine.check())
+    for (prompt, sampling), request in zip(asked, served, strict=True):
+        assert request.completions[0].tokens == greedy(model.decoder, prompt, sampling.max_tokens).tokens
+    assert llm.stats()["full_evictions"] > 0 < llm.stats()["window_evictions"]
+    outputs = {(number, 0): np.array(request.completions[0].tokens, dtype=np.int32)
+               for number, request in enumerate(served)}  # fmt: skip
+    executor = ReplayExecutor(constant_step(1.0), outputs=outputs)
+    replay = Engine(
+        llm._build_allocator(), executor, limits=ModelLimits(max_model_len=llm.max_model_len), options=options
+    )
+    replayed = [replay.submit(prompt, sampling, namespace=llm.namespace) for prompt, sampling in asked]
+    replay.run()
+    assert [request.num_cached_tokens for request in replayed] == [request.num_cached_tokens for request in served]
+    assert sum(request.num_cached_tokens for request in served) > 100
+
+
+def test_forks_and_beams_over_one_pool_give_what_no_sharing_gives(model: LoadedModel) -> None:
+    for sampling in (
+        Sampling(max_tokens=14, n=3, temperature=1.0, seed=3, ignore_eos=True),
+        Sampling(max_tokens=14, beam_width=3, ignore_eos=True),
+    ):
+        faults = FaultOptions(poison=True, preempt_every=5)
+        llm = make_llm(model, block_size=SIZE, num_blocks=640, memory="one_pool", faults=faults)
+        apart = LLM(model, cache=CacheOptions(block_size=SIZE, num_blocks=640), allocator="naive")
+        for _ in range(2):
+            assert finished(llm.generate(PROMPTS, sampling)) == finished(apart.generate(PROMPTS, sampling))
+        llm.engine.check()
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
+def test_layers_that_share_tensors_have_scales_of_their_own(windows: dict[str, LoadedModel], dtype: str) -> None:
+    model, found = windows["gemma3"], []
+    for memory in ("one_pool", None):
+        llm = make_llm(model, block_size=SIZE, num_blocks=60, memory=memory, kv_dtype=dtype)
+        found.append([llm.generate(PROMPTS, GREEDY) for _ in range(2)])
+        scales = [layer.k_scale for layer in llm.pool.layers]
+    assert [finished(requests) for requests in found[0]] == [finished(requests) for requests in found[1]]
+    assert len({scale.data_ptr() for scale in scales if scale is not None}) == len(scales)
+
+
+TIERS = {"name": "tiers", "tiers": [{"store": "host", "num_blocks": 9}]}
+REFUSED_MEMORIES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "parts of pages": ("gemma3", {"memory": "two_level"}, "TwoLevel, whose blocks are parts of pages"),
+    "states": ("qwen3_5", {"memory": "one_pool"}, "states in the equal pages of OnePool"),
+    "below": ("gemma3", {"memory": "one_pool", "below": TIERS}, "below the pool"),
+    "one table": ("gemma3", {"memory": "one_pool", "allocator": "radix"}, "no groups with|for one table"),
+    "unknown": ("gemma3", {"memory": "one_poll"}, "did you mean 'one_pool'"),
+    "one group": ("tiny", {"memory": "one_pool"}, "model 'tiny' has one; leave it out"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_MEMORIES)
+def test_a_memory_that_cannot_be_served_over_is_refused(
+    name: str, request: Any, windows: dict[str, LoadedModel]
+) -> None:
+    which, options, says = REFUSED_MEMORIES[name]
+    model = request.getfixturevalue("states") if which == "qwen3_5" else windows.get(which, "tiny")
+    with pytest.raises(FrameworkError, match=says):
+        make_llm(model, block_size=SIZE, num_blocks=60, **options)
+
+
+class ByTurns(Memory):
+    """Somebody's own: pools that are as large as they are asked for, without saying more."""
+
+    def make_pools(self, policy: Any, *, num_bytes: int, num_blocks: Sequence[int]) -> Sequence[Pool]:
+        return [Pool(count, policy(), self.clock) for count in num_blocks]
+
+
+def test_a_memory_of_ones_own_serves(model: LoadedModel, tmp_path: Path) -> None:
+    path = f"{__file__}:ByTurns"
+    llm, requests = serve(model, GREEDY, memory=path)
+    assert finished(requests) == [[greedy(model.decoder, prompt, 24).tokens] for prompt in PROMPTS]
+    assert type(llm.allocator.memory).__name__ == "ByTurns"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("memory", [None, "one_pool"])
+def test_windows_are_a_group_on_every_rank(tmp_path: Path, memory: str | None) -> None:
     family, overrides = CASES["gemma3"]
     folder = make_checkpoint(tmp_path, family, **overrides)
     model, prompts = load_model(folder), PROMPTS[:4]
     engine = EngineOptions(tensor_parallel_size=2, chunk_size=16, max_batch_requests=8, max_batch_tokens=64)
     faults = FaultOptions(poison=True, preempt_every=7)
-    with make_llm(str(folder), block_size=SIZE, num_blocks=34, engine=engine, faults=faults) as llm:
-        assert len(llm.groups) == 2, llm.kv_groups_off
-        for hits in ([0, 0, 16, 16], [48] * 4):
+    with make_llm(str(folder), block_size=SIZE, num_blocks=34, engine=engine, faults=faults, memory=memory) as llm:
+        assert len(llm.groups) == (7 if memory else 2), llm.kv_groups_off
+        for hits in ([0, 0, 16, 16], [0 if memory else 48] * 4):  # what the pool of all groups gives up sooner
             found = llm.generate(prompts, GREEDY)
             assert finished(found) == [[greedy(model.decoder, prompt, 24).tokens] for prompt in prompts]
             assert [request.num_cached_tokens for request in found] == hits
@@ -194,7 +311,7 @@ def test_what_groups_cannot_serve_has_one_table_and_says_why(model: LoadedModel,
 
 def test_a_model_of_one_kind_has_no_groups(tmp_path: Path) -> None:
     llm = LLM(load_model(make_checkpoint(tmp_path, "llama")), cache=CacheOptions(block_size=SIZE, num_blocks=40))
-    assert (llm.groups, llm.kv_groups_off, llm.further_blocks) == ((), "", None)
+    assert (llm.groups, llm.kv_groups_off, llm.group_blocks) == ((), "", ())
     assert not {"window_bytes", "kv_groups_off"} & llm.stats().keys()
     assert llm.engine.state.guarded.groups == ()
 
@@ -278,7 +395,7 @@ def test_bytes_of_states_are_counted(states: LoadedModel) -> None:
     rows = 2 * 3 + 32 // SIZE
     kv = (5 - layers) * SIZE * 2 * states.config.num_kv_heads * states.config.head_dim * 4
     stats = llm.stats()
-    assert (llm.further_blocks, stats["state_bytes"], stats["full_bytes"]) == (rows, rows * state, 60 * kv)
+    assert (llm.group_blocks[1], stats["state_bytes"], stats["full_bytes"]) == (rows, rows * state, 60 * kv)
     assert llm.kv_bytes == (rows + 1) * state + 61 * kv
 
 

@@ -1,0 +1,1 @@
+"""Ways in which groups of KV share memory."""
