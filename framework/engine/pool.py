@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from framework.engine.sizes import GroupSizes
 from framework.errors import InvalidArgument, OutOfMemory
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, LayerKV
+from framework.interfaces.groups import GroupSizes
 from framework.model.memory import free_bytes
 from framework.types import BlockCopy
 

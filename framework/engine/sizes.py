@@ -9,26 +9,13 @@ from typing import TYPE_CHECKING
 from framework.config.sections import CacheOptions
 from framework.errors import ConfigError
 from framework.interfaces.attention import AttentionSpec
+from framework.interfaces.groups import GroupSizes
 
 if TYPE_CHECKING:
     from framework.model.ranks import Ranks, Worker
 
 DEFAULT_BLOCKS = 1024  # on a CPU, where nothing is asked
 _DEFAULT_FRACTION = 0.9  # of a GPU's free memory, where nothing is asked
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSizes:
-    """One group of KV of a model that is served.
-
-    Attributes:
-        num_blocks: usable blocks of its pool. pool: its number: layers of groups of one pool lie in the same tensors.
-        layers: numbers among the layers with attention; none of recurrent states, which have a pool of their own.
-    """
-
-    num_blocks: int
-    layers: tuple[int, ...]
-    pool: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from framework.engine.pool import block_bytes
-from framework.engine.sizes import GroupSizes
 from framework.errors import ConfigError
 from framework.groups.allocator import GroupedAllocator
 from framework.groups.checkpoints import Turns
 from framework.groups.memory import Memory
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.attention import AttentionSpec
-from framework.interfaces.groups import Kind, KVGroup, equal_layers
+from framework.interfaces.groups import GroupSizes, Kind, KVGroup, equal_layers
 from framework.interfaces.hash import HashScheme
 from framework.model.config import ModelConfig
 from framework.paged.allocator import PagedAllocator

@@ -73,6 +73,20 @@ class KVGroup:
         return range(self.first(num_tokens), num_tokens // self.block_tokens + self.lookahead_drop)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSizes:
+    """One group of KV of a model that is served.
+
+    Attributes:
+        num_blocks: usable blocks of its pool. pool: its number: layers of groups of one pool lie in the same tensors.
+        layers: numbers among the layers with attention; none of recurrent states, which have a pool of their own.
+    """
+
+    num_blocks: int
+    layers: tuple[int, ...]
+    pool: int
+
+
 def equal_layers(counts: Sequence[int]) -> int:
     """Layers a group where those of each kind, so many, are split into groups of equally many.
 
