@@ -303,9 +303,11 @@ class _Methods(MovesNothing):
     explain: str | None
     _start: float
     _reported: dict[str, float]
+    _manager: Any = None
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """vLLM's scheduler is about to start with this manager."""
+        self._manager = kv_cache_manager
         eviction, seed, clock = self.options
         if eviction is not None:
             self.watch = lead(
@@ -337,11 +339,13 @@ class _Methods(MovesNothing):
             self.watch.scheduled(output)
 
     def _counted(self) -> dict[str, float]:
-        """What the policy did since this was last asked; empty where it did nothing, and in a worker."""
+        """What the policy, and an order beside it, did since this was last asked; empty in a worker."""
         if self.watch is None:
             return {}
         queue, reported = self.watch.queue, self._reported
         now = {"seconds": queue.seconds, "victims": queue.num_victims, "failures": int(queue.failure is not None)}
+        if (ordered := getattr(self._manager, "ordered", None)) is not None:
+            now["overdue"] = ordered.num_overdue
         self._reported = now
         return {key: count - reported.get(key, 0) for key, count in now.items() if count != reported.get(key, 0)}
 

@@ -1,4 +1,4 @@
-"""What a policy that leads vLLM costs and does, in vLLM's log and /metrics."""
+"""What a policy that leads vLLM costs and does, and an order beside it, in vLLM's log and /metrics."""
 
 from __future__ import annotations
 
@@ -6,12 +6,21 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-COUNTERS: Mapping[str, str] = {
-    "seconds": "Seconds that the eviction policy, and what it may read of the pool, took in the scheduler.",
-    "victims": "Blocks that the eviction policy gave up.",
-    "failures": "Failures of the eviction policy: after one vLLM evicts in its own order.",
-}
-"""Counts of one interval, as `PolicyStats.data` has them; in /metrics `vllm:eviction_policy_<name>_total`."""
+COUNTERS: Mapping[str, tuple[str, str]] = {
+    "seconds": (
+        "eviction_policy_seconds",
+        "Seconds that the eviction policy, and what it may read of the pool, took in the scheduler.",
+    ),
+    "victims": ("eviction_policy_victims", "Blocks that the eviction policy gave up."),
+    "failures": (
+        "eviction_policy_failures", "Failures of the eviction policy: after one vLLM evicts in its own order."
+    ),
+    "overdue": (
+        "scheduling_overdue", "Requests that were admitted before their place in the order, for its bound on waiting."
+    ),
+}  # fmt: skip
+"""Counts of one interval, as `PolicyStats.data` has them: name, in /metrics `vllm:<name>_total`, and meaning. The last
+where an order leads the requests that wait, whose name is then the label `policy`."""
 
 
 def name_of(eviction: Any) -> str:
@@ -40,7 +49,7 @@ class PolicyStats:
 
     def reduce(self) -> dict[str, int | float]:
         """For vLLM's log."""
-        return {f"eviction_policy_{key}": round(self.data.get(key, 0), 6) for key in COUNTERS}
+        return {name: round(self.data.get(key, 0), 6) for key, (name, _) in COUNTERS.items()}
 
     def is_empty(self) -> bool:
         """Whether nothing has happened."""
@@ -56,13 +65,15 @@ class PolicyMetrics:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)  # type: ignore[call-arg]
         counter: Any = self._counter_cls  # type: ignore[attr-defined]
         policy = name_of(vllm_config.kv_transfer_config.kv_connector_extra_config.get("eviction", "lru"))
+        order = (getattr(vllm_config, "additional_config", None) or {}).get("scheduling")
         self._counters: dict[str, dict[int, Any]] = {}
-        for key, meaning in COUNTERS.items():
-            made = counter(
-                name=f"vllm:eviction_policy_{key}", documentation=meaning, labelnames=[*labelnames, "policy"]
-            )
+        for key, (name, meaning) in COUNTERS.items():
+            if key == "overdue" and order is None:
+                continue
+            made = counter(name=f"vllm:{name}", documentation=meaning, labelnames=[*labelnames, "policy"])
+            leads = name_of(order) if key == "overdue" else policy
             self._counters[key] = {
-                engine: made.labels(*values, policy) for engine, values in per_engine_labelvalues.items()
+                engine: made.labels(*values, leads) for engine, values in per_engine_labelvalues.items()
             }
 
     def observe(self, transfer_stats_data: Mapping[str, Any], engine_idx: int = 0) -> None:

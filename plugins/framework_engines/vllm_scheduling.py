@@ -94,6 +94,8 @@ class OrderedQueue:
 
     Attributes:
         plugin: None once it failed.
+        num_overdue: requests that were admitted before their place in its order, for its bound. The log has it as it
+            doubles; `PolicyConnector` finds the queue on the manager, for /metrics.
 
     Raises:
         Unsupported: this vLLM lacks a hook.
@@ -110,7 +112,8 @@ class OrderedQueue:
         self._known: dict[str, tuple[Any, WaitingRequest]] = {}  # by the names of unfinished requests
         self._waits: dict[str, WaitingRequest] = {}  # of those, the ones that have not run
         self._next: list[Any] | None = None  # the next one last; None: to be asked for
-        self._count = 0
+        self._count = self.num_overdue = 0
+        manager.ordered = self
         managers = coordinator.single_type_managers
         whole = (
             len(managers) == 1 and type(managers[0]).__name__ == "FullAttentionManager" and not drops_of(coordinator)
@@ -192,6 +195,13 @@ class OrderedQueue:
                 self._attempt(lambda plugin, one: plugin.admitted(one, self._waits.values(), self._view), admitted)
         self._computed += output.total_num_scheduled_tokens > 0
         self._step = self._computed
+        if self.plugin is not None and self.plugin.num_overdue > self.num_overdue:
+            before, self.num_overdue = self.num_overdue, self.plugin.num_overdue
+            if self.num_overdue.bit_length() > before.bit_length():
+                _LOGGER.info(
+                    "%d requests so far were admitted before their place in the order (%s)",
+                    self.num_overdue, self.plugin.bound,
+                )  # fmt: skip
 
     def _forget(self, name: str) -> None:
         self._waits.pop(name, None)

@@ -14,6 +14,7 @@ from engine_stand_ins import Manager, pretend_vllm
 
 from framework.errors import ConfigError, UnknownPlugin, Unsupported
 from framework.interfaces.scheduling import QueueView, RunningRequest, Scheduling, WaitingRequest
+from framework_engines.vllm_connector import _Methods
 from framework_engines.vllm_scheduling import OrderedQueue, options_of
 
 
@@ -136,7 +137,8 @@ def test_one_that_was_skipped_comes_back_and_has_not_passed_anybody(queue_of: Ca
     assert admit(queue, 3) == ["c", "b", "a"]
 
 
-def test_a_bound_is_kept_and_counted(queue_of: Callable[..., OrderedQueue]) -> None:
+def test_a_bound_is_kept_and_counted(queue_of: Callable[..., OrderedQueue], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     plugin = Newest()
     plugin.max_passed = 2
     queue = queue_of(plugin)
@@ -144,7 +146,17 @@ def test_a_bound_is_kept_and_counted(queue_of: Callable[..., OrderedQueue]) -> N
         queue.add_request(request_of(name))
     assert [admit(queue, 1) for _ in range(6)] == [["f"], ["e"], ["a"], ["b"], ["c"], ["d"]]
     assert queue.plugin is not None
-    assert queue.plugin.num_overdue == 3, "the last is there at its place in the order"
+    assert queue.num_overdue == queue.plugin.num_overdue == 3, "the last is there at its place in the order"
+    logged = [record.getMessage() for record in caplog.records if "before their place" in record.getMessage()]
+    assert logged == [
+        f"{count} requests so far were admitted before their place in the order (passed over 2 times)"
+        for count in (1, 2)
+    ], "as it doubles"
+    connector = _Methods()
+    connector.watch = SimpleNamespace(queue=SimpleNamespace(seconds=0.5, num_victims=0, failure=None))  # type: ignore[assignment]
+    connector._manager, connector._reported = queue.manager, {}
+    assert connector._counted() == {"seconds": 0.5, "overdue": 3}, "for /metrics, beside a PolicyConnector"
+    assert connector._counted() == {}
 
 
 def test_where_the_plugin_says_nothing_the_order_is_vllms(queue_of: Callable[..., OrderedQueue]) -> None:

@@ -666,7 +666,8 @@ def test_intervals_add_up_in_vllms_log_and_counters(monkeypatch: pytest.MonkeyPa
     assert registered == ["PolicyConnector"], "vLLM's MultiConnector looks for it by name"
     both = stats({"seconds": 0.5, "victims": 2}).aggregate(stats({"seconds": 0.25, "failures": 1}))
     assert both.reduce() == {
-        "eviction_policy_seconds": 0.75, "eviction_policy_victims": 2, "eviction_policy_failures": 1
+        "eviction_policy_seconds": 0.75, "eviction_policy_victims": 2, "eviction_policy_failures": 1,
+        "scheduling_overdue": 0,
     }  # fmt: skip
     assert not both.is_empty()
     both.reset()
@@ -681,6 +682,9 @@ def test_intervals_add_up_in_vllms_log_and_counters(monkeypatch: pytest.MonkeyPa
         "vllm:eviction_policy_seconds": 1.0, "vllm:eviction_policy_victims": 2, "vllm:eviction_policy_failures": 0
     }  # fmt: skip
     assert Counter.made["vllm:eviction_policy_failures"].found["small", "0", "lru_k"] == 0, "shown before any failure"
+    config.additional_config = {"scheduling": {"name": "longest_prefix", "max_passed": 9}}
+    metrics(config, {}, ["model", "engine"], {0: ["small", "0"]}).observe({"overdue": 2})
+    assert Counter.made["vllm:scheduling_overdue"].found == {("small", "0", "longest_prefix"): 2}
 
 
 @pytest.mark.parametrize("needs_requests", [False, True])
