@@ -149,7 +149,8 @@ def swapped(
     """
     value = of(challenger, every := np.arange(len(units))) - of(baseline, every)
     sizes = np.bincount(units).astype(np.float64)
-    count, length = len(sizes), run_length(np.bincount(units, weights=challenger - baseline), sizes)
+    count = len(sizes)
+    length = run_length(np.bincount(units, weights=challenger - baseline).astype(np.float64), sizes)
     runs = _merged(np.ones(count), length)  # sessions of each
     run_of = np.repeat(np.arange(len(runs)), runs.astype(np.int64))[units]
     members = [(run_of == run).nonzero()[0] for run in range(len(runs))]
