@@ -139,10 +139,11 @@ class LLM:
                 f"cache.kv_dtype={self.kv_dtype}": self.compression.reads_cache and self.kv_dtype != dtype,
                 "CUDA graphs (engine.cuda_graphs)": bool(graphs.choose(options, self.backend, self.device)[0]),
                 "something below the pool": type(self.below) is not Below,
+                "attention sinks, by head": self.compression.by_head and self.spec.sinks,
             })  # fmt: skip
             executor, model_executor = serving_executor(
                 self.model, self.backend, self.sizes, options, self.device, chosen=chosen, seed=self.seed,
-                poison=self._trial.faults.poison, kv_scales=cache.kv_scales,
+                poison=self._trial.faults.poison, kv_scales=cache.kv_scales, by_head=self.compression.by_head,
             )  # fmt: skip
             self.pool, self.backends = model_executor.pool, model_executor.by_layer
             self._states = model_executor.states

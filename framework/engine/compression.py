@@ -19,7 +19,7 @@ from framework.engine.state import EngineState
 from framework.errors import ConfigError, OutOfBlocks
 from framework.guard.boundary import Guard
 from framework.interfaces.allocator import Allocator
-from framework.interfaces.compression import Compression, Kept, LayerCache, Written
+from framework.interfaces.compression import PAST, Compression, Kept, LayerCache, Written
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,6 +70,7 @@ class Compressor(Guard):
         super().__init__("compression", compression)
         self._state, self._life, self._size = state, life, state.guarded.block_size
         self._of: dict[Sequence, Dropped] = {}
+        state.rows.drops = True
         self._step: SequenceOf[tuple[Sequence, int, int]] = ()
         self.num_compressions = self.seen_tokens = self.dropped_tokens = self.seen_blocks = self.returned_blocks = 0
         if compression.num_queries != 0:
@@ -122,6 +123,8 @@ class Compressor(Guard):
         if parent in self._of:
             found = self._of[parent]
             self._of[child] = Dropped(found.at, found.positions, [list(layer) for layer in found.queries])
+            if parent.row >= 0:
+                self._state.executor.fork_heads(parent.row, child.row)
 
     def released(self, seq: Sequence) -> None:
         """`seq` leaves its row: where it comes back it is computed anew."""
@@ -144,41 +147,44 @@ class Compressor(Guard):
         computed, known = int(self._state.rows.computed[seq.row]), self._of.get(seq)
         if known is None or known.positions is None or known.at is None:
             return np.arange(computed)[None, None]
-        since = np.arange(known.at, computed)[None, None]
-        return np.concatenate([known.positions, np.broadcast_to(since, (*known.positions.shape[:2], since.size))], 2)
+        since = np.arange(known.at, computed)
+        found = np.pad(known.positions, ((0, 0), (0, 0), (0, len(since))), constant_values=PAST)
+        first = (known.positions != PAST).sum(2)[..., None]
+        np.put_along_axis(found, first + np.arange(len(since)), since[None, None], 2)
+        return found
 
     def _layers(self, seq: Sequence) -> SequenceOf[LayerCache]:
         state, positions, known = self._state, self._positions(seq), self._of.get(seq)
-        table = state.guarded.table(seq.id)
-        return state.executor.read(
-            table, positions, [] if known is None else known.queries, int(state.rows.computed[seq.row])
-        )
+        queries = [] if known is None else known.queries
+        return state.executor.read(seq.row, positions, queries, int(state.rows.computed[seq.row]))
 
     def _drop(self, seq: Sequence, written: Written, kept: Kept) -> None:
         state, row, size = self._state, seq.row, self._size
         self._life.commit(seq, written.computed)
         before = state.guarded.table(seq.id).copy()
-        tokens, num_kept = self._checked(kept, written)
-        if num_kept == written.stored:
+        positions = self._positions(seq)
+        tokens, num_kept = self._checked(kept, written, positions)
+        if ((tokens >= 0).sum(2) == (positions != PAST).sum(2)).all():  # all stay
             return
         used = state.guarded.stats().used_blocks
         if kept.tokens is None:
             dropped = [index for index in range(len(before)) if index not in {*kept.blocks}]
             change = state.guarded.drop(seq.id, num_kept, dropped)
         else:
-            moved = (tokens != np.arange(num_kept)).any((0, 1))
-            first = int(moved.argmax()) // size if moved.any() else None
+            moved = (tokens != np.arange(tokens.shape[2])).any((0, 1))
+            first = 0 if self.plugin.by_head else int(moved.argmax()) // size if moved.any() else None
             change = state.guarded.drop(seq.id, num_kept, range(-(-num_kept // size), len(before)), first)
             if first is not None:
                 after = state.guarded.table(seq.id)
-                state.executor.compact(before, after, tokens, first * size)
-        positions = self._positions(seq)
+                state.executor.compact(row, before, after, tokens, first * size)
         shape = np.broadcast_shapes(positions.shape[:2], tokens.shape[:2])
         positions, tokens = (np.broadcast_to(one, (*shape, one.shape[2])) for one in (positions, tokens))
         found = self._of.setdefault(seq, Dropped())
-        found.at, found.positions = written.computed, np.take_along_axis(positions, tokens, 2)
+        found.at = written.computed
+        found.positions = np.where(tokens < 0, PAST, np.take_along_axis(positions, np.maximum(tokens, 0), 2))
         state.rows.removed[row] = written.computed - num_kept
         self._life.take_table(seq, change.start)
+        num_kept = round(float((tokens >= 0).sum(2).mean()))
         self.num_compressions += 1
         self.seen_tokens += written.stored
         self.dropped_tokens += written.stored - num_kept
@@ -186,10 +192,12 @@ class Compressor(Guard):
         self.returned_blocks += used - state.guarded.stats().used_blocks
         state.note("drop", seq, dropped=written.stored - num_kept, kept=num_kept)
 
-    def _checked(self, kept: Any, written: Written) -> tuple[npt.NDArray[np.int64], int]:
-        """The tokens that stay, (L or 1, K or 1, m), and how many: of blocks, all of theirs."""
-        size, stored = self._size, written.stored
-        if isinstance(kept, Kept) and kept.tokens is None:
+    def _checked(
+        self, kept: Any, written: Written, positions: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], int]:
+        """The tokens that stay, (L or 1, K or 1, m), and how many slots they take: of blocks, all of theirs."""
+        size, stored, by_head = self._size, written.stored, self.plugin.by_head
+        if isinstance(kept, Kept) and kept.tokens is None and not by_head:
             last, blocks = (stored - 1) // size, np.array([*kept.blocks], dtype=np.int64)
             sound = len(blocks) > 0 and (np.diff(blocks) > 0).all() and blocks[0] >= 0 and blocks[-1] <= last
             if sound and (stored % size == 0 or blocks[-1] == last):
@@ -198,10 +206,29 @@ class Compressor(Guard):
                 return tokens[None, None], len(tokens)
         elif isinstance(kept, Kept) and isinstance(kept.tokens, np.ndarray) and kept.tokens.ndim == 3:
             tokens = kept.tokens
+            if by_head:
+                return tokens, self._slots_by_head(tokens, positions)
             if tokens.shape[-1] and (np.diff(tokens) > 0).all() and tokens.min() >= 0 and tokens.max() < stored:
                 return tokens, tokens.shape[-1]
         self.wrong("keep", f"must name, rising, some of {stored} tokens or of their blocks of {size}", kept)
         raise AssertionError
+
+    def _slots_by_head(self, tokens: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> int:
+        """How many slots of one table hold what the heads keep: their full blocks together, and as much as behind them.
+
+        All have as many tokens behind their full blocks, so that all come to the end of a block in the same step.
+        """
+        there, had = tokens >= 0, (positions != PAST).sum(2)
+        counts, last = there.sum(2), tokens.max(2, initial=-1)
+        rising = (np.diff(tokens) > 0) | ~there[..., 1:]
+        inside = (counts > 0).all() and (there == (np.arange(tokens.shape[2]) < counts[..., None])).all()
+        if not (inside and rising.all() and (last < had).all() and len({*(counts % self._size).ravel().tolist()}) == 1):
+            self.wrong(
+                "keep", f"must name, rising and then -1, tokens of each head, whose numbers differ by blocks of "
+                f"{self._size}, of {had.min()} to {had.max()} that it has", counts.tolist(),
+            )  # fmt: skip
+        full = counts // self._size
+        return int((-(-full.sum(1) // full.shape[1])).max() * self._size + counts.flat[0] % self._size)
 
     def summary(self) -> dict[str, Any]:
         """What a run's result says of it."""

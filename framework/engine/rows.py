@@ -14,7 +14,8 @@ class Rows:
     """Preallocated columns of up to `max_rows` running sequences of up to `max_len` tokens.
 
     Columns (indexed by row): `length` tokens known; `computed` tokens with KV written; `room` tokens the table has
-    slots for; `removed` of those computed, tokens that were dropped from the pool and have no slot any more;
+    slots for; `removed` of those computed, tokens that were dropped from the pool and have no slot any more, where
+    anything `drops` tokens;
     `limit` length at which it ends; `passed` leading blocks that all layers' windows have passed; `touch`
     must be extended before its next write; sampling parameters.
     `tokens` is (max_rows, max_len) int32, and `known` a view of it that plugins may be handed: read-only.
@@ -29,6 +30,7 @@ class Rows:
         self.length, self.computed, self.room, self.limit = (np.zeros(max_rows, dtype=np.int64) for _ in range(4))
         self.passed, self.removed, self.order, self.priority = (np.zeros(max_rows, dtype=np.int64) for _ in range(4))
         self.number, self.stream, self.first_output = (np.zeros(max_rows, dtype=np.int64) for _ in range(3))
+        self.drops = False
         self.touch, self.special, self.ignore_eos = (np.zeros(max_rows, dtype=bool) for _ in range(3))
         self.temperature = np.zeros(max_rows, dtype=np.float32)
         self.top_k = np.zeros(max_rows, dtype=np.int32)

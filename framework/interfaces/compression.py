@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
     from framework.results.metric import Metric
 
-__all__ = ["Compression", "Kept", "LayerCache", "Written"]
+__all__ = ["PAST", "Compression", "Kept", "LayerCache", "Written"]
+
+PAST: int = np.iinfo(np.int64).max
+"""The position of what fills up a head that keeps fewer tokens than another: behind every query, so nobody sees it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +30,8 @@ class LayerCache:
 
     Attributes:
         keys, values: (K, n, D), keys rotated.
-        positions: (K, n) int64, each token's place in its request; rising within a head.
+        positions: (K, n) int64, each token's place in its request; rising within a head. Behind the tokens of a head
+            that has fewer than another, which only `Compression.by_head` brings about: PAST, with keys and values of 0.
         queries: (w, H, D), rotated: the last that the request computed, as many as `Compression.num_queries` asks for.
         query_positions: (w,) int64.
         scale: of the scores.
@@ -50,7 +54,8 @@ class Written:
     Attributes:
         info: who sent it, and how long its prompt is.
         computed: tokens of it that were computed.
-        stored: of those, tokens that are in the pool: `computed` less what was dropped.
+        stored: of those, tokens that are in the pool: `computed` less what was dropped; where heads kept different
+            numbers, as many as their mean, rounded up to whole blocks and what the last one has.
         block_size: tokens.
         compressed_at: `computed` when tokens were last dropped; None: never.
         layers: reads what each layer keeps; empty in a replay.
@@ -70,8 +75,10 @@ class Kept:
 
     Attributes:
         tokens: (L or 1, K or 1, m) int64, rising: the tokens of each head of each layer, as indexes 0 to n - 1 of what
-            it has in the pool. Each head keeps as many: all heads and layers have one table. They are moved together,
-            so that all blocks but the first ceil(m / block_size) are given back.
+            it has in the pool. They are moved together, so that all blocks but the first ceil(m / block_size) are
+            given back. Each head keeps as many, as all heads and layers have one table; with `Compression.by_head` a
+            head may keep fewer, by whole blocks, and has -1 behind them: given back is what the heads of the fullest
+            layer spare together.
         blocks: rising logical indexes of the blocks that stay, in all layers. Nothing is moved. The last block, which
             is written to, must be among them unless it is full.
     """
@@ -90,11 +97,14 @@ class Compression:
         num_queries: last queries of each request that `keep` wants to see; None: all since it was admitted.
         reads_cache: whether `keep` reads keys, values or queries, which a replay does not have.
         metrics: what `results` may give, declared.
+        by_head: whether heads may keep different numbers of tokens. Each head of each layer then has a block table of
+            its own, and to the backend is a row of one KV head.
     """
 
     num_queries: int | None = 0
     reads_cache: bool = True
     metrics: ClassVar[Sequence[Metric]] = ()
+    by_head: bool = False
 
     def step_end(self, request: RequestInfo, start: int, end: int) -> int:
         """Where the step ends that could compute the request's tokens from `start` up to `end`: above `start`."""

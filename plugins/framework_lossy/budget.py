@@ -162,14 +162,14 @@ def attention(layer: LayerCache, queries: Tensor, positions: Tensor) -> Tensor:
 
 
 def judge(layer: LayerCache, tokens: npt.NDArray[np.int64]) -> tuple[float, float]:
-    """The attention that tokens (K or 1, m) keep, and the error of the output: see the metrics of `Budgeted`."""
+    """The attention that tokens (K or 1, m), -1 for none, keep, and the error of the output: see `Budgeted.metrics`."""
     import torch
 
     weights = attention(layer, layer.queries[-JUDGED:], layer.query_positions[-JUDGED:])
-    stays = torch.zeros(layer.keys.shape[:2], dtype=torch.bool, device=layer.keys.device)
-    stays.scatter_(
-        1, torch.from_numpy(np.broadcast_to(tokens, (len(stays), tokens.shape[1])).copy()).to(stays.device), 1
-    )
+    heads, length, _ = layer.keys.shape
+    kept = np.zeros((heads, length + 1), dtype=bool)
+    np.put_along_axis(kept, np.broadcast_to(tokens, (heads, tokens.shape[1])), True, 1)
+    stays = torch.from_numpy(kept[:, :length]).to(layer.keys.device)
     left = weights * stays[:, None, None]
     mass = left.sum(-1, keepdim=True)
     values = layer.values[:, None].float()

@@ -87,8 +87,8 @@ def masked_logits(decoder: Any, tokens: Sequence[int], history: History) -> torc
 def _stays(kept: Kept, num_stored: int, size: int, layer: int, head: int) -> Any:
     if kept.tokens is None:
         return np.isin(np.arange(num_stored) // size, [*kept.blocks])
-    tokens = kept.tokens
-    return tokens[min(layer, len(tokens) - 1), min(head, tokens.shape[1] - 1)]
+    tokens = kept.tokens[min(layer, len(kept.tokens) - 1), min(head, kept.tokens.shape[1] - 1)]
+    return tokens[tokens >= 0]
 
 
 def differences(

@@ -96,29 +96,33 @@ class Executor(ABC):
         attention. An executor without a model tells nobody."""
 
     def read(
-        self,
-        table: npt.NDArray[np.int32],
-        positions: npt.NDArray[np.int64],
-        queries: Sequence[Sequence[Tensor]],
-        computed: int,
+        self, row: int, positions: npt.NDArray[np.int64], queries: Sequence[Sequence[Tensor]], computed: int
     ) -> Sequence[LayerCache]:
-        """What each layer keeps in the first n slots of this table; empty: nothing is kept.
+        """What each layer keeps in the first n slots of the row's table; empty: nothing is kept.
 
         Args:
-            positions: (L or 1, K or 1, n) int64, of the tokens.
+            positions: (L or 1, K or 1, n) int64, of the tokens; PAST: none.
             queries: of each layer, (w, H, D) in parts: of the last of the `computed` tokens.
         """
         return ()
 
     def compact(  # noqa: B027
         self,
+        row: int,
         source: npt.NDArray[np.int32],
         destination: npt.NDArray[np.int32],
         tokens: npt.NDArray[np.int64],
         start: int,
     ) -> None:
         """Move tokens together: slot i of table `destination`, from `start` on, gets what slot `tokens[..., i]` of
-        table `source` has, for each layer and head of (L or 1, K or 1, m) int64. Blocks may be in both tables."""
+        table `source` has, for each layer and head of (L or 1, K or 1, m) int64. Blocks may be in both tables.
+
+        Args:
+            tokens: -1, which only an executor with a table for each head is given: none.
+        """
+
+    def fork_heads(self, parent: int, child: int) -> None:  # noqa: B027
+        """Row `child` shares the blocks of row `parent`: its heads have the same numbers of tokens."""
 
     @abstractmethod
     def forward(self, step: Step, rows: Rows) -> None:

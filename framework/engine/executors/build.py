@@ -8,6 +8,7 @@ from dataclasses import replace
 from framework.config.sections import EngineOptions
 from framework.engine import graphs
 from framework.engine.compiled import OpaqueGroup
+from framework.engine.executors.heads import HeadExecutor
 from framework.engine.executors.model import ModelExecutor
 from framework.engine.kv_scales import set_scales
 from framework.engine.pool import KVPool
@@ -32,12 +33,14 @@ def make_executor(
     *,
     poison: bool = False,
     kv_scales: str | None = None,
+    by_head: bool = False,
 ) -> ModelExecutor:
     """Set the backend up, allocate the pool and the tables, and make the decoder fast.
 
     Args:
         decoder: with the heads that `sizes` counts: one rank's where the model is spread over several.
         kv_scales: file with the scales of an fp8 pool; None calibrates them.
+        by_head: each KV head of each layer has a block table of its own; see `HeadExecutor`.
 
     Raises:
         Unsupported: the backend's setup failed.
@@ -45,6 +48,10 @@ def make_executor(
         ConfigError: CUDA graphs or compilation were asked for and cannot be.
     """
     config, groups, states = decoder.config, sizes.groups, None
+    if by_head:  # the pool has a block for each head of a block
+        heads = sizes.spec.num_kv_heads
+        spec = replace(sizes.spec, num_heads=sizes.spec.num_heads // heads, num_kv_heads=1)
+        sizes = replace(sizes, spec=spec, num_blocks=(sizes.num_blocks + 1) * heads - 1)
     backends = _backends(decoder, backend, sizes, device)
     if config.recurrent is not None:
         num_states = groups[-1].num_blocks if groups else 1  # a step that is only measured
@@ -65,7 +72,8 @@ def make_executor(
     sparse = sparse_attention(decoder, backends, sizes.spec)
     if sparse is not None:
         captured, off = (), "what an indexer selects is not captured"
-    executor = ModelExecutor(decoder, backends, pool, tables, others, states, sparse)
+    kind = HeadExecutor if by_head else ModelExecutor
+    executor = kind(decoder, backends, pool, tables, others, states, sparse)
     if options.compile:
         if decoder.group is not None and not isinstance(decoder.group, OpaqueGroup):
             decoder.join(OpaqueGroup(decoder.group))

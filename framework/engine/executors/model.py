@@ -154,29 +154,37 @@ class ModelExecutor(Executor):
 
     @torch.inference_mode()
     def read(
+        self, row: int, positions: npt.NDArray[np.int64], queries: Sequence[Sequence[Tensor]], computed: int
+    ) -> Sequence[LayerCache]:
+        layers, heads = self.pool.layers, self.by_layer[0].spec.num_kv_heads
+        places = np.broadcast_to(positions, (len(layers), heads, positions.shape[2]))
+        slots = np.arange(positions.shape[2])[None]
+        found = []
+        for layer, kv in enumerate(layers):
+            where = kv.index_of(self.tables.host[row], slots)
+            found.append(self._cache(kv.k[where], kv.v[where], places[layer], queries[layer : layer + 1], computed))
+        return found
+
+    def _cache(
         self,
-        table: npt.NDArray[np.int32],
+        keys: Tensor,
+        values: Tensor,
         positions: npt.NDArray[np.int64],
         queries: Sequence[Sequence[Tensor]],
         computed: int,
-    ) -> Sequence[LayerCache]:
-        layers, spec = self.pool.layers, self.by_layer[0].spec
-        places = np.broadcast_to(positions, (len(layers), spec.num_kv_heads, positions.shape[2]))
-        slots = np.arange(positions.shape[2])[None]
-        found = []
-        for index, layer in enumerate(layers):
-            asked = torch.cat([*queries[index]]) if queries else layer.k.new_empty(0, spec.num_heads, spec.head_dim)
-            at = torch.arange(computed - len(asked), computed, device=self.device)
-            where = layer.index_of(table, slots)
-            found.append(LayerCache(
-                keys=layer.k[where], values=layer.v[where], scale=spec.softmax_scale, rotary=self.decoder.rope,
-                positions=torch.from_numpy(places[index].copy()).to(self.device), queries=asked, query_positions=at,
-            ))  # fmt: skip
-        return found
+    ) -> LayerCache:
+        """Of one layer; `queries` of it alone, or none."""
+        asked = torch.cat([*queries[0]]) if queries else keys.new_empty(0, self.decoder.config.num_heads, keys.shape[2])
+        return LayerCache(
+            keys=keys, values=values, scale=self.by_layer[0].spec.softmax_scale, rotary=self.decoder.rope,
+            positions=torch.from_numpy(positions.copy()).to(self.device), queries=asked,
+            query_positions=torch.arange(computed - len(asked), computed, device=self.device),
+        )  # fmt: skip
 
     @torch.inference_mode()
     def compact(
         self,
+        row: int,
         source: npt.NDArray[np.int32],
         destination: npt.NDArray[np.int32],
         tokens: npt.NDArray[np.int64],
@@ -199,11 +207,15 @@ class ModelExecutor(Executor):
     def forward(self, step: Step, rows: Rows) -> None:
         packed = step.packed
         tokens = rows.tokens[packed].astype(np.int64)
-        slots = self.tables.slots(packed[0], packed[1] - rows.removed[packed[0]])
+        stored, context = packed[1], step.computed + step.num_new
+        if rows.drops:
+            removed = rows.removed[step.rows]
+            stored, context = stored - np.repeat(removed, step.num_new), context - removed
+        slots = self.tables.slots(packed[0], stored)
         size = self.graphs.size_for(step) if self.graphs else None
         if self.graphs is None or size is None:
             self.num_eager_steps += 1
-            self._logits = self._eager(step, packed, tokens, slots, rows.removed[step.rows])
+            self._logits = self._eager(step, packed, tokens, slots, context)
             return
         logits = self.graphs.run(size, step, tokens, slots)
         if len(step.sampled) < len(step.rows):
@@ -211,10 +223,10 @@ class ModelExecutor(Executor):
         self._logits = logits
 
     def _eager(
-        self, step: Step, packed: tuple[IntArray, IntArray], tokens: IntArray, slots: IntArray, removed: IntArray
+        self, step: Step, packed: tuple[IntArray, IntArray], tokens: IntArray, slots: IntArray, context: IntArray
     ) -> Tensor:
-        """The logits of `step.sampled`, of a ragged batch of any shape."""
-        context = (step.computed + step.num_new - removed).astype(np.int32)
+        """The logits of `step.sampled`, of a ragged batch of any shape; `context` (B,) in tokens, in the pool."""
+        context = context.astype(np.int32)
         starts = np.zeros(len(step.rows) + 1, dtype=np.int32)
         np.cumsum(step.num_new, out=starts[1:])
         longest = int(context.max())

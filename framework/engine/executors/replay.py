@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +136,8 @@ class ReplayExecutor(Executor):
     def forward(self, step: Step, rows: Rows) -> None:
         self._where, self._rows = step.rows[step.sampled], rows
         if not self._step_clock:
+            if rows.drops:  # what is no longer in the pool is not read
+                step = replace(step, computed=step.computed - rows.removed[step.rows])
             self._now += self._step_time(step, rows)
 
     def sample(self, indices: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:

@@ -14,7 +14,7 @@ from framework.sampling import Sampling
 from framework_recall.model import CHECKPOINT
 from framework_testing.compression import differences, recorded
 
-METHODS = ("streaming", "knorm", "keydiff", "snapkv", "expected_attention", "paged_eviction", "openvino")
+METHODS = ("streaming", "knorm", "keydiff", "snapkv", "expected_attention", "adakv", "paged_eviction", "openvino")
 GREEDY = Sampling(max_tokens=12, ignore_eos=True, logprobs=0)
 
 

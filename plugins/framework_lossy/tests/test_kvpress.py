@@ -102,6 +102,38 @@ def test_the_same_tokens_stay_as_in_kvpress(
     assert mine.tolist() == other.tolist()
 
 
+@pytest.mark.parametrize("size", [1, 16])
+@pytest.mark.parametrize("ratio", [0.25, 0.5, 0.9])
+@pytest.mark.parametrize(("name", "module", "press_name"), [
+    ("knorm", "knorm_press", "KnormPress"),
+    ("expected_attention", "expected_attention_press", "ExpectedAttentionPress"),
+])  # fmt: skip
+@torch.no_grad()
+def test_heads_have_the_budgets_of_kvpress(
+    name: str, module: str, press_name: str, ratio: float, size: int, layer: Any
+) -> None:
+    """In blocks of one token the same tokens; in larger ones each head's best, about as many, and as many together."""
+    cache, (attention, hidden, angles) = layer
+    inner = press(module, press_name)(compression_ratio=ratio)
+    adakv = press("adakv_press", "AdaKVPress")
+    inner.__class__ = type("Inner", (inner.__class__, adakv.__init__.__globals__["ScorerPress"]), {})
+    attention.config._attn_implementation = "sdpa"
+    adakv(press=inner).compress(
+        attention, hidden, cache.keys[None], cache.values[None], None, {"position_embeddings": angles}
+    )
+    gone = torch.zeros(KV_HEADS, LENGTH, dtype=torch.bool)
+    gone[attention.masked_key_indices[1], attention.masked_key_indices[2]] = True
+    ours: Any = build_component("compression", {"name": "adakv", "over": name, "ratio": ratio}, {})
+    mine = ours._layer(ours._over.score(cache), max(1, int(LENGTH * (1 - ratio))), size)
+    theirs = [(~one).nonzero().flatten().tolist() for one in gone]
+    assert len({len(one) for one in theirs}) > 1, "the heads' budgets do not differ: nothing is compared"
+    if size == 1:
+        assert [one.tolist() for one in mine] == theirs
+    assert sum(map(len, mine)) == sum(map(len, theirs))
+    assert all(abs(len(one) - len(other)) < size + 1 for one, other in zip(mine, theirs, strict=True))
+    assert all({*one} <= {*other} or {*other} <= {*one} for one, other in zip(mine, theirs, strict=True))
+
+
 @pytest.mark.parametrize("ratio", [0.25, 0.5, 0.9])
 def test_streaming_keeps_the_same_tokens_as_in_kvpress(ratio: float, layer: Any) -> None:
     cache, (attention, hidden, _) = layer

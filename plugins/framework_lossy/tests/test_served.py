@@ -16,7 +16,8 @@ from framework.sampling import Sampling
 from .reference import GREEDY, METHODS, llm_of, prompts_of, served
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "snapkv": {"window": 16}, "openvino": {"start_tokens": 16, "recent_tokens": 32}
+    "snapkv": {"window": 16}, "adakv": {"over": {"name": "snapkv", "window": 16}},
+    "openvino": {"start_tokens": 16, "recent_tokens": 32},
 }  # fmt: skip
 
 
@@ -74,6 +75,23 @@ def test_a_budget_is_set_by_the_names_of_its_options(name: str) -> None:
     assert known is not None, f"compression.ratio=0.25 is refused where {name} does not name its options"
     assert all(key in known for key in ("ratio", "question_tokens", "every")), known
     assert build_component("compression", {"name": name, "ratio": 0.25}, {}).ratio == 0.25
+
+
+@pytest.mark.parametrize("options", [{"every": 8}, {"over": "streaming"}, {"over": "adakv"}, {"safeguard": 1.5}])
+def test_what_cannot_be_a_budget_by_head_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"compression.{next(iter(options))}"):
+        build_component("compression", {"name": "adakv", **options}, {})
+
+
+def test_what_heads_spare_together_comes_back_as_blocks() -> None:
+    spared = {}
+    for name in ("knorm", "adakv"):
+        own = {"over": "knorm"} if name == "adakv" else {}
+        llm, _, wrong = served(name, prompts_of(4, 331), own={"ratio": 0.75, **own}, num_blocks=400)
+        assert wrong == []
+        spared[name] = llm.stats()["returned_blocks"]
+    # A table each costs no more than the block in which the full blocks of a layer's heads end.
+    assert spared["knorm"] - 4 <= spared["adakv"] <= spared["knorm"], spared
 
 
 def test_more_requests_fit_at_once() -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from framework import registry
+from framework.engine.executors.heads import HeadExecutor
 from framework.engine.executors.model import ModelExecutor
-from framework.interfaces.compression import Compression, Kept, Written
+from framework.interfaces.compression import PAST, Compression, Kept, Written
 from framework.paged.cache import BlockCache
 from framework.types import RequestInfo
 from framework_testing import compression as kit
@@ -40,6 +41,34 @@ class EveryOtherBlock(EveryOther):
     def keep(self, written: Written) -> Kept | None:
         last = (written.stored - 1) // written.block_size
         return Kept(blocks=[*range(last % 2, last + 1, 2)])
+
+
+class Uneven(EveryOther):
+    """Right: of each layer one head keeps all, and the others what is left of its last block; again after 8 tokens."""
+
+    by_head, reads_cache = True, True
+
+    def due(self, written: Written) -> bool:
+        return super().due(written) or (written.compressed_at or 0) + 8 == written.computed
+
+    def keep(self, written: Written) -> Kept | None:
+        layers, size = written.layers(), written.block_size
+        tokens = np.full((len(layers), *layers[0].positions.shape), -1)
+        for number, layer in enumerate(layers):
+            had = [int((where <= written.computed).sum()) for where in layer.positions]
+            for head, count in enumerate(had):
+                left = count if head == number % 2 else count % size or size
+                tokens[number, head, :left] = np.arange(count - left, count)
+        return Kept(tokens=tokens)
+
+
+class HeadsThatEndApart(Uneven):
+    """Heads come to the end of a block in different steps."""
+
+    def keep(self, written: Written) -> Kept | None:
+        tokens = np.arange(8)[None, None] + np.zeros((1, 2, 1), dtype=int)
+        tokens[0, 1, -1] = -1
+        return Kept(tokens=tokens)
 
 
 class NotRising(EveryOther):
@@ -83,6 +112,7 @@ class Undeclared(EveryOther):
 @pytest.mark.parametrize(("mutant", "check"), [
     (NotRising, FOLLOWS),
     (BeyondTheEnd, FOLLOWS),
+    (HeadsThatEndApart, FOLLOWS),
     (LosesTheBlockThatIsWritten, FOLLOWS),
     (EmptyStep, kit.check_chunks_are_computed),
     (ByChance, kit.check_the_same_requests_keep_the_same),
@@ -94,7 +124,8 @@ def test_the_kit_catches(mutant: Any, check: Any) -> None:
         check(mutant)
 
 
-set_table, compact, hidden = ModelExecutor.set_table, ModelExecutor.compact, ModelExecutor._hidden
+blocks_of, hidden = HeadExecutor._blocks, ModelExecutor._hidden
+set_table, compact = ModelExecutor.set_table, ModelExecutor.compact
 
 
 def keeps_a_stale_table(self: Any, row: int, start: int, ids: Any, group: int = 0) -> None:
@@ -102,16 +133,20 @@ def keeps_a_stale_table(self: Any, row: int, start: int, ids: Any, group: int = 
         set_table(self, row, start, ids, group)
 
 
-def moves_the_neighbour(self: Any, source: Any, destination: Any, tokens: Any, start: int) -> None:
-    compact(self, source, destination, np.maximum(tokens - 1, 0), start)
+def moves_the_neighbour(self: Any, row: int, source: Any, destination: Any, tokens: Any, start: int) -> None:
+    compact(self, row, source, destination, np.maximum(tokens - 1, 0), start)
 
 
-def mixes_heads(self: Any, source: Any, destination: Any, tokens: Any, start: int) -> None:
-    compact(self, source, destination, tokens[:, ::-1], start)
+def mixes_heads(self: Any, row: int, source: Any, destination: Any, tokens: Any, start: int) -> None:
+    compact(self, row, source, destination, tokens[:, ::-1], start)
 
 
 def renumbers(self: Any, tokens: Any, positions: Any, batches: Any, rows: Any = None) -> Any:
     return hidden(self, tokens, positions.clamp_max(int(batches[0].max_context_len) - 1), batches, rows)
+
+
+def mixes_tables(self: Any, table: Any, *of: Any) -> Any:
+    return blocks_of(self, table, *of)[:, ::-1]
 
 
 def keeps_hashes(self: Any, blocks: Any) -> None:
@@ -122,6 +157,7 @@ def keeps_hashes(self: Any, blocks: Any) -> None:
     (ModelExecutor, "set_table", keeps_a_stale_table, EveryOtherBlock, FOLLOWS),
     (ModelExecutor, "compact", moves_the_neighbour, EveryOther, FOLLOWS),
     (ModelExecutor, "compact", mixes_heads, EveryOther, FOLLOWS),
+    (HeadExecutor, "_blocks", mixes_tables, Uneven, FOLLOWS),
     (ModelExecutor, "_hidden", renumbers, EveryOther, FOLLOWS),
     (BlockCache, "unpublish", keeps_hashes, EveryOther, kit.check_a_prefix_is_found_only_where_it_is_whole),
 ], ids=lambda value: getattr(value, "__name__", str(value)))  # fmt: skip
@@ -134,9 +170,25 @@ def test_the_kit_catches_an_engine_that(
         check(right)
 
 
+class Looks(Uneven):
+    def keep(self, written: Written) -> Kept | None:
+        for layer in written.layers():
+            filling = layer.positions == PAST
+            assert filling.any() == (written.compressed_at is not None)
+            assert (layer.keys[filling] == 0).all()
+            assert (layer.keys[~filling].norm(dim=-1) > 0).all()
+            assert (layer.positions[:, 1:] >= layer.positions[:, :-1]).all()
+        return super().keep(written)
+
+
+def test_a_head_that_kept_fewer_tokens_is_filled_up() -> None:
+    FOLLOWS(Looks)
+
+
+RIGHT = {"every other": EveryOther, "every other block": EveryOtherBlock, "uneven": Uneven}
+
+
 @pytest.mark.parametrize("check", compression_checks, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("name", ["EveryOther", "EveryOtherBlock", *registry.names("compression")])
+@pytest.mark.parametrize("name", [*RIGHT, *registry.names("compression")])
 def test_those_that_are_right_pass(name: str, check: Any) -> None:
-    check({"EveryOther": EveryOther, "EveryOtherBlock": EveryOtherBlock}.get(name) or (
-        lambda: registry.build("compression", name)
-    ))  # fmt: skip
+    check(RIGHT[name] if name in RIGHT else lambda: registry.build("compression", name))
