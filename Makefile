@@ -1,6 +1,6 @@
 # `make run` and `make test` set up what is missing in .venv, on a machine with Python 3.11 to 3.13 and nothing activated.
 # The other targets take their tools from the same environment; VENV=FOLDER names another one.
-.PHONY: run test test-all lint format docs bench bench-save bench-compare gpu engines engines-own live live-clock live-speed ci clean
+.PHONY: run test test-all lint format docs bench bench-save bench-compare gpu engines engines-own live live-clock live-speed peers ci clean
 
 VENV ?= .venv
 PYTHON := $(VENV)/bin/python
@@ -117,6 +117,16 @@ live-speed: .live/ready
 	.live/bin/python experiments/live/name_vllm.py
 	.live/bin/python -m pip install --quiet --no-deps -e .
 	touch $@
+
+# OpenVINO GenAI's block eviction beside ours, in an environment of its own, on this repository's checkpoint in OpenVINO's format.
+peers: .peers/recall/openvino_model.xml | $(VENV)/installed-test
+	$(PYTHON) -m experiments.lossy.peer $(ARGS)
+
+.peers/recall/openvino_model.xml: experiments/lossy/peer_requirements.txt plugins/framework_recall/checkpoint/model.safetensors
+	python3 -m venv .peers
+	.peers/bin/python -m pip install --quiet -r experiments/lossy/peer_requirements.txt
+	.peers/bin/optimum-cli export openvino --model plugins/framework_recall/checkpoint --task text-generation-with-past \
+		--weight-format fp32 .peers/recall
 
 ci:
 	.ci/run

@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows += [served(model, "quest", ratio, 16, seed) for ratio, seed in product(ratios, range(seeds[16]))]
     lines = summarised(rows)
     finish(
-        options, {"runs": rows, "lossy": lines}, {"lossy": _table(lines), "depth": _depths(lines), "sentence": _sentences(lines)},
+        options, {"runs": rows, "lossy": lines},
+        {"lossy": _table(lines), "depth": _depths(lines), "sentence": _sentences(lines)},
         documents=DOCUMENTS, lengths=LENGTHS, question_tokens=QUESTION, tasks=TASKS, seeds=seeds,
         own={name: dict(values) for name, values in OWN.items()},
     )  # fmt: skip
