@@ -15,7 +15,7 @@ from framework.config.sections import CacheOptions as CacheOptions
 from framework.config.sections import EngineOptions as EngineOptions
 from framework.config.sections import FaultOptions as FaultOptions
 from framework.engine import graphs
-from framework.engine.compression import require_compressible
+from framework.engine.compression import BELOW, WINDOW, require_compressible
 from framework.engine.engine import Engine, ModelLimits
 from framework.engine.engine import Trial as Trial
 from framework.engine.executors.base import Executor
@@ -133,13 +133,16 @@ class LLM:
             self._settle_groups(options)
             advice = self._settle_sizes(options)
             built = self._build_allocator()
+            by_head, captured = self.compression.by_head, graphs.choose(options, self.backend, self.device)[0]
             require_compressible(self.compression, built, {
-                "several groups of KV": bool(self.groups), "a sliding window": self.spec.sliding_window is not None,
-                "a latent cache": self.spec.latent_dim is not None, "several ranks": self.model.ranks is not None,
-                f"cache.kv_dtype={self.kv_dtype}": self.compression.reads_cache and self.kv_dtype != dtype,
-                "CUDA graphs (engine.cuda_graphs)": bool(graphs.choose(options, self.backend, self.device)[0]),
-                "something below the pool": type(self.below) is not Below,
-                "attention sinks, by head": self.compression.by_head and self.spec.sinks,
+                WINDOW: self.spec.sliding_window is not None, BELOW: type(self.below) is not Below,
+                "several groups of KV (each has a table of its own)": bool(self.groups),
+                "a latent cache (it has no keys of heads)": self.spec.latent_dim is not None,
+                "several ranks (each sees its own heads alone)": self.model.ranks is not None,
+                "CUDA graphs (engine.cuda_graphs; what was captured takes positions for slots)": bool(captured),
+                "attention sinks, by head": by_head and self.spec.sinks,
+                f"cache.kv_dtype={self.kv_dtype}, by head": by_head and self.kv_dtype != dtype,
+                "a backend that declares a loss, by head": by_head and self.backend.capabilities.lossy is not None,
             })  # fmt: skip
             executor, model_executor = serving_executor(
                 self.model, self.backend, self.sizes, options, self.device, chosen=chosen, seed=self.seed,

@@ -24,6 +24,10 @@ from framework.interfaces.compression import PAST, Compression, Kept, LayerCache
 if TYPE_CHECKING:
     from torch import Tensor
 
+WINDOW = "a sliding window (it counts slots, which are positions no longer)"
+BELOW = "something below the pool (it finds blocks by all tokens before them)"
+"""Reasons that serve and replay share."""
+
 
 @dataclass(slots=True)
 class Dropped:

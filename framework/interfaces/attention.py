@@ -267,6 +267,17 @@ class LayerKV:
         block, second, third = (torch.from_numpy(one.astype(np.int64)).to(self.k.device) for one in order)
         return block, second, third
 
+    def values_at(self, index: tuple[Tensor | int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """K and V (K, n, D) at an `index` of `index_of`, multiplied by their scales where they have any."""
+
+        def read(stored: Tensor, scale: Tensor | None) -> Tensor:
+            found = stored[index]
+            if scale is not None:  # of each token and head in int8 pools, of each head in fp8 pools
+                found = found.float() * (scale[index][..., None] if scale.dim() > 1 else scale[:, None, None])
+            return found.to(dtype)
+
+        return read(self.k, self.k_scale), read(self.v, self.v_scale)
+
     @property
     def num_blocks(self) -> int:
         """N, the null block included."""

@@ -62,10 +62,10 @@ class LossVerdict(Verdict):
 def compare(llm: LLM, requests: Sequence[Request], limit: int) -> tuple[Sequence[Verdict], dict[str, Any]]:
     """Up to `limit` finished greedy requests beside the dense model: a verdict each, and the run's results.
 
-    A backend that declares a loss is measured, in any dtype, and so is a pool of another dtype than the model's. Where
-    a compression dropped tokens, those that differ are counted. The others must give the dense model's tokens: each the
-    likeliest at its position, given the served tokens before it. Only fp32 is judged so: there the schedule does not
-    change the tokens, except at ties, which are counted apart.
+    Where a compression dropped tokens, those that differ are counted. A backend that declares a loss is measured, in
+    any dtype, and so is a pool of another dtype than the model's. The others must give the dense model's tokens: each
+    the likeliest at its position, given the served tokens before it. Only fp32 is judged so: there the schedule does
+    not change the tokens, except at ties, which are counted apart.
 
     Returns:
         no verdict, and nulls, where nothing can be judged.
@@ -77,15 +77,16 @@ def compare(llm: LLM, requests: Sequence[Request], limit: int) -> tuple[Sequence
     own_dtype = llm.kv_dtype == llm.spec.dtype
     if limit == 0 or (ranks is not None and ranks.broken):
         return (), dict(_NOT_JUDGED)
-    if loss is not None or not own_dtype:
+    compressor = llm.engine.state.compressor
+    dropped = compressor is not None and compressor.dropped_tokens
+    if (loss is not None or not own_dtype) and not dropped:
         measured = measure_loss(llm, requests, limit)
         # What rounded K and V lose is for the reader to judge: no backend has declared it.
         return measured, summarise_loss(measured, loss.max_error if loss is not None and own_dtype else None)
     if llm.model.decoder.dtype != torch.float32:
         return (), dict(_NOT_JUDGED)
     verdicts = [_compare(llm, request) for request in _greedy(requests)[:limit]]
-    compressor = llm.engine.state.compressor
-    if compressor is not None and compressor.dropped_tokens:
+    if dropped:
         tokens = sum(len(request.completions[0].tokens) for request in _greedy(requests)[:limit])
         agreed = 1 - sum(verdict.wrong for verdict in verdicts) / tokens if tokens else None
         return verdicts, _NOT_JUDGED | {"dense_checked": len(verdicts), "dense_agreement": agreed}

@@ -92,13 +92,13 @@ def _stays(kept: Kept, num_stored: int, size: int, layer: int, head: int) -> Any
 
 
 def differences(
-    decoder: Any, requests: Sequence[Request], kept: dict[int, list[tuple[int, int, Kept]]]
+    decoder: Any, requests: Sequence[Request], kept: dict[int, list[tuple[int, int, Kept]]], close: float = CLOSE
 ) -> list[tuple[int, int, float]]:
     """(request, place, difference) of the generated tokens whose log-probability is not the reference's.
 
     Args:
         requests: with `Sampling.logprobs`; samples of one prompt are forked once it is computed; none was preempted.
-        kept: of `recorded`.
+        kept: of `recorded`. close: the least that is a difference.
     """
     found = []
     for request in requests:
@@ -111,7 +111,7 @@ def differences(
             logprobs = masked_logits(decoder, tokens[:-1], history).log_softmax(-1)
             for place, said in enumerate(completion.logprobs or (), prompt):
                 gap = abs(float(logprobs[place - 1, tokens[place]]) - said.chosen)
-                if not gap < CLOSE:
+                if not gap < close:
                     found.append((request.number, place, gap))
     return found
 

@@ -146,7 +146,7 @@ class HeadExecutor(ModelExecutor):
         for layer, kv in enumerate(self.pool.layers):
             at = np.where(places[layer] == PAST, -1, np.arange(places.shape[2]))
             index = self._index(self.tables.host[row], self._full[row], layer, at)
-            found.append(self._cache(kv.k[index], kv.v[index], places[layer], queries[layer : layer + 1], computed))
+            found.append(self._cache(kv, index, places[layer], queries[layer : layer + 1], computed))
         return found
 
     @torch.inference_mode()

@@ -22,7 +22,7 @@ from framework.engine.staging import Staging
 from framework.engine.states import StatePool
 from framework.engine.tables import BlockTables
 from framework.errors import ConfigError
-from framework.interfaces.backend import AttentionBackend, Batch, Rope
+from framework.interfaces.backend import AttentionBackend, Batch, LayerKV, Rope
 from framework.interfaces.compression import LayerCache
 from framework.model import sampler
 from framework.model.decoder import Attention, Decoder
@@ -162,18 +162,19 @@ class ModelExecutor(Executor):
         found = []
         for layer, kv in enumerate(layers):
             where = kv.index_of(self.tables.host[row], slots)
-            found.append(self._cache(kv.k[where], kv.v[where], places[layer], queries[layer : layer + 1], computed))
+            found.append(self._cache(kv, where, places[layer], queries[layer : layer + 1], computed))
         return found
 
     def _cache(
         self,
-        keys: Tensor,
-        values: Tensor,
+        kv: LayerKV,
+        where: Any,
         positions: npt.NDArray[np.int64],
         queries: Sequence[Sequence[Tensor]],
         computed: int,
     ) -> LayerCache:
-        """Of one layer; `queries` of it alone, or none."""
+        """Of one layer what is stored `where`; `queries` of it alone, or none."""
+        keys, values = kv.values_at(where, self.decoder.dtype)
         asked = torch.cat([*queries[0]]) if queries else keys.new_empty(0, self.decoder.config.num_heads, keys.shape[2])
         return LayerCache(
             keys=keys, values=values, scale=self.by_layer[0].spec.softmax_scale, rotary=self.decoder.rope,

@@ -30,7 +30,11 @@ def llm_of(compression: Any, *, block_size: int = 16, num_blocks: int = 200, **o
 
 
 def served(
-    name: str, prompts: list[list[int]], sampling: Sampling = GREEDY, own: dict[str, Any] | None = None, **options: Any
+    name: str,
+    prompts: list[list[int]],
+    sampling: Sampling = GREEDY,
+    own: dict[str, Any] | None = None,
+    **options: Any,
 ) -> tuple[LLM, Any, list[Any]]:
     """(LLM, requests, differences from what follows from the kept tokens) of these prompts; the pool is checked."""
     compression = build_component("compression", {"name": name, "ratio": 0.5, "question_tokens": 7, **(own or {})}, {})

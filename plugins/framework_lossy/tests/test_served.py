@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from framework.api import run
+from framework.config.sections import EngineOptions
+from framework.engine.engine import Engine, ModelLimits
+from framework.engine.executors.replay import ReplayExecutor, StepCosts
 from framework.errors import ConfigError, PluginError
 from framework.interfaces.compression import Compression, Kept
 from framework.llm import Trial
-from framework.registry.components import build_component, options_known
+from framework.registry.components import build_allocator, build_component, options_known
 from framework.sampling import Sampling
+from framework_testing.compression import differences, recorded
 
-from .reference import GREEDY, METHODS, llm_of, prompts_of, served
+from .reference import GREEDY, METHODS, llm_of, prompts_of, recall_model, served
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "snapkv": {"window": 16}, "adakv": {"over": {"name": "snapkv", "window": 16}},
@@ -40,9 +46,25 @@ def test_dropping_again_while_a_request_generates_keeps_the_budget(name: str) ->
     assert wrong == []
 
 
-@pytest.mark.parametrize("cache", [{"layout": "HND"}])
-def test_pools_of_other_forms_change_nothing(cache: dict[str, Any]) -> None:
-    assert served("keydiff", prompts_of(3), cache=cache)[2] == []
+def test_another_layout_changes_nothing() -> None:
+    for name in ("keydiff", "adakv"):
+        assert served(name, prompts_of(3), cache={"layout": "HND"}, own=OPTIONS.get(name))[2] == []
+
+
+@pytest.mark.parametrize(("kv_dtype", "close"), [("int8", 0.5), ("float8_e4m3fn", 2.0)])
+def test_what_a_narrower_pool_keeps_is_chosen_by_its_values(kv_dtype: str, close: float) -> None:
+    """Nearly the same tokens stay as of K in float32, and they are served as far as the dtype allows."""
+    kept = []
+    for cache in ({}, {"kv_dtype": kv_dtype}):
+        compression = build_component("compression", {"name": "knorm", "ratio": 0.5}, {})
+        found = recorded(compression)
+        requests = llm_of(compression, cache=cache).generate(prompts_of(2), GREEDY)
+        assert differences(recall_model().decoder, requests, found, close) == []
+        kept.append([one.tokens for [(_, _, one)] in found.values()])
+    same = [
+        np.isin(*pair).mean() for pair in zip(*(np.concatenate(one, 2).reshape(-1, 151) for one in kept), strict=True)
+    ]
+    assert min(same) > 0.85, same
 
 
 def test_at_ratio_zero_all_is_as_without() -> None:
@@ -127,8 +149,42 @@ def test_an_answer_that_cannot_be_ends_the_run(kept: Any) -> None:
 
 
 @pytest.mark.parametrize(("options", "match"), [
-    ({"allocator": "radix"}, "RadixAllocator"), ({"allocator": "contiguous"}, "ContiguousAllocator"),
+    ({"allocator": "radix"}, "KNorm cannot be combined with allocator RadixAllocator"),
+    ({"allocator": "contiguous"}, "KNorm cannot be combined with allocator ContiguousAllocator"),
+    ({"name": "adakv", "cache": {"kv_dtype": "int8"}}, "AdaKV cannot be combined with cache.kv_dtype=int8, by head"),
+    ({"name": "adakv", "backend": "quest"}, "a backend that declares a loss, by head"),
+    ({"below": {"name": "tiers", "tiers": [{"store": "host", "num_blocks": 20}]}}, "blocks by all tokens before them"),
 ])  # fmt: skip
 def test_what_it_cannot_be_combined_with_is_refused(options: dict[str, Any], match: str) -> None:
-    with pytest.raises(ConfigError, match=f"compression KNorm cannot be combined with allocator {match}"):
-        llm_of("knorm", **options)
+    with pytest.raises(ConfigError, match=match):
+        llm_of(options.pop("name", "knorm"), **options)
+
+
+def test_a_replay_at_ratio_zero_is_the_same_to_the_byte(tmp_path: Path) -> None:
+    logs = []
+    for name in ("none", "streaming"):
+        compression = {"name": name} if name == "none" else {"name": name, "ratio": 0.0}
+        result = run({
+            "mode": "replay", "workload": {"name": "conversations"}, "compression": compression,
+            "cache": {"num_blocks": 96}, "run": {"events": True, "dir": str(tmp_path / name), "progress": False},
+        })  # fmt: skip
+        assert result["num_evictions"] > 0, result
+        [log] = (tmp_path / name).rglob("events.jsonl")
+        logs.append(log.read_bytes())
+    assert logs[0] == logs[1]
+
+
+def test_the_time_of_a_replay_counts_what_is_still_in_the_pool() -> None:
+    """A second for each token whose K and V a step reads: 99 of a prompt, then those that stayed and the new ones."""
+    read = StepCosts(step_s=0, row_s=0, token_s=0, context_s=1, pair_s=0)
+    compression = build_component("compression", {"name": "streaming", "ratio": 0.5, "question_tokens": 1}, {})
+    engine = Engine(
+        build_allocator("prefix_cow", "lru", "sha256", num_blocks=32, block_size=4, max_model_len=128),
+        ReplayExecutor(read), limits=ModelLimits(max_model_len=128), options=EngineOptions(max_batch_tokens=256),
+        virtual_clock=True, compression=compression,
+    )  # fmt: skip
+    engine.submit(list(range(100)), Sampling(max_tokens=4, ignore_eos=True))
+    while engine.num_unfinished:
+        engine.step()
+    kept = int(99 * 0.5)
+    assert engine.executor.now() == sum(kept + more for more in range(4)), engine.executor.now()
