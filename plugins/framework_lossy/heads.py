@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ class AdaKV(Budgeted):
     blocks of one token nothing is rounded.
     """
 
-    by_head: ClassVar[bool] = True
+    by_head = True
 
     over: str | Mapping[str, Any] = "snapkv"
     safeguard: float = 0.2

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Streaming(Budgeted):
     as in kvpress, keys keep the rotation they have.
     """
 
-    reads_cache: ClassVar[bool] = False
+    reads_cache = False
 
     sinks: int = 4
 

@@ -77,7 +77,8 @@ def masked_logits(decoder: Any, tokens: Sequence[int], history: History) -> torc
         q, k, v = q.transpose(0, 1), *(one.transpose(0, 1).repeat_interleave(group, 0) for one in (k, v))
         scores = q @ k.transpose(1, 2) * config.head_dim**-0.5
         mask = alive[layer].repeat_interleave(group, 0)
-        return (scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v).transpose(0, 1)
+        out: torch.Tensor = (scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v).transpose(0, 1)
+        return out
 
     with torch.inference_mode():
         logits: torch.Tensor = decoder.logits(decoder(torch.tensor([*tokens]), torch.arange(length), attend))

@@ -19,7 +19,7 @@ from framework.engine.rows import IntArray
 from framework.interfaces.backend import Batch
 from framework.interfaces.compression import PAST, LayerCache
 from framework.model.latent import Index
-from framework.types import BlockCopy
+from framework.types import BlockCopy, BlockId
 
 
 class HeadExecutor(ModelExecutor):
@@ -56,7 +56,7 @@ class HeadExecutor(ModelExecutor):
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         heads = range(self._heads)
         super().copy_blocks([
-            BlockCopy(one.source * self._heads + head, one.destination * self._heads + head)
+            BlockCopy(BlockId(one.source * self._heads + head), BlockId(one.destination * self._heads + head))
             for one in copies for head in heads
         ])  # fmt: skip
 
@@ -121,7 +121,7 @@ class HeadExecutor(ModelExecutor):
         if self._listener is not None:
             self._listener(place, q)
         backend.write(kv, k[where][:, None], v[where][:, None], batch.slot_mapping)
-        asked = q.unflatten(1, (self._heads, -1))[where]  # rows and heads packed, (., G, D)
+        asked = q.reshape(len(q), self._heads, -1, q.shape[2])[where]  # rows and heads packed, (., G, D)
         found = torch.empty_like(asked)
         backend.attend(asked, kv, batch, found)
         out = q.new_empty(len(q), self._heads, *found.shape[1:])

@@ -227,10 +227,10 @@ class ModelExecutor(Executor):
         self, step: Step, packed: tuple[IntArray, IntArray], tokens: IntArray, slots: IntArray, context: IntArray
     ) -> Tensor:
         """The logits of `step.sampled`, of a ragged batch of any shape; `context` (B,) in tokens, in the pool."""
-        context = context.astype(np.int32)
+        lengths = context.astype(np.int32)
         starts = np.zeros(len(step.rows) + 1, dtype=np.int32)
         np.cumsum(step.num_new, out=starts[1:])
-        longest = int(context.max())
+        longest = int(lengths.max())
         changes = self.tables.take_changes()
         more: list[IntArray | npt.NDArray[np.int32]] = []
         if self.states is not None:
@@ -238,7 +238,7 @@ class ModelExecutor(Executor):
         for further in self._further if self.states is None else ():
             more += further.slots(*packed), *further.take_changes()
         last = starts[1:][step.sampled].astype(np.int64) - 1
-        sent = self._inputs.upload(tokens, packed[1], slots, context, starts, step.rows, last, *changes, *more)
+        sent = self._inputs.upload(tokens, packed[1], slots, lengths, starts, step.rows, last, *changes, *more)
         if len(changes[0]):
             self.tables.apply(sent[7], sent[8])
         batch = Batch(
@@ -249,7 +249,7 @@ class ModelExecutor(Executor):
             max_query_len=int(step.num_new.max()),
             max_context_len=longest,
             num_decodes=step.num_decodes,
-            host_context_lens=context,
+            host_context_lens=lengths,
             host_query_starts=starts,
         )
         batches = [batch]
