@@ -167,7 +167,7 @@ class LLM:
         Raises:
             ConfigError: what a model with recurrent layers is not served with, or with the `cache.memory` asked for.
         """
-        memory, states = self._make_memory(), self.model.config.recurrent is not None
+        memory, states = self._make_memory(), bool(self.model.config.state_layers)
         self._served_groups = groups_of_model(self.model.config, self.spec, equal_pages=memory.equal_pages)
         self.groups, self.kv_groups_off = tuple(served.group for served in self._served_groups), ""
         if not self.groups:

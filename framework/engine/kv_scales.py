@@ -16,7 +16,7 @@ from framework.files.jsonl import read_object
 from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder
 from framework.model.dense import DenseCache
-from framework.model.latent import Index
+from framework.model.layers import Index
 
 SCALED = "float8_e4m3fn"
 

@@ -16,7 +16,7 @@ from framework.engine.sparse import sparse_attention
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, Batch
 from framework.model.decoder import Decoder
 from framework.model.dense import DenseCache
-from framework.model.latent import Index
+from framework.model.layers import Index
 
 Gaps: TypeAlias = list[tuple[float, float]]
 """For each call and layer, in order: largest difference of an attention output from the exact one, and largest |V|."""

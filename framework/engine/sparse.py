@@ -14,7 +14,7 @@ from torch import Tensor
 from framework.errors import Unsupported
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, Batch, LayerKV
 from framework.model.decoder import Decoder
-from framework.model.latent import Index
+from framework.model.layers import Index
 
 
 class SparseAttention:
@@ -70,8 +70,7 @@ def sparse_attention(
     Raises:
         Unsupported: the backend cannot be copied, or not attend over blocks of one token.
     """
-    latent = decoder.config.latent
-    if latent is None or latent.index is None:
+    if not decoder.config.index_count:
         return None
     backend = backends[0]
     try:
@@ -82,7 +81,7 @@ def sparse_attention(
             "backend by name"
         ) from error
     reader.setup(replace(spec, block_size=1, index_dim=None), str(decoder.device))
-    return SparseAttention(backend, reader, latent.index.count)
+    return SparseAttention(backend, reader, decoder.config.index_count)
 
 
 def _tokens(kv: LayerKV) -> LayerKV:

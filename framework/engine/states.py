@@ -1,6 +1,6 @@
 """The recurrent states of running rows and of cached prefixes, and a step's way through them."""
 
-# Shapes: T packed tokens  B rows  S blocks  C convolved  W kernel  N value heads  K key dim  V value dim
+# Shapes: T packed tokens  B rows  S blocks
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from framework.engine.executors.base import Step
 from framework.errors import OutOfMemory
-from framework.model.decoder import Decoder, DecoderLayer
-from framework.model.delta import State
+from framework.model.decoder import Decoder
+from framework.model.layers import Recurrence, State
 from framework.model.memory import free_bytes
 
 
@@ -37,20 +37,19 @@ class StatePool:
     ) -> None:
         self.num_blocks, self.block_size, self.poison = num_blocks, block_size, poison
         device = torch.device(device)
-        config = decoder.config.recurrent
-        assert config is not None
-        layers = [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
-        self._delta = {layer.index: layer.delta for layer in layers if layer.delta is not None}
-        self.bytes = (num_blocks + 1) * len(self._delta) * config.state_bytes(decoder.dtype.itemsize)
+        config = decoder.config
+        mixers = ((layer, decoder.mixer(layer)) for layer in config.state_layers)
+        self._mixers = {layer: mixer for layer, mixer in mixers if isinstance(mixer, Recurrence)}
+        self.bytes = (num_blocks + 1) * len(self._mixers) * config.state_bytes(decoder.dtype.itemsize)
         if self.bytes > (free := free_bytes(device)):
             raise OutOfMemory(
                 f"recurrent states of {num_blocks} blocks take {self.bytes:,} bytes, and {free:,} are free on "
                 f"{device}; lower engine.max_batch_requests or engine.max_batch_tokens, or raise cache.block_size"
             )
         self._held: dict[int, State] = {}
-        for layer, delta in self._delta.items():
-            before, memory = (part.new_zeros((num_blocks + 1, *part.shape)) for part in delta.zero_state(device))
-            self._held[layer] = before, memory
+        for layer, mixer in self._mixers.items():
+            zero = mixer.zero_state(device)
+            self._held[layer] = tuple(part.new_zeros((num_blocks + 1, *part.shape)) for part in zero)
         self._step: tuple[Tensor, Tensor, list[tuple[int, int, int, list[int]]]] | None = None
 
     def begin(self, step: Step, tables: npt.NDArray[np.int32]) -> None:
@@ -71,34 +70,37 @@ class StatePool:
     def _device(self) -> torch.device:
         return next(iter(self._held.values()))[0].device
 
-    def recur(self, layer: int, x: Tensor, decay: Tensor, strength: Tensor) -> Tensor:
-        """See `GatedDelta.forward`: that layer's rows of the step, each from its own state; states are written."""
+    def recur(self, layer: int, *inputs: Tensor) -> Tensor:
+        """What that layer's Recurrence gives for its inputs (T, ...): each row of the step goes on from its own state,
+        and states are written."""
         assert self._step is not None
-        delta, stored, (read, written, others) = self._delta[layer], self._held[layer], self._step
+        mixer, stored, (read, written, others) = self._mixers[layer], self._held[layer], self._step
         count, parts = len(read), []
         if count:
             fresh = read == 0
-            before, memory = (part[read] for part in stored)
-            before[fresh], memory[fresh] = 0, 0  # block 0 may hold anything
-            out, after = delta.step(x[:count], decay[:count], strength[:count], (before, memory))
+            state = tuple(part[read] for part in stored)
+            for part in state:
+                part[fresh] = 0  # block 0 may hold anything
+            out, after = mixer.step(*(x[:count] for x in inputs), state=state)
             for part, new in zip(stored, after, strict=True):
                 part[written] = new
             parts.append(out)
         size = self.block_size
         for start, new_tokens, computed, table in others:
             last, tokens = table[(computed - 1) // size], slice(start, start + new_tokens)
-            state = (stored[0][last], stored[1][last]) if computed else delta.zero_state(x.device)
+            state = tuple(part[last] for part in stored) if computed else mixer.zero_state(self._device)
 
             def save(count: int, after: State, table: Sequence[int] = table) -> None:
-                block = table[(count - 1) // size]
-                stored[0][block], stored[1][block] = after
+                for part, new in zip(stored, after, strict=True):
+                    part[table[(count - 1) // size]] = new
 
-            parts.append(delta.sequence(x[tokens], decay[tokens], strength[tokens], state, computed, size, save))
+            given = (x[tokens] for x in inputs)
+            parts.append(mixer.sequence(*given, state=state, start=computed, block=size, save=save))
         return torch.cat(parts)
 
     @property
     def parts(self) -> list[Tensor]:
-        """What a block has, (N + 1, ...) each: two tensors a recurrent layer."""
+        """What a block has, (N + 1, ...) each: its tensors of each recurrent layer."""
         return [part for stored in self._held.values() for part in stored]
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:

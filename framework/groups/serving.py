@@ -48,8 +48,8 @@ def groups_of_model(config: ModelConfig, spec: AttentionSpec, *, equal_pages: bo
             for part in range(count)
         ]  # fmt: skip
 
-    if (states := config.recurrent) is not None:
-        size = sum(states.layers) * states.state_bytes(getattr(torch, spec.dtype).itemsize)
+    if states := config.state_layers:
+        size = len(states) * config.state_bytes(getattr(torch, spec.dtype).itemsize)
         state = KVGroup(name="state", kind="state", block_tokens=spec.block_size, block_bytes=size)
         return *attention("full", range(len(config.attention_layers))), ServedGroup(state, ())
     slides = [layer for layer in range(config.num_layers) if config.slides(layer)]

@@ -1,23 +1,29 @@
-"""The shape of a decoder-only transformer, within bounds that this framework can run."""
+"""The shape of a decoder-only transformer, read from its config.json, within bounds that this framework can run."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from framework.errors import ModelError
+from framework.errors import ModelError, shown
+from framework.model.hf_config import MAX_LAYERS, num_layers_of, token_ids, value_of, wrong_value
 
-FAMILIES = (
-    "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss",
-    "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "minicpm3",
-)  # fmt: skip
+if TYPE_CHECKING:
+    from framework.model.layers import DecoderLayer, Mixer, Mlp, NewWeight
+
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+FULL, SLIDING, STATE = "full_attention", "sliding_attention", "linear_attention"
+"""What `layer_types` calls a layer."""
 
 LARGEST = {
-    "vocab_size": 2**24, "hidden_size": 2**20, "num_layers": 2**12, "num_heads": 2**12, "num_kv_heads": 2**12,
+    "vocab_size": 2**24, "hidden_size": 2**20, "num_layers": MAX_LAYERS, "num_heads": 2**12, "num_kv_heads": 2**12,
     "head_dim": 2**12, "intermediate_size": 2**24, "max_position_embeddings": 2**30,
 }  # fmt: skip
 """Far beyond any model there is: what is larger is a damaged file, and building it would take for ever."""
+
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,145 +49,15 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoutingConfig:
-    """How DeepSeek V3 chooses experts: sigmoid scores, a bias for the choice alone, and the best groups first.
-
-    Attributes:
-        num_groups, groups_per_token: experts in groups of equal size, and from how many of them a token may choose.
-        scaling: of the chosen weights.
-    """
-
-    num_groups: int
-    groups_per_token: int
-    scaling: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertsConfig:
-    """Routed experts in place of a layer's MLP.
-
-    Attributes:
-        count, per_token: experts, and how many of them a token goes through.
-        intermediate_size: of one expert.
-        renormalise: the weights of the chosen experts sum to 1; else they are what a softmax over all gives them.
-        bias: the router and all projections have one.
-        clamped: gpt-oss's activation, with gate and up interleaved.
-        routing: None: by a softmax.
-        shared_size: intermediate size of the MLP that every token goes through beside its experts; 0: there is none.
-        shared_gate: what that MLP gives is multiplied by the sigmoid of a gate, one for each token.
-        first_layer: the layers before it have an MLP alone.
-    """
-
-    count: int
-    per_token: int
-    intermediate_size: int
-    renormalise: bool = True
-    bias: bool = False
-    clamped: bool = False
-    routing: RoutingConfig | None = None
-    shared_size: int = 0
-    shared_gate: bool = False
-    first_layer: int = 0
-
-    def __post_init__(self) -> None:
-        if self.routing is not None:
-            groups = self.routing.num_groups
-            if self.count % groups or not 1 <= self.routing.groups_per_token <= groups or self.count < 2 * groups:
-                raise ModelError(
-                    f"{self.routing.groups_per_token} of {groups} groups of {self.count} experts: groups are of equal "
-                    "size, at least 2, and no more are chosen than there are"
-                )
-        if not 1 <= self.per_token <= self.count <= 2**14 or not 1 <= self.intermediate_size <= 2**24:
-            raise ModelError(
-                f"a token goes through {self.per_token} of {self.count} experts of {self.intermediate_size} elements: "
-                "each must be at least 1, and no more chosen than there are"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecurrentConfig:
-    """Layers with a recurrent state in place of attention: the gated delta rule of Qwen3-Next and 3.5.
-
-    Attributes:
-        layers: which layers, one flag each.
-        num_key_heads, num_value_heads: each key head serves equally many value heads.
-        key_dim, value_dim: elements of a head.
-        kernel: tokens that the convolution before it reads, the present one included.
-        by_key_head: what goes in is projected key head by key head, all that belongs to one together (Qwen3-Next).
-    """
-
-    layers: tuple[bool, ...]
-    num_key_heads: int
-    num_value_heads: int
-    key_dim: int
-    value_dim: int
-    kernel: int
-    by_key_head: bool = False
-
-    def __post_init__(self) -> None:
-        sizes = (self.num_key_heads, self.num_value_heads, self.key_dim, self.value_dim)
-        if not all(1 <= size <= 2**12 for size in sizes) or not 2 <= self.kernel <= 64:
-            raise ModelError(f"a recurrent layer of heads and sizes {sizes} with a kernel of {self.kernel} tokens: "
-                             "sizes are 1 to 4,096, a kernel 2 to 64")  # fmt: skip
-        if self.num_value_heads % self.num_key_heads:
-            raise ModelError(f"{self.num_value_heads} value heads are not a multiple of {self.num_key_heads} key heads")
-        if not any(self.layers) or all(self.layers):
-            raise ModelError("a model with recurrent layers has layers of full attention beside them")
-
-    @property
-    def num_channels(self) -> int:
-        """Elements a token that the convolution reads: queries, keys, values."""
-        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
-
-    def state_bytes(self, itemsize: int) -> int:
-        """Bytes of one layer's state: a float32 memory, and the convolution's last inputs of `itemsize` bytes each."""
-        memory = self.num_value_heads * self.key_dim * self.value_dim
-        return 4 * memory + itemsize * self.num_channels * (self.kernel - 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexConfig:
-    """An indexer: its heads, the elements of its keys, and how many tokens it selects."""
-
-    num_heads: int
-    dim: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentConfig:
-    """Multi-head latent attention: a token keeps one latent and one rotated key for all heads.
-
-    Attributes:
-        query_rank: of the queries' own latent; None: queries are projected at once.
-        latent_dim: elements of the latent, `kv_lora_rank`.
-        nope_dim, rope_dim: elements of a head's queries and keys that are not and that are rotated.
-        value_dim: elements of a head's values.
-        interleaved: what is rotated are the pairs (2i, 2i + 1).
-        index: of an indexer, where attention is to the tokens that it selects alone.
-    """
-
-    query_rank: int | None
-    latent_dim: int
-    nope_dim: int
-    rope_dim: int
-    value_dim: int
-    interleaved: bool
-    index: IndexConfig | None = None
-
-    def __post_init__(self) -> None:
-        sizes = (self.query_rank or 1, self.latent_dim, self.nope_dim, self.rope_dim, self.value_dim)
-        if not all(1 <= size <= 2**16 for size in sizes) or self.rope_dim % 2:
-            raise ModelError(f"latent attention of sizes {sizes}: each must be 1 to 65,536, and what is rotated even")
-        if self.index is not None and self.query_rank is None:
-            raise ModelError("an indexer reads the queries' own latent, and there is none: q_lora_rank is missing")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only transformer of one of `FAMILIES`. Sizes in elements, positions in tokens.
+    """A decoder-only transformer: sizes in elements, positions in tokens; by itself, one of plain attention and MLPs.
+
+    A model family is a subclass, an entry point of the group `framework.family` by its `model_type`: it says how a
+    config.json is read, adds fields of its own, and makes the modules of its layers, which know their weights' names.
+    Its module is imported for a config.json alone: it imports torch as late as it can.
 
     Attributes:
+        family: `model_type`, for messages.
         attention_bias: q, k and v projections have a bias. output_bias: so has the output projection.
         mlp_bias: all three MLP projections have a bias.
         qk_norm: queries and keys are RMS-normalised per head before rotation (Qwen3).
@@ -189,19 +65,28 @@ class ModelConfig:
         sliding_layers: which layers have the window, one flag each; None: all.
         local_rope_theta: of the layers with a window, whose frequencies are not scaled; None: as the others.
         attention_scale: of q . k; None: 1 / sqrt(head_dim). soft_cap: of the scores. logit_cap: of the logits.
-        activation: of the gate.
-        norms_plus_one: norms multiply by 1 + weight. sandwich_norms: attention and MLP end in a norm of their own.
-        embedding_scale: of the embeddings. residual_scale: of what a layer's attention and MLP add.
-        logit_scale: of the last hidden states.
+        norms_plus_one: norms multiply by 1 + weight.
+        embedding_scale: of the embeddings. logit_scale: of the last hidden states.
         sinks: one more logit a head in every softmax.
-        experts: in place of each layer's MLP.
-        recurrent: layers without attention; None: there are none.
-        latent: multi-head latent attention; `num_kv_heads` is then 1, and `head_dim` that of a head's queries.
         rotary_dim: elements of a head that are rotated, the first ones, of latent attention the last; None: all.
-        output_gate: what attention gives is multiplied by the sigmoid of a gate, one for each element.
+        latent_dim: a token keeps one row of `head_dim` elements for all heads, whose first so many are its value too;
+            None: K and V of `num_kv_heads`.
+        index_dim, index_count: elements of an indexer's key, which a token keeps besides, and how many tokens it
+            selects; None and 0: there is none.
         eos_token_ids: as config.json has them; a checkpoint's generation_config.json overrides them on loading.
         dtype: torch's name of the dtype the weights were saved in.
+
+    Class attributes:
+        DEFAULTS: what transformers assumes where config.json leaves a key out.
+        NULL_IS_NONE: keys whose null says that there is none; elsewhere null leaves a key out.
+        ACTIVATION: the key of the gate's activation, and which are known.
+        ROTATES_IN_PART: whether `partial_rotary_factor` is known.
     """
+
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+    NULL_IS_NONE: ClassVar[tuple[str, ...]] = ("sliding_window",)
+    ACTIVATION: ClassVar[tuple[str, tuple[str, ...]]] = ("hidden_act", ("silu", "swish"))
+    ROTATES_IN_PART: ClassVar[bool] = False
 
     family: str
     vocab_size: int
@@ -226,18 +111,14 @@ class ModelConfig:
     attention_scale: float | None = None
     soft_cap: float | None = None
     logit_cap: float | None = None
-    activation: Literal["silu", "gelu_tanh"] = "silu"
     norms_plus_one: bool = False
-    sandwich_norms: bool = False
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0
     logit_scale: float = 1.0
     sinks: bool = False
-    experts: ExpertsConfig | None = None
-    recurrent: RecurrentConfig | None = None
-    latent: LatentConfig | None = None
     rotary_dim: int | None = None
-    output_gate: bool = False
+    latent_dim: int | None = None
+    index_dim: int | None = None
+    index_count: int = 0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
@@ -249,8 +130,6 @@ class ModelConfig:
                 raise ModelError(f"{name} must be an integer of at least 1, found {value!r}")
             if value > largest:
                 raise ModelError(f"{name} must be at most {largest:,}, found {value:,}; is config.json damaged?")
-        if self.family not in FAMILIES:
-            raise ModelError(f"no model family '{self.family}'; supported: {', '.join(FAMILIES)}")
         if self.num_heads % self.num_kv_heads:
             raise ModelError(f"{self.num_heads} query heads are not a multiple of {self.num_kv_heads} kv heads")
         if self.head_dim % 2:
@@ -259,6 +138,85 @@ class ModelConfig:
             raise ModelError(f"rotary_dim must be even and 2 to head_dim {self.head_dim}, found {self.rotary_dim}")
         if self.dtype not in DTYPES:
             raise ModelError(f"no model dtype '{self.dtype}'; supported: {', '.join(DTYPES)}")
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The constructor's keywords, by a config.json of text alone whose `DEFAULTS` are filled in.
+
+        Raises:
+            ModelError: a key that is missing, a value of another type, a feature that is not supported.
+        """
+        key, known = cls.ACTIVATION
+        if (activation := config.get(key) or known[0]) not in known:
+            raise ModelError(f"{key} {shown(activation)} is not supported; supported: {known[0]}")
+        if config.get("quantization_config"):
+            method = value_of(config, "quantization_config", dict).get("quant_method", "unknown")
+            raise ModelError(f"quantised weights ({shown(method)}) are not supported; use the unquantised checkpoint")
+        hidden, heads = value_of(config, "hidden_size", int), value_of(config, "num_attention_heads", int)
+        head_dim = value_of(config, "head_dim", int, max(1, hidden // heads))
+        share = value_of(config, "partial_rotary_factor", float, 1.0)
+        share = value_of(rope_parameters(config), "partial_rotary_factor", float, share)
+        if share != 1 and not cls.ROTATES_IN_PART:
+            raise ModelError(f"partial_rotary_factor {share} is not supported; supported: 1.0")
+        theta, scaling = rope_of(config)
+        slides = tuple(name == SLIDING for name in cls.layer_names(config))
+        bias = value_of(config, "attention_bias", bool, False)
+        return {
+            "family": config["model_type"],
+            "vocab_size": value_of(config, "vocab_size", int),
+            "hidden_size": hidden,
+            "num_layers": num_layers_of(config),
+            "num_heads": heads,
+            "num_kv_heads": value_of(config, "num_key_value_heads", int, heads),
+            "head_dim": head_dim,
+            "intermediate_size": value_of(config, "intermediate_size", int),
+            "rope_theta": theta,
+            "rope_scaling": scaling,
+            "rms_norm_eps": value_of(config, "rms_norm_eps", float, 1e-6),
+            "tie_word_embeddings": value_of(config, "tie_word_embeddings", bool, False),
+            "attention_bias": bias,
+            "output_bias": bias,
+            "max_position_embeddings": value_of(config, "max_position_embeddings", int, 2048),
+            "sliding_window": value_of(config, "sliding_window", int) if any(slides) else None,
+            "sliding_layers": None if all(slides) or not any(slides) else slides,
+            "rotary_dim": None if share == 1 else int(share * head_dim),
+            "bos_token_id": next(iter(token_ids(config, "bos_token_id")), None),
+            "eos_token_ids": token_ids(config, "eos_token_id"),
+            "dtype": str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")[:60],
+        }
+
+    @classmethod
+    def layer_names(cls, config: Mapping[str, Any]) -> list[str]:
+        """What each layer is, in the words of `layer_types`; arguments and errors as of `read`."""
+        return [FULL] * num_layers_of(config)
+
+    def attention(self, layer: int, weight: NewWeight) -> Mixer:
+        """What mixes the tokens of that layer; its weights are made by `weight`."""
+        from framework.model.layers import SelfAttention
+
+        return SelfAttention(self, weight)
+
+    def mlp(self, layer: int, weight: NewWeight) -> Mlp:
+        """What follows in that layer."""
+        from framework.model.layers import GatedMlp
+
+        return GatedMlp(self, weight)
+
+    def layer(self, layer: int, weight: NewWeight) -> DecoderLayer:
+        """That layer, of both."""
+        from framework.model.layers import DecoderLayer
+
+        return DecoderLayer(self, layer, weight)
+
+    def is_unused(self, weight: str) -> bool:
+        """Whether a checkpoint's tensor of this name is harmless though it has no place: a tied head stored twice, a
+        table that old versions saved."""
+        return (weight == "lm_head.weight" and self.tie_word_embeddings) or weight.endswith("rotary_emb.inv_freq")
+
+    @property
+    def undivided(self) -> tuple[str, ...]:
+        """What keeps the model from being divided over ranks, in a sentence each."""
+        return ()
 
     def slides(self, layer: int) -> bool:
         """Whether that layer has the sliding window."""
@@ -272,11 +230,85 @@ class ModelConfig:
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """The layers that have K and V: all but the recurrent ones."""
-        states = (False,) * self.num_layers if self.recurrent is None else self.recurrent.layers
-        return tuple(layer for layer, state in enumerate(states) if not state)
+        """The layers that have K and V."""
+        return tuple(range(self.num_layers))
+
+    @property
+    def state_layers(self) -> tuple[int, ...]:
+        """The layers that keep a recurrent state: see `framework.model.layers.Recurrence`."""
+        return ()
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Bytes of one such layer's state, of a model whose numbers have `itemsize` bytes."""
+        return 0
 
     @property
     def window_of_all_layers(self) -> int | None:
         """Tokens that a token reads in any layer, itself included, where every layer has a window; else None."""
         return self.sliding_window if all(map(self.slides, range(self.num_layers))) else None
+
+
+def named_layers(config: Mapping[str, Any], kind: str, rule: Iterable[bool]) -> list[str]:
+    """What each layer is, `kind` or full attention, as `layer_types` says; where it is left out by `rule`, a flag each.
+
+    No layer slides without a `sliding_window`.
+
+    Raises:
+        ModelError: `layer_types` is no such list.
+    """
+    names, count = config.get("layer_types"), num_layers_of(config)
+    if kind == SLIDING and config.get("sliding_window") is None:
+        return [FULL] * count
+    if not names and names in (None, []):
+        return [kind if flag else FULL for flag in rule]
+    if not isinstance(names, list) or len(names) != count or not all(name in (kind, FULL) for name in names):
+        raise wrong_value("layer_types", f"a list of {count}, one a layer, of {kind} and {FULL}", names)
+    return names
+
+
+def rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Those of rotation, by either name; those of full attention where layers differ."""
+    parameters = value_of(config, "rope_parameters", dict, {}) or value_of(config, "rope_scaling", dict, {})
+    return value_of(parameters, "full_attention", dict, parameters)
+
+
+def rope_of(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
+    """The base of the frequencies, and their scaling."""
+    parameters = rope_parameters(config)
+    theta = value_of(parameters, "rope_theta", float, value_of(config, "rope_theta", float, 10_000.0))
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind not in _ROPE_TYPES:
+        raise ModelError(f"rope scaling {shown(kind)} is not supported; supported: {', '.join(_ROPE_TYPES)}")
+    if kind == "default":
+        return theta, None
+    factor, extra = value_of(parameters, "factor", float), dict[str, Any]()
+    if kind != "linear":
+        extra["original_max_position_embeddings"] = value_of(parameters, "original_max_position_embeddings", int)
+    if kind == "llama3":
+        extra |= {key: value_of(parameters, key, float) for key in ("low_freq_factor", "high_freq_factor")}
+        if extra["low_freq_factor"] >= extra["high_freq_factor"]:
+            raise ModelError("rope scaling 'llama3': low_freq_factor must be below high_freq_factor")
+    if kind == "yarn":
+        extra |= {
+            "beta_fast": value_of(parameters, "beta_fast", float, 32.0),
+            "beta_slow": value_of(parameters, "beta_slow", float, 1.0),
+            "truncate": value_of(parameters, "truncate", bool, True),
+            "attention_factor": value_of(parameters, "attention_factor", float, _yarn_attention(parameters, factor)),
+        }
+        if extra["beta_slow"] > extra["beta_fast"]:
+            raise ModelError("rope scaling 'yarn': beta_slow must not be above beta_fast")
+    return theta, RopeScaling(kind=kind, factor=factor, **extra)
+
+
+def _yarn_attention(parameters: Mapping[str, Any], factor: float) -> float:
+    """The factor of cos and sin that transformers infers where none is given. Source: arXiv:2309.00071 section 3.4."""
+
+    if parameters.get("mscale") and parameters.get("mscale_all_dim"):
+        scales = (value_of(parameters, name, float) for name in ("mscale", "mscale_all_dim"))
+        return growth(factor, next(scales)) / growth(factor, next(scales))
+    return growth(factor, 1.0)
+
+
+def growth(factor: float, scale: float) -> float:
+    """By which yarn's attention grows with its context. Source: arXiv:2309.00071 section 3.4; transformers."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0

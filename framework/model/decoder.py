@@ -1,4 +1,4 @@
-"""A Llama-shaped transformer over packed sequences, with the attention left to the caller."""
+"""A transformer over packed sequences, with the attention left to the caller."""
 
 # Shapes: T packed tokens  R rows  E hidden  V vocabulary  H query heads  K kv heads  D head dim  I intermediate
 
@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -16,19 +15,16 @@ from torch import Tensor, nn
 
 from framework.errors import InvalidArgument
 from framework.model.config import ModelConfig, RopeScaling
-from framework.model.delta import GatedDelta
-from framework.model.experts import NewWeight, RoutedExperts
-from framework.model.functions import linear, rms_norm, rotate
-from framework.model.latent import LatentAttention
+from framework.model.functions import linear, rms_norm
+from framework.model.layers import Mixer, Part
 from framework.model.shard import WHOLE, Group, Shard
 
 Attention = Callable[..., Tensor]
 """(layer, q (T, H, D), k (T, K, D), v (T, K, D)) -> (T, H, D).
 
-Of latent attention what `LatentAttention.forward` hands to `attend`, after the layer. Of a recurrent layer what
-`GatedDelta.forward` hands to `recur`: (layer, (T, C), (T, N), (T, N)) -> (T, N, V).
-q and k are rotated, unless the pass was asked to leave that to attention. All are views whose last dimension alone
-is contiguous; they stay valid for this call only.
+Of a latent cache k are the tokens' rows, v (T, 1, V) a view of them, and an Index follows where there is an indexer; a
+layer's `Recurrence` hands inputs of its own. q and k are rotated, unless the pass was asked to leave that to attention.
+All are views whose last dimension alone is contiguous; they stay valid for this call only.
 """
 
 
@@ -40,13 +36,9 @@ _KEPT_BYTES = 31 * 2**20
 twice that back. With one such buffer freed the activations of a step reuse the pages of the last: the page faults, 5 %
 of a prefill's time, are a twentieth of what they were. Source: mallopt(3), M_MMAP_THRESHOLD."""
 
-_CACHED_BYTES = 8 * 2**20
-"""Bytes of gate and up: prefills of 2,048 rows in float32 took 4 to 12 % longer in one part than in four
-(tests/bench/test_bench_serve.py, `-k in_parts`)."""
-
 
 class Decoder(nn.Module):
-    """The families of `framework.model.config`: everything of the model but attention's memory.
+    """A model of any installed family: everything of it but attention's memory.
 
     Sequences are packed one after another without padding; only `attention` knows where one ends. Weights need no
     gradient, so no graph is built. q, k and v are one matrix (E, (H + 2K) * D), gate and up another (E, 2I).
@@ -79,7 +71,7 @@ class Decoder(nn.Module):
             return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
 
         self.embedding = weight(len(self.vocabulary), config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(shard_config, index, weight) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(shard_config.layer(index, weight) for index in range(config.num_layers))
         self.norm = weight(config.hidden_size)
         self._embedding_scale = float(torch.tensor(config.embedding_scale).to(dtype))  # rounded, as it was trained
         self.lm_head = self.embedding
@@ -147,12 +139,18 @@ class Decoder(nn.Module):
             logits = self.group.gather(logits, [len(rank.split(self.config.vocab_size)) for rank in ranks])
         return logits if logits.dtype == torch.float64 else logits.float()
 
+    def mixer(self, layer: int) -> Mixer:
+        """What mixes the tokens of that layer."""
+        mixer = self.layers[layer].attention
+        assert isinstance(mixer, Mixer)
+        return mixer
+
     def join(self, group: Group) -> None:
         """Compute with the ranks that hold the other parts, from here on."""
         self.group = group
-        for layer in self.layers:
-            assert isinstance(layer, DecoderLayer)
-            layer.group = group
+        for part in self.modules():
+            if isinstance(part, Part):
+                part.group = group
 
     def _embed(self, tokens: Tensor) -> Tensor:
         if self.group is None:
@@ -210,139 +208,6 @@ class Decoder(nn.Module):
         """cos and signed sin, each (T, 1, R), for both halves of what is rotated; `local` as in `angles`."""
         cos, sin = self.angles(positions, local=local)
         return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
-
-
-class DecoderLayer(nn.Module):
-    """Attention and MLP, each behind an RMS norm and added to the residual stream."""
-
-    def __init__(self, config: ModelConfig, index: int, weight: NewWeight):
-        super().__init__()
-        self.group: Group | None = None
-        self.index, self.eps, self.plus_one = index, config.rms_norm_eps, config.norms_plus_one
-        self.slides, self.activation = config.slides(index), config.activation
-        self.residual_scale = config.residual_scale
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        hidden = config.hidden_size
-        self.input_norm = weight(hidden)
-        self.delta: GatedDelta | None = None
-        self.latent: LatentAttention | None = None
-        self.sinks: nn.Parameter | None = None
-        if config.recurrent is not None and config.recurrent.layers[index]:
-            self.delta = GatedDelta(config.recurrent, hidden, config.rms_norm_eps, weight)
-        elif config.latent is not None:
-            self.latent = LatentAttention(config, config.latent, weight)
-        else:
-            self._make_attention(config, weight)
-        self.attention_end_norm = weight(hidden) if config.sandwich_norms else None
-        self.post_norm = weight(hidden)
-        self.mlp_end_norm = weight(hidden) if config.sandwich_norms else None
-        self.experts, width = None, config.intermediate_size
-        if config.experts is not None and index >= config.experts.first_layer:
-            self.experts, width = RoutedExperts(config.experts, hidden, weight), config.experts.shared_size
-        self.has_mlp = width > 0
-        self.shared_gate = weight(1, hidden) if config.experts is not None and config.experts.shared_gate else None
-        if not self.has_mlp:
-            return
-        self.gate_up = weight(2 * width, hidden)
-        self.gate_up_bias = weight(2 * width) if config.mlp_bias else None
-        self.down = weight(hidden, width)
-        self.down_bias = weight(hidden) if config.mlp_bias else None
-
-    def _make_attention(self, config: ModelConfig, weight: NewWeight) -> None:
-        """With an output gate each query head has two in `qkv`: itself, and its gate."""
-        hidden, width, self.output_gate = config.hidden_size, config.head_dim, config.output_gate
-        rotated = config.num_heads + config.num_kv_heads
-        rows = rotated + config.num_kv_heads + config.num_heads * config.output_gate
-        self.qkv = weight(rows * width, hidden)
-        self.qkv_bias = weight(rows * width) if config.attention_bias else None
-        # One weight row a head, so that queries and keys are normalised by one call.
-        self.qk_norm = weight(rotated, width) if config.qk_norm else None
-        self.output = weight(hidden, config.num_heads * width)
-        self.output_bias = weight(hidden) if config.output_bias else None
-        self.sinks = weight(config.num_heads) if config.sinks else None
-
-    def forward(
-        self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attention: Attention, rows: Tensor | None = None
-    ) -> Tensor:
-        """(T, E) to (T, E), or (R, E) of `rows` alone; without `rope` attention gets q and k unrotated."""
-        if self.delta is not None:
-            mixed = self.delta(self._norm(x, self.input_norm), partial(attention, self.index))
-            x = x + mixed if rows is None else x[rows] + mixed[rows]
-        else:
-            x = self._attend(x, rope, attention, rows)
-        for part in self._parts(x):
-            thought = self._mlp(self._norm(part, self.post_norm))
-            if self.mlp_end_norm is not None:
-                thought = self._norm(thought, self.mlp_end_norm)
-            part.add_(thought, alpha=self.residual_scale)
-        return x
-
-    def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
-        """x (T, E), on a CPU in parts of so many rows that an MLP's activations of one stay in the cache."""
-        if self.group is not None or self.experts is not None or getattr(self.gate_up, "packed", None) is None:
-            return (x,)
-        return torch.split(x, max(1, _CACHED_BYTES // (len(self.gate_up) * x.element_size())))
-
-    def _attend(
-        self, x: Tensor, rope: tuple[Tensor, Tensor] | None, attention: Attention, rows: Tensor | None
-    ) -> Tensor:
-        if self.latent is not None:
-            assert rope is not None
-            mixed = self.latent(self._norm(x, self.input_norm), rope, partial(attention, self.index))
-            x, mixed = (x, mixed) if rows is None else (x[rows], mixed[rows])
-            mixed = self._from_parts(mixed, self.latent.output, self.latent.output_bias)
-            return torch.add(x, mixed, alpha=self.residual_scale)
-        qkv = linear(self._norm(x, self.input_norm), self.qkv, self.qkv_bias)
-        qkv = qkv.view(len(x), -1, self.head_dim)
-        qk, v = qkv[:, : -self.num_kv_heads], qkv[:, -self.num_kv_heads :]
-        if self.output_gate:
-            queries = qk[:, : 2 * self.num_heads]
-            gate, qk = queries[:, 1::2], torch.cat((queries[:, ::2], qk[:, 2 * self.num_heads :]), 1)
-        if self.qk_norm is not None:
-            qk = self._norm_heads(qk, self.qk_norm)
-        if rope is not None:
-            qk = rotate(qk, rope)
-        mixed = attention(self.index, qk[:, : self.num_heads], qk[:, self.num_heads :], v)
-        if self.output_gate:
-            mixed = mixed * gate.sigmoid()
-        if rows is not None:
-            x, mixed = x[rows], mixed[rows]
-        mixed = self._from_parts(mixed.flatten(1), self.output, self.output_bias)
-        if self.attention_end_norm is not None:
-            mixed = self._norm(mixed, self.attention_end_norm)
-        return x + mixed
-
-    def _mlp(self, x: Tensor) -> Tensor:
-        if self.experts is not None:
-            routed: Tensor = self.experts(x)
-            if not self.has_mlp:
-                return routed
-            shared = self._gated(x)
-            return routed + (
-                shared if self.shared_gate is None else shared * linear(x, self.shared_gate, None).sigmoid()
-            )
-        return self._gated(x)
-
-    def _gated(self, x: Tensor) -> Tensor:
-        gate, up = linear(x, self.gate_up, self.gate_up_bias).chunk(2, -1)
-        gate = F.silu(gate) if self.activation == "silu" else F.gelu(gate, approximate="tanh")
-        return self._from_parts(gate.mul_(up), self.down, self.down_bias)
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight, self.eps, self.plus_one)
-
-    def _norm_heads(self, qk: Tensor, weight: Tensor) -> Tensor:
-        """qk (T, N, D) with a row of weights (N, D) for each head."""
-        if self.plus_one:
-            return (rms_norm(qk.float(), None, self.eps) * (1 + weight.float())).to(qk.dtype)
-        return rms_norm(qk, None, self.eps) * weight
-
-    def _from_parts(self, x: Tensor, weight: nn.Parameter, bias: Tensor | None) -> Tensor:
-        """x times weight plus bias, where each rank holds its columns of both factors; the bias is added once."""
-        if self.group is None:
-            return linear(x, weight, bias)
-        total = self.group.sum(linear(x, weight, None))
-        return total if bias is None else total.add_(bias)
 
 
 def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:

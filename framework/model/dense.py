@@ -14,9 +14,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from framework.errors import InvalidArgument
-from framework.model.decoder import Decoder, DecoderLayer
-from framework.model.delta import SequenceStates
-from framework.model.latent import Index
+from framework.model.decoder import Decoder
+from framework.model.layers import Index, Recurrence, State
+
+_STATE_BLOCK = 64
+"""Tokens after which a recurrence may begin anew from its state."""
 
 TokenIds = Sequence[int] | npt.NDArray[np.int32] | Tensor
 
@@ -41,43 +43,47 @@ class DenseCache:
     """The attention of one sequence, call by call, without blocks.
 
     Attributes:
-        kv: K and V (C, K, D) of each layer so far; of latent attention rows (C, 1, D) and latents.
+        kv: K and V (C, K, D) of each layer so far; of a latent cache rows (C, 1, D) and what is read of them.
     """
 
     def __init__(self, decoder: Decoder):
-        self._decoder, self._states = decoder, SequenceStates()
+        self._decoder = decoder
         self.kv: dict[int, tuple[Tensor, Tensor]] = {}
         self._index_keys: dict[int, Tensor] = {}
+        self._states: dict[int, tuple[int, State]] = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, index: Index | None = None) -> Tensor:
         """See `framework.model.decoder.Attention`."""
-        config, module = self._decoder.config, self._decoder.layers[layer]
-        assert isinstance(module, DecoderLayer)
-        if module.delta is not None:
-            return self._states.recur(layer, module.delta, q, k, v)
+        config, mixer = self._decoder.config, self._decoder.mixer(layer)
+        if isinstance(mixer, Recurrence):
+            return self._recur(layer, mixer, q, k, v)
         if layer in self.kv:
             k, v = (torch.cat((before, new)) for before, new in zip(self.kv[layer], (k, v), strict=True))
         self.kv[layer] = k, v
         selected = None if index is None else self._selected(layer, index)
         return dense_attention(
             q, k, v, window=config.window(layer), scale=config.attention_scale, soft_cap=config.soft_cap,
-            sinks=module.sinks, selected=selected,
+            sinks=mixer.sinks, selected=selected,
         )  # fmt: skip
+
+    def _recur(self, layer: int, mixer: Recurrence, *inputs: Tensor) -> Tensor:
+        start, state = self._states.get(layer) or (0, mixer.zero_state(inputs[0].device))
+
+        def save(count: int, after: State) -> None:
+            self._states[layer] = count, after
+
+        return mixer.sequence(*inputs, state=state, start=start, block=_STATE_BLOCK, save=save)
 
     def _selected(self, layer: int, index: Index) -> Tensor:
         """Which positions each of the last tokens may attend to, (T, C) bool: those of the highest scores."""
-        latent = self._decoder.config.latent
-        assert latent is not None
-        assert latent.index is not None
         before = self._index_keys.get(layer, index.keys[:0])
         keys = self._index_keys[layer] = torch.cat((before, index.keys))
         wide = torch.promote_types(keys.dtype, torch.float32)
         scores = torch.relu(index.queries.to(wide) @ keys.to(wide).T)
         scores = torch.einsum("th,thc->tc", index.weights.to(wide), scores)
         scores = scores.masked_fill(~_causal(len(scores), len(keys), keys.device), -torch.inf)
-        chosen = scores.sort(dim=-1, descending=True, stable=True).indices[
-            :, : latent.index.count
-        ]  # of equal ones the first
+        best = scores.sort(dim=-1, descending=True, stable=True).indices  # of equal ones the first
+        chosen = best[:, : self._decoder.config.index_count]
         return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, chosen, True)
 
 

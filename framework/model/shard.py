@@ -126,13 +126,7 @@ WHOLE = Shard()
 
 
 def _reasons(config: ModelConfig, size: int) -> list[str]:
-    reasons = []
-    if config.experts is not None and size > 1:
-        reasons.append("routed experts are not divided over ranks")
-    if config.recurrent is not None and size > 1:
-        reasons.append("recurrent layers are not divided over ranks")
-    if config.latent is not None and size > 1:
-        reasons.append("latent attention is not divided over ranks")
+    reasons = [*config.undivided] if size > 1 else []
     heads, kv = config.num_heads, config.num_kv_heads
     if heads % size:
         reasons.append(f"num_heads {heads} is not a multiple of it")

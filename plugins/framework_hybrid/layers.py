@@ -9,7 +9,7 @@ from typing import Any
 
 from framework.errors import ModelError, shown
 from framework.interfaces.groups import Kind
-from framework.model.hf_config import num_layers_of, sliding_layers, value_of, with_defaults
+from framework.model.hf_config import layer_names_of, num_layers_of, value_of, with_defaults
 
 ORDER: tuple[Kind, ...] = ("full", "window", "chunk", "state")
 
@@ -136,8 +136,8 @@ def _layer_names(config: Mapping[str, Any]) -> list[str]:
         if first not in range(period):
             raise ModelError(f"config.json: 'attn_layer_offset' must be 0 to {period - 1}, found {shown(first)}")
         return ["full_attention" if layer % period == first else "mamba" for layer in range(count)]
-    if (slides := sliding_layers(config)) is not None:
-        return ["sliding_attention" if slid else "full_attention" for slid in slides]
+    if (names := layer_names_of(config)) is not None:
+        return names
     for key, other in (("attn_layer_indices", "mamba"), ("full_attn_idxs", "conv")):
         if (full := config.get(key)) is not None:
             if not isinstance(full, list):

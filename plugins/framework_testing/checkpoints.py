@@ -40,7 +40,7 @@ def make_checkpoint(
 
     Args:
         path: folder to write to, made if need be.
-        family: one of framework.model.config.FAMILIES.
+        family: `model_type` of transformers' config.
         max_shard_size: "50KB" makes many shards and an index.
         tokenizer: also write a byte-level BPE tokenizer with a chat template; its size is then the vocabulary's.
         overrides: fields of transformers' config: `hidden_size`, `tie_word_embeddings`, `rope_parameters`, ...

@@ -132,7 +132,8 @@ def test_what_the_matrix_products_of_a_step_take_alone(benchmark, tokens):
     model = random_model("qwen3-100m")
     LLM(model, backend="gather", cache=CacheOptions(num_blocks=8))  # packs the weights
     decoder, rows = model.decoder, min(tokens, 32)
-    weights = [weight for layer in decoder.layers for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    pairs = [(layer.attention, layer.mlp) for layer in decoder.layers]
+    weights = [weight for own, mlp in pairs for weight in (own.qkv, own.output, mlp.gate_up, mlp.down)]
     inputs = {weight.shape[1]: torch.randn(tokens, weight.shape[1]) for weight in weights}
     sampled, spent = torch.randn(rows, decoder.config.hidden_size), []
 
@@ -158,7 +159,7 @@ def test_what_the_matrix_products_of_a_step_take_alone(benchmark, tokens):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_mlp_in_parts_that_stay_in_the_cache_beside_one_part(benchmark, dtype, monkeypatch):
     """Layers over 2,048 rows without their attention: `whole_over_parts`, interleaved, wall time."""
-    from framework.model import decoder as module
+    from framework.model import layers as module
 
     model = random_model("qwen3-100m", dtype=dtype)
     LLM(model, backend="gather", cache=CacheOptions(num_blocks=8))  # packs the weights

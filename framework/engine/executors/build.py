@@ -21,7 +21,7 @@ from framework.engine.warm_up import warm_up
 from framework.errors import Unsupported
 from framework.interfaces.backend import AttentionBackend
 from framework.model import memory
-from framework.model.decoder import Decoder, DecoderLayer
+from framework.model.decoder import Decoder
 
 
 def make_executor(
@@ -53,14 +53,13 @@ def make_executor(
         spec = replace(sizes.spec, num_heads=sizes.spec.num_heads // heads, num_kv_heads=1)
         sizes = replace(sizes, spec=spec, num_blocks=(sizes.num_blocks + 1) * heads - 1)
     backends = _backends(decoder, backend, sizes, device)
-    if config.recurrent is not None:
+    if config.state_layers:
         num_states = groups[-1].num_blocks if groups else 1  # a step that is only measured
         states = StatePool(decoder, num_states, sizes.spec.block_size, device, poison)
     pool = KVPool(sizes.spec, sizes.num_layers, sizes.num_blocks, device, poison, groups)
-    for layer_index, kv in zip(config.attention_layers, pool.layers, strict=True):
-        layer = decoder.layers[layer_index]
-        assert isinstance(layer, DecoderLayer)
-        kv.sinks = None if layer.sinks is None else layer.sinks.float()
+    for layer, kv in zip(config.attention_layers, pool.layers, strict=True):
+        sinks = decoder.mixer(layer).sinks
+        kv.sinks = None if sinks is None else sinks.float()
     set_scales(pool, decoder, kv_scales)
     tables, *others = (
         BlockTables(options.max_batch_requests, sizes.blocks_of(sizes.max_len), sizes.spec.block_size, device)

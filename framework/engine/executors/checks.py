@@ -37,11 +37,10 @@ def attention_spec(config: ModelConfig, dtype: str, cache: CacheOptions) -> Atte
 
     Where some layers have a sliding window and others have none it is that of those with one, which asks for more.
     """
-    latent, index = config.latent, config.latent and config.latent.index
     return AttentionSpec(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
-        head_dim=latent.latent_dim + latent.rope_dim if latent else config.head_dim,
+        head_dim=config.head_dim,
         dtype=dtype,
         block_size=cache.block_size,
         kv_dtype=None if cache.kv_dtype == dtype else cache.kv_dtype,
@@ -50,8 +49,8 @@ def attention_spec(config: ModelConfig, dtype: str, cache: CacheOptions) -> Atte
         sliding_window=config.sliding_window,
         soft_cap=config.soft_cap,
         sinks=config.sinks,
-        latent_dim=latent.latent_dim if latent else None,
-        index_dim=index.dim if index else None,
+        latent_dim=config.latent_dim,
+        index_dim=config.index_dim,
     )
 
 

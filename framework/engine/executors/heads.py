@@ -18,7 +18,7 @@ from framework.engine.executors.model import ModelExecutor
 from framework.engine.rows import IntArray
 from framework.interfaces.backend import Batch
 from framework.interfaces.compression import PAST, LayerCache
-from framework.model.latent import Index
+from framework.model.layers import Index
 from framework.types import BlockCopy, BlockId
 
 

@@ -26,7 +26,7 @@ from framework.interfaces.backend import AttentionBackend, Batch, LayerKV, Rope
 from framework.interfaces.compression import LayerCache
 from framework.model import sampler
 from framework.model.decoder import Attention, Decoder
-from framework.model.latent import Index
+from framework.model.layers import Index
 from framework.types import BlockCopy
 
 

@@ -109,7 +109,7 @@ def test_calibrated_scales_are_those_of_each_layer_and_head_and_1_of_a_silent_on
     """Twice the largest magnitudes of a dense pass are still in range."""
     model = load_model("tiny", dtype="float32", device="cpu")
     decoder, length = model.decoder, model.config.max_position_embeddings
-    decoder.layers[1].qkv.data[-model.config.head_dim :] = 0.0  # type: ignore[union-attr, operator, index]
+    decoder.mixer(1).qkv.data[-model.config.head_dim :] = 0.0  # type: ignore[union-attr, operator, index]
     pool = make_llm(model, num_blocks=20, kv_dtype="float8_e4m3fn").pool
     drawn = torch.randint(model.config.vocab_size, (512,), generator=torch.Generator().manual_seed(0))[:length]
     dense = DenseCache(decoder)

@@ -25,6 +25,8 @@ from framework.model.loading import LoadedModel, load_model
 from framework.sampling import Sampling
 from framework_testing.checkpoints import make_checkpoint
 
+pytest.importorskip("framework_models")
+
 WINDOW, SIZE = 20, 4
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3_text", {"sliding_window": WINDOW, "num_hidden_layers": 7, "query_pre_attn_scalar": 24}),

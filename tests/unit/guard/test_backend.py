@@ -15,7 +15,6 @@ from framework.errors import BackendUnavailable, PluginError
 from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend
 from framework.llm import LLM, CacheOptions
-from framework.model.config import IndexConfig, LatentConfig, ModelConfig
 from framework.model.loading import LoadedModel, load_model, random_model
 from framework.sampling import Sampling
 
@@ -23,13 +22,6 @@ POOL = CacheOptions(num_blocks=32, block_size=4)
 TORCH: Any = registry.load("backend", "torch")
 OF_AN_INDEX = ("write_index", "select")
 IN_A_STEP = ("plan", "attend", "write", "rotate_and_write", "copy_blocks", *OF_AN_INDEX)
-INDEXED = ModelConfig(
-    family="deepseek_v32", vocab_size=263, hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=12,
-    intermediate_size=48, rotary_dim=4, latent=LatentConfig(
-        query_rank=16, latent_dim=16, nope_dim=8, rope_dim=4, value_dim=8, interleaved=True,
-        index=IndexConfig(num_heads=2, dim=8, count=3),
-    ),
-)  # fmt: skip
 BEFORE = ("check", "setup", "require")
 ELSEWHERE = {"facts", "screen"}
 PROMPTS = [[1, 2, 3, 4, 5, 6], [7, 8, 9]]
@@ -47,7 +39,12 @@ def test_the_grid_has_every_method_of_the_interface() -> None:
 
 @pytest.mark.parametrize("hook", IN_A_STEP)
 def test_a_fault_in_a_step_is_raised_by_name_and_the_next_call_begins_anew(hook: str, model: LoadedModel) -> None:
-    model = random_model(INDEXED) if hook in OF_AN_INDEX else model
+    if hook in OF_AN_INDEX:
+        model = random_model(pytest.importorskip("framework_models.latent").LatentModel(
+            family="deepseek_v32", vocab_size=263, hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1,
+            head_dim=20, intermediate_size=48, rotary_dim=4, query_rank=16, latent_dim=16, nope_dim=8, value_dim=8,
+            index_heads=2, index_dim=8, index_count=3,
+        ))  # fmt: skip
     cls, calls = faulty(TORCH, hook, raising(lambda: RuntimeError("broken")), lambda call: call == 1)
     if hook == "rotate_and_write":
         cls.capabilities = _with_rope(cls.capabilities)

@@ -38,12 +38,12 @@ def test_every_tensor_lands_in_its_place(folder):
     weights, decoder = load_file(folder / "model.safetensors"), load(folder)
     layer, prefix = decoder.layers[1], "model.layers.1."
     names = [f"{prefix}self_attn.{part}_proj.weight" for part in "qkv"]
-    assert torch.equal(layer.qkv, torch.cat([weights[name] for name in names]))
+    assert torch.equal(layer.attention.qkv, torch.cat([weights[name] for name in names]))
     assert torch.equal(
-        layer.gate_up, torch.cat([weights[f"{prefix}mlp.{part}_proj.weight"] for part in ("gate", "up")])
+        layer.mlp.gate_up, torch.cat([weights[f"{prefix}mlp.{part}_proj.weight"] for part in ("gate", "up")])
     )
     expected = [weights[f"{prefix}self_attn.q_norm.weight"]] * 4 + [weights[f"{prefix}self_attn.k_norm.weight"]] * 2
-    assert torch.equal(layer.qk_norm, torch.stack(expected))
+    assert torch.equal(layer.attention.qk_norm, torch.stack(expected))
     assert decoder.lm_head is decoder.embedding
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from framework.model import decoder as decoder_module
+from framework.model import layers
 from framework.model.loading import load_model
 
 
@@ -12,9 +12,9 @@ from framework.model.loading import load_model
 def test_packed_weights_give_the_same_logits_in_parts_of_any_size(rows, rows_a_part, monkeypatch):
     plain, packed = load_model("tiny").decoder, load_model("tiny").decoder
     assert packed.prepack()
-    row_bytes = 4 * len(packed.layers[0].gate_up)
-    monkeypatch.setattr(decoder_module, "_CACHED_BYTES", rows_a_part * row_bytes)
-    assert [len(part) for part in packed.layers[0]._parts(torch.zeros(7, 3))] == {1: [1] * 7, 5: [5, 2]}.get(
+    row_bytes = 4 * len(packed.layers[0].mlp.gate_up)
+    monkeypatch.setattr(layers, "_CACHED_BYTES", rows_a_part * row_bytes)
+    assert [len(part) for part in packed.layers[0].mlp.parts(torch.zeros(7, 3))] == {1: [1] * 7, 5: [5, 2]}.get(
         rows_a_part, [7]
     )
     tokens, positions = torch.arange(rows) * 7 % 256, torch.arange(rows)
@@ -48,8 +48,9 @@ def test_asked_for_some_tokens_only_the_last_layer_computes_them_alone(chosen, p
 
     multiplied = []
     last = decoder.layers[-1]
-    from_parts = last._from_parts
-    last._from_parts = lambda x, *rest: multiplied.append(len(x)) or from_parts(x, *rest)
+    for part in (last.attention, last.mlp):
+        project = part.project
+        part.project = lambda x, *rest, project=project: multiplied.append(len(x)) or project(x, *rest)
     found = decoder(tokens, positions, attention, rows=rows)
     assert seen == [9] * len(decoder.layers), f"attention needs every token's keys, it was given {seen}"
     assert multiplied == [len(chosen)] * 2, f"the last layer's output and down were of {multiplied} rows"
@@ -65,9 +66,9 @@ def test_the_engine_asks_only_for_what_it_samples(monkeypatch):
     llm = LLM("tiny", cache=CacheOptions(num_blocks=32))
     shapes, logits = [], llm.model.decoder.logits
     monkeypatch.setattr(llm.model.decoder, "logits", lambda hidden: shapes.append(len(hidden)) or logits(hidden))
-    last = llm.model.decoder.layers[-1]
-    of_last, from_parts = [], last._from_parts
-    last._from_parts = lambda x, *rest: of_last.append(len(x)) or from_parts(x, *rest)
+    last = llm.model.decoder.layers[-1].attention
+    of_last, project = [], last.project
+    last.project = lambda x, *rest: of_last.append(len(x)) or project(x, *rest)
     llm.generate([list(range(1, 40)), list(range(1, 20))], Sampling(max_tokens=3))
-    assert of_last[::2] == shapes, f"the last layer computed {of_last[::2]} rows, logits of {shapes} were wanted"
+    assert of_last == shapes, f"the last layer computed {of_last} rows, logits of {shapes} were wanted"
     assert max(shapes) <= 2, shapes

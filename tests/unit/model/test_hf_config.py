@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
 from hypothesis import given, settings
@@ -40,45 +39,6 @@ def test_any_value_of_rope_scaling_is_read_or_refused(key, value):
     assert_read_or_refused(BASE | {"rope_scaling": BASE["rope_scaling"] | {key: value}})
 
 
-DEEPSEEK = {
-    "model_type": "deepseek_v32", "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "intermediate_size": 24, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
-    "v_head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
-    "moe_intermediate_size": 8, "n_shared_experts": 1, "first_k_dense_replace": 0, "mlp_layer_types": None,
-    "routed_scaling_factor": 2.5, "norm_topk_prob": True, "scoring_func": "sigmoid", "index_topk": 4,
-    "index_n_heads": 2, "index_head_dim": 8, "rope_interleave": True, "scale_emb": 12, "scale_depth": 1.4,
-    "dim_model_base": 16,
-}  # fmt: skip
-
-
-@settings(max_examples=300, deadline=None)
-@given(key=st.sampled_from(sorted(DEEPSEEK)), value=WRONG, family=st.sampled_from(["deepseek_v32", "minicpm3"]))
-def test_any_value_of_latent_attention_is_read_or_refused(key, value, family):
-    assert_read_or_refused(DEEPSEEK | {"model_type": family} | {key: value})
-
-
-def test_deepseek_v3_as_it_is_published_is_read():
-    """huggingface.co/deepseek-ai/DeepSeek-V3 config.json, without its quantisation."""
-    config = read_hf_config(
-        {
-            "model_type": "deepseek_v3", "vocab_size": 129280, "hidden_size": 7168, "num_hidden_layers": 61,
-            "num_attention_heads": 128, "num_key_value_heads": 128, "intermediate_size": 18432,
-            "moe_intermediate_size": 2048, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64,
-            "v_head_dim": 128, "qk_nope_head_dim": 128, "n_routed_experts": 256, "n_shared_experts": 1, "n_group": 8,
-            "topk_group": 4, "num_experts_per_tok": 8, "first_k_dense_replace": 3, "moe_layer_freq": 1,
-            "norm_topk_prob": True, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
-            "topk_method": "noaux_tc", "max_position_embeddings": 163840, "rope_theta": 10000,
-            "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
-                             "original_max_position_embeddings": 4096, "type": "yarn"},
-        }
-    )  # fmt: skip
-    assert (config.latent.latent_dim, config.latent.rope_dim, config.head_dim, config.rotary_dim) == (512, 64, 192, 64)
-    assert (config.experts.shared_size, config.experts.first_layer, config.intermediate_size) == (2048, 3, 18432)
-    assert config.rope_scaling.attention_factor == 1.0
-    growth = 0.1 * math.log(40) + 1
-    assert config.attention_scale == pytest.approx(192**-0.5 * growth**2)
-
-
 def assert_read_or_refused(config):
     """Any other error goes through and fails the test."""
     try:
@@ -93,7 +53,6 @@ def assert_read_or_refused(config):
 
 MINIMAL = {"model_type": "llama", "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1}
 MINIMAL |= {"num_attention_heads": 2, "intermediate_size": 8}
-EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 
 
 @pytest.mark.parametrize(
@@ -102,13 +61,12 @@ EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2
         ({"hidden_size": "64"}, "config.json: 'hidden_size' must be an integer of at least 1"),
         ({"num_hidden_layers": 2.0}, "'num_hidden_layers' must be an integer"),
         ({"num_hidden_layers": 10**9}, "num_layers must be at most 4,096, found 1,000,000,000; is config.json damaged"),
-        ({"model_type": "gemma2", "num_hidden_layers": 10**9}, "num_layers must be at most 4,096"),
         ({"rope_scaling": [8]}, "'rope_scaling' must be an object"),
         ({"rope_theta": "1e6"}, "'rope_theta' must be a number above 0"),
         ({"eos_token_id": "</s>"}, "'eos_token_id' must be a token id"),
         ({"tie_word_embeddings": "false"}, "'tie_word_embeddings' must be true or false"),
         ({"model_type": "mistral", "sliding_window": -1}, "'sliding_window' must be an integer of at least 1"),
-        ({"model_type": "gpt2"}, "'gpt2' is not supported; supported: llama, mistral, mixtral, phi3, qwen2, qwen3"),
+        ({"model_type": "gpt2"}, "'gpt2' is not supported; installed: .*llama, .*mistral, .*qwen2, qwen3"),
         ({"model_type": None}, "None is not supported"),
         ({"hidden_size": None}, "config.json has no 'hidden_size'"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
@@ -121,17 +79,6 @@ EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2
         ({"rope_scaling": {"rope_type": "yarn", "factor": 8}}, "no 'original_max_position_embeddings', which 'yarn'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"torch_dtype": "int4"}, "no model dtype 'int4'"),
-        (EXPERTS | {"mlp_only_layers": [0]}, "layers with and without routed experts"),
-        (EXPERTS | {"num_experts_per_tok": 5}, "5 of 4 experts"),
-        (EXPERTS | {"model_type": "gpt_oss", "swiglu_limit": 3.0}, "swiglu_limit 3.0"),
-        ({"model_type": "deepseek_v3", "scoring_func": "softmax"}, "scoring_func 'softmax'"),
-        ({"model_type": "deepseek_v3", "n_group": 3}, "4 of 3 groups of 256 experts"),
-        ({"model_type": "deepseek_v32", "q_lora_rank": None}, "q_lora_rank is missing"),
-        (
-            {"model_type": "deepseek_v3", "mlp_layer_types": ["sparse", "dense"]},
-            "'mlp_layer_types' must be a list of 1",
-        ),
-        ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_activation 'relu'"),
     ],
 )
 def test_what_is_no_config_or_not_supported_is_refused_by_name(change, message):
@@ -143,7 +90,6 @@ def test_a_minimal_config_has_its_family_s_defaults():
     assert read_hf_config(MINIMAL).num_kv_heads == 2
     mixed = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
     assert read_hf_config(MINIMAL | mixed | {"num_hidden_layers": 2}).sliding_layers == (False, True)
-    assert read_hf_config(MINIMAL | EXPERTS).experts is not None
 
 
 def test_a_config_of_transformers_4_and_one_of_5_mean_the_same():

@@ -1,4 +1,4 @@
-"""Layers with and without a sliding window, sinks, and routed experts, served over paged K and V."""
+"""Layers with and without a sliding window, and sinks, served over paged K and V."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fake_engines import make_llm
 
 from framework.errors import BackendUnavailable, Unsupported
 from framework.llm import LLM, CacheOptions
-from framework.model.config import ExpertsConfig, ModelConfig
+from framework.model.config import ModelConfig
 from framework.model.dense import greedy
 from framework.model.loading import LoadedModel, random_model
 from framework.modes.dense_check import measure_loss
@@ -19,11 +19,10 @@ from framework.sampling import Sampling
 from framework_builtin.backend.torch import TorchBackend
 
 MIXED = ModelConfig(
-    family="gemma3_text", vocab_size=263, hidden_size=32, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=16,
+    family="mixed", vocab_size=263, hidden_size=32, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=16,
     intermediate_size=48, sliding_window=9, sliding_layers=(True, False, True), local_rope_theta=100.0, sinks=True,
-    sandwich_norms=True, norms_plus_one=True, embedding_scale=32**0.5, soft_cap=20.0,
+    norms_plus_one=True, embedding_scale=32**0.5, soft_cap=20.0,
 )  # fmt: skip
-ROUTED = ExpertsConfig(count=5, per_token=2, intermediate_size=8, bias=True, clamped=True)
 
 
 class Rotating(TorchBackend):

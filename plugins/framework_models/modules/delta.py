@@ -1,38 +1,34 @@
-"""Gated delta rule: the layers with a recurrent state of Qwen3-Next and 3.5, in plain torch."""
+"""The layers of Qwen3-Next and 3.5: the gated delta rule, in plain torch, and attention behind a gate."""
 
 # Shapes: T packed tokens  B rows  E hidden  G key heads  N value heads  K key dim  V value dim  C convolved  W kernel
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import Tensor
 
-from framework.model.config import RecurrentConfig
-
-State: TypeAlias = tuple[Tensor, Tensor]
-"""After some tokens of a sequence: the last W - 1 inputs of the convolution (C, W - 1), and the memory (N, K, V) in
-float32 at least."""
-
-Save: TypeAlias = Callable[[int, State], object]
-"""Takes the state after so many tokens of the sequence; it must copy what it keeps."""
+from framework.model.config import ModelConfig
+from framework.model.layers import NewWeight, Recurrence, Rope, Save, SelfAttention, State, Targets
+from framework_models.recurrent import RecurrentConfig
 
 _LARGEST_CHUNK = 64
 
 
-class GatedDelta(nn.Module):
+class GatedDelta(Recurrence):
     """One layer: projections, a short convolution over time, the gated delta rule, a gated norm, a projection back.
 
     Of each value head the rule keeps a matrix S (K, V): S decays, forgets what it holds at the token's key, and takes
-    up the token's value there; the output is read at the query.
+    up the token's value there; the output is read at the query. A state is the last W - 1 inputs of the convolution
+    (C, W - 1), and that memory (N, K, V) in float32 at least; inputs are what is convolved (T, C), log decay (T, N) and
+    write strength (T, N).
 
     Source: Yang et al. 2024, arXiv:2412.06464; transformers' Qwen3_5GatedDeltaNet, for the same numbers.
     """
 
-    def __init__(self, config: RecurrentConfig, hidden: int, eps: float, weight: Callable[..., nn.Parameter]):
+    def __init__(self, config: RecurrentConfig, hidden: int, eps: float, weight: NewWeight):
         super().__init__()
         self.config, self._eps = config, eps
 
@@ -44,15 +40,15 @@ class GatedDelta(nn.Module):
         self.scale = weight(config.value_dim)
         self.output = weight(hidden, values)
 
-    def forward(self, x: Tensor, recur: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-        """(T, E) to (T, E). `recur`: (T, C) inputs, (T, N) log decay, (T, N) write strength -> (T, N, V)."""
+    def forward(self, x: Tensor, rope: Rope, attend: Callable[..., Tensor], rows: Tensor | None = None) -> Tensor:
         mixed, gate, strength, decay = self._split(F.linear(x, self.inputs))
         wide = self._wide
         rate = -self.decay_log.to(wide).exp() * F.softplus(decay.to(wide) + self.decay_bias)
-        out = recur(mixed, rate, strength.sigmoid())
+        out = attend(mixed, rate, strength.sigmoid())
         out = F.rms_norm(out.to(wide), out.shape[-1:], None, self._eps).to(x.dtype) * self.scale
         out = (out * F.silu(gate.view_as(out).to(wide))).to(x.dtype)
-        return F.linear(out.flatten(1), self.output)
+        out = F.linear(out.flatten(1), self.output)
+        return out if rows is None else out[rows]
 
     def _split(self, x: Tensor) -> tuple[Tensor, ...]:
         """What was projected, of `widths`: what is convolved, the gate, write strength, decay."""
@@ -91,9 +87,9 @@ class GatedDelta(nn.Module):
         q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k))
         return (q * config.key_dim**-0.5).repeat_interleave(shared, 1), k.repeat_interleave(shared, 1), v
 
-    def step(self, x: Tensor, decay: Tensor, strength: Tensor, state: State) -> tuple[Tensor, State]:
-        """One token of each of B rows: (B, C), (B, N), (B, N) and states (B, ...) -> (B, N, V) and the states after."""
-        before, memory = state
+    def step(self, *inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        """See Recurrence."""
+        (x, decay, strength), (before, memory) = inputs, state
         window = torch.cat((before, x.unsqueeze(-1)), -1)  # (B, C, W)
         q, k, v = self._heads((window * self.convolution[:, 0]).sum(-1))
         memory = memory * decay.exp()[..., None, None]
@@ -101,17 +97,12 @@ class GatedDelta(nn.Module):
         memory = memory + k.unsqueeze(-1) * ((v - found) * strength.unsqueeze(-1)).unsqueeze(-2)
         return (memory * q.unsqueeze(-1)).sum(-2).to(x.dtype), (window[..., 1:], memory)
 
-    def sequence(
-        self, x: Tensor, decay: Tensor, strength: Tensor, state: State, start: int, block: int, save: Save
-    ) -> Tensor:
-        """T further tokens of one sequence, of which `start` came before: (T, C), (T, N), (T, N) -> (T, N, V).
-
-        `save` gets the state at each end of a block of `block` tokens that is reached, and at the end.
-        """
-        before, memory = state
-        inputs, last = torch.cat((before, x.T), -1), before.shape[-1]  # (C, W - 1 + T)
+    def sequence(self, *inputs: Tensor, state: State, start: int, block: int, save: Save) -> Tensor:
+        """See Recurrence."""
+        (x, decay, strength), (before, memory) = inputs, state
+        convolved, last = torch.cat((before, x.T), -1), before.shape[-1]  # (C, W - 1 + T)
         count, chunk = len(x), _chunk(block)
-        q, k, v = self._heads(F.conv1d(inputs, self.convolution, groups=len(inputs)).T)
+        q, k, v = self._heads(F.conv1d(convolved, self.convolution, groups=len(convolved)).T)
         lead = start % chunk
         tail = -(lead + count) % chunk
 
@@ -140,8 +131,21 @@ class GatedDelta(nn.Module):
             memory = memory * total[:, index, -1].exp()[:, None, None] + k[:, index].transpose(1, 2) @ new
             end = min((index + 1) * chunk - lead, count)
             if end == count or not (start + end) % block:
-                save(start + end, (inputs[:, end : end + last], memory))
+                save(start + end, (convolved[:, end : end + last], memory))
         return out.movedim(0, 2).flatten(0, 1)[lead : lead + count].to(x.dtype)
+
+    def targets(self) -> Targets:
+        widths = dict(zip(("qkv", "z", "b", "a"), self.widths, strict=True))
+        if self.config.by_key_head:
+            widths = {"qkvz": widths["qkv"] + widths["z"], "ba": widths["b"] + widths["a"]}
+        parts = zip(widths, torch.split(self.inputs, [*widths.values()]), strict=True)
+        return {f"linear_attn.in_proj_{name}.weight": part for name, part in parts} | {
+            "linear_attn.conv1d.weight": self.convolution,
+            "linear_attn.dt_bias": self.decay_bias,
+            "linear_attn.A_log": self.decay_log,
+            "linear_attn.norm.weight": self.scale,
+            "linear_attn.out_proj.weight": self.output,
+        }
 
 
 def _chunk(block: int) -> int:
@@ -149,17 +153,14 @@ def _chunk(block: int) -> int:
     return max(size for size in range(1, min(block, _LARGEST_CHUNK) + 1) if not block % size)
 
 
-class SequenceStates:
-    """The states of one sequence that is computed call by call, without blocks."""
+class GatedAttention(SelfAttention):
+    """What attention gives is multiplied by the sigmoid of a gate: each query head has two in `qkv`, itself and it."""
 
-    def __init__(self) -> None:
-        self._held: dict[int, tuple[int, State]] = {}
+    def __init__(self, config: ModelConfig, weight: NewWeight):
+        super().__init__(config, weight, 2 * config.num_heads)
 
-    def recur(self, layer: int, delta: GatedDelta, x: Tensor, decay: Tensor, strength: Tensor) -> Tensor:
-        """That layer's `sequence` over the next tokens."""
-        start, state = self._held.get(layer) or (0, delta.zero_state(x.device))
-
-        def save(count: int, after: State) -> None:
-            self._held[layer] = count, after
-
-        return delta.sequence(x, decay, strength, state, start, _LARGEST_CHUNK, save)
+    def forward(self, x: Tensor, rope: Rope, attend: Callable[..., Tensor], rows: Tensor | None = None) -> Tensor:
+        heads, kv = self.num_heads, self.num_kv_heads
+        queries, k, v = torch.split(self.heads(x), [2 * heads, kv, kv], 1)
+        qk = self.rotated(torch.cat((queries[:, ::2], k), 1), rope)
+        return self.end(attend(qk[:, :heads], qk[:, heads:], v) * queries[:, 1::2].sigmoid(), rows)

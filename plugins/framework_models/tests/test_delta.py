@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from framework.model.config import RecurrentConfig
-from framework.model.delta import GatedDelta, SequenceStates
+from framework_models.modules.delta import GatedDelta
+from framework_models.recurrent import RecurrentConfig
 
 CONFIG = RecurrentConfig(
     layers=(True, False), num_key_heads=2, num_value_heads=6, key_dim=5, value_dim=3, kernel=4
@@ -63,7 +63,7 @@ def test_calls_of_any_length_give_the_recurrence_and_its_states(delta: Any, bloc
         def save(after: int, found: Any) -> None:
             saved[after] = tuple(a.clone() for a in found)
 
-        outputs.append(delta.sequence(*part, state, start, block, save))
+        outputs.append(delta.sequence(*part, state=state, start=start, block=block, save=save))
         start += count
         state = saved[start]
     torch.testing.assert_close(torch.cat(outputs), wanted, rtol=1e-9, atol=1e-9)
@@ -80,14 +80,15 @@ def test_rows_step_each_from_its_own_state(delta: Any) -> None:
     inputs = [drawn(length + 1) for length in lengths]
     states = []
     for (x, decay, strength), length in zip(inputs, lengths, strict=True):
-        held = SequenceStates()
-        held.recur(0, delta, x[:length], decay[:length], strength[:length])
-        states.append(held._held[0][1])
+        saved: dict[int, Any] = {}
+        before = [a[:length] for a in (x, decay, strength)]
+        delta.sequence(*before, state=delta.zero_state(x.device), start=0, block=64, save=saved.__setitem__)
+        states.append(saved[length])
     rows = [torch.stack([a[-1] for a in column]) for column in zip(*inputs, strict=True)]
-    out, (before, memory) = delta.step(*rows, tuple(torch.stack(part) for part in zip(*states, strict=True)))
+    out, (kept, memory) = delta.step(*rows, state=tuple(torch.stack(part) for part in zip(*states, strict=True)))
     for row, one in enumerate(inputs):
         wanted, memories = recurrence(delta, *one)
         torch.testing.assert_close(out[row], wanted[-1], rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(memory[row], memories[-1], rtol=1e-9, atol=1e-9)
-        found.append(before[row])
+        found.append(kept[row])
     assert torch.equal(found[1], inputs[1][0][-3:].T)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict
 
 import pytest
 import torch
 
 from framework.errors import InvalidArgument
-from framework.model.config import ExpertsConfig
-from framework.model.experts import RoutedExperts
 from framework.model.loading import TINY_CONFIG
 from framework.model.shard import Shard
+from framework_models.experts import ExpertsConfig, RoutedModel
+from framework_models.modules.experts import ClampedExperts
 
-ROUTED = ExpertsConfig(count=5, per_token=2, intermediate_size=8, bias=True, clamped=True)
+ROUTED = ExpertsConfig(count=5, per_token=2, intermediate_size=8)
 
 
 def test_routed_experts_give_the_same_with_and_without_sorting_by_expert(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +22,7 @@ def test_routed_experts_give_the_same_with_and_without_sorting_by_expert(monkeyp
     def weight(*shape: int) -> torch.nn.Parameter:
         return torch.nn.Parameter(torch.randn(shape, dtype=torch.float64, generator=generator), requires_grad=False)
 
-    experts = RoutedExperts(ROUTED, 16, weight)
+    experts = ClampedExperts(ROUTED, 16, weight)
     x = torch.randn(7, 16, dtype=torch.float64, generator=generator)
     own = experts(x)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
@@ -31,4 +31,4 @@ def test_routed_experts_give_the_same_with_and_without_sorting_by_expert(monkeyp
 
 def test_routed_experts_are_not_divided_over_ranks() -> None:
     with pytest.raises(InvalidArgument, match=r"routed experts are not divided over ranks\. Would work: 1"):
-        Shard(0, 2).config(replace(TINY_CONFIG, experts=ROUTED))
+        Shard(0, 2).config(RoutedModel(**asdict(TINY_CONFIG), experts=ROUTED))

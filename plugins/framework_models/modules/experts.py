@@ -4,29 +4,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from framework.model.config import ExpertsConfig, RoutingConfig
+from framework.model.config import ModelConfig
+from framework.model.functions import linear
+from framework.model.layers import GatedMlp, Mlp, NewWeight, Target, Targets
+from framework_models.experts import ExpertsConfig, RoutingConfig
 
 _SWIGLU_ALPHA, _SWIGLU_LIMIT = 1.702, 7.0
 """Constants of gpt-oss. Source: its model card; transformers' GptOssConfig."""
 
 
-NewWeight = Callable[..., nn.Parameter]
-"""(*shape) -> an empty weight of that shape, in the model's dtype on its device."""
-
-
-class RoutedExperts(nn.Module):
+class RoutedExperts(Mlp):
     """A router and X gated MLPs. Source: Mixtral, arXiv:2401.04088 section 2.1; transformers' modeling code.
 
     NOTE: on a CPU each expert computes its own tokens. Elsewhere, and when compiled, every expert computes every token
     and weights of 0 drop what was not chosen: X / A times the work, but nothing waits for the device, so that decode
     steps can be captured.
+
+    Attributes:
+        ROOM, NAMES: of a checkpoint's weights: what they begin with, and gate, up and down of an expert.
     """
+
+    ROOM, NAMES = "mlp", ("gate_proj", "up_proj", "down_proj")
 
     def __init__(self, config: ExpertsConfig, hidden: int, weight: NewWeight):
         super().__init__()
@@ -34,15 +36,12 @@ class RoutedExperts(nn.Module):
         count, width = config.count, config.intermediate_size
 
         self.router = weight(count, hidden)
-        self.router_bias = weight(count) if config.bias else None
         self.choice_bias: nn.Parameter | None = None
         if config.routing is not None:  # in float32 at least: half precision would choose others
             wide = torch.promote_types(self.router.dtype, torch.float32)
             self.choice_bias = nn.Parameter(weight(count).to(wide), requires_grad=False)
         self.gate_up = weight(count, 2 * width, hidden)
-        self.gate_up_bias = weight(count, 2 * width) if config.bias else None
         self.down = weight(count, hidden, width)
-        self.down_bias = weight(count, hidden) if config.bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(T, E) to (T, E)."""
@@ -63,12 +62,15 @@ class RoutedExperts(nn.Module):
         """Weights (T, A) in x's dtype, and the experts (T, A) they are for."""
         if self._config.routing is not None:
             return self._route_by_group(x, self._config.routing)
-        scores = F.linear(x, self.router, self.router_bias)
+        scores = self._scores(x)
         if self._config.renormalise:  # a softmax over the chosen ones alone is the same
             top, chosen = scores.topk(self._config.per_token, -1)
             return top.float().softmax(-1).to(x.dtype), chosen
         top, chosen = scores.float().softmax(-1).topk(self._config.per_token, -1)
         return top.to(x.dtype), chosen
+
+    def _scores(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.router)
 
     def _route_by_group(self, x: Tensor, routing: RoutingConfig) -> tuple[Tensor, Tensor]:
         """See RoutingConfig: a group is as good as its two best experts. Source: arXiv:2412.19437 section 2.1.2."""
@@ -85,11 +87,70 @@ class RoutedExperts(nn.Module):
         return (top * routing.scaling).to(x.dtype), chosen
 
     def _expert(self, x: Tensor, expert: int) -> Tensor:
-        first = None if self.gate_up_bias is None else self.gate_up_bias[expert]
-        second = None if self.down_bias is None else self.down_bias[expert]
-        both = F.linear(x, self.gate_up[expert], first)
-        if self._config.clamped:
-            gate, up = both[..., ::2].clamp(max=_SWIGLU_LIMIT), both[..., 1::2].clamp(-_SWIGLU_LIMIT, _SWIGLU_LIMIT)
-            return F.linear((up + 1) * gate * torch.sigmoid(gate * _SWIGLU_ALPHA), self.down[expert], second)
-        gate, up = both.chunk(2, -1)
-        return F.linear(F.silu(gate) * up, self.down[expert], second)
+        gate, up = F.linear(x, self.gate_up[expert]).chunk(2, -1)
+        return F.linear(F.silu(gate) * up, self.down[expert])
+
+    def targets(self) -> Targets:
+        """Each expert alone."""
+        views: dict[str, Tensor | Target] = {f"{self.ROOM}.gate.weight": self.router}
+        if self.choice_bias is not None:
+            views[f"{self.ROOM}.gate.e_score_correction_bias"] = self.choice_bias
+        for index, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True)):
+            parts = zip(self.NAMES, (*gate_up.chunk(2), down), strict=True)
+            views |= {f"{self.ROOM}.experts.{index}.{name}.weight": part for name, part in parts}
+        return views
+
+
+class MixtralExperts(RoutedExperts):
+    ROOM, NAMES = "block_sparse_moe", ("w1", "w3", "w2")
+
+
+class ClampedExperts(RoutedExperts):
+    """gpt-oss's: biases, gate and up interleaved and clamped; all experts are stored as one, transposed."""
+
+    def __init__(self, config: ExpertsConfig, hidden: int, weight: NewWeight):
+        super().__init__(config, hidden, weight)
+        count, width = config.count, config.intermediate_size
+        self.router_bias = weight(count)
+        self.gate_up_bias, self.down_bias = weight(count, 2 * width), weight(count, hidden)
+
+    def _scores(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.router, self.router_bias)
+
+    def _expert(self, x: Tensor, expert: int) -> Tensor:
+        both = F.linear(x, self.gate_up[expert], self.gate_up_bias[expert])
+        gate, up = both[..., ::2].clamp(max=_SWIGLU_LIMIT), both[..., 1::2].clamp(-_SWIGLU_LIMIT, _SWIGLU_LIMIT)
+        mixed = (up + 1) * gate * torch.sigmoid(gate * _SWIGLU_ALPHA)
+        return F.linear(mixed, self.down[expert], self.down_bias[expert])
+
+    def targets(self) -> Targets:
+        return {
+            "mlp.router.weight": self.router,
+            "mlp.router.bias": self.router_bias,
+            "mlp.experts.gate_up_proj": self.gate_up.transpose(1, 2),
+            "mlp.experts.gate_up_proj_bias": self.gate_up_bias,
+            "mlp.experts.down_proj": self.down.transpose(1, 2),
+            "mlp.experts.down_proj_bias": self.down_bias,
+        }
+
+
+class SharedExperts(Mlp):
+    """Routed experts, and an MLP beside them that every token goes through; in Qwen's behind a gate."""
+
+    def __init__(self, config: ModelConfig, experts: ExpertsConfig, weight: NewWeight):
+        super().__init__()
+        room = "mlp.shared_expert" if experts.shared_gate else "mlp.shared_experts"
+        self.shared = GatedMlp(config, weight, experts.shared_size, room)
+        self.gate = weight(1, config.hidden_size) if experts.shared_gate else None
+        self.experts = RoutedExperts(experts, config.hidden_size, weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shared: Tensor = self.shared(x)
+        if self.gate is not None:
+            shared = shared * linear(x, self.gate, None).sigmoid()
+        routed: Tensor = self.experts(x)
+        return routed + shared
+
+    def targets(self) -> Targets:
+        gate = {} if self.gate is None else {"mlp.shared_expert_gate.weight": self.gate}
+        return {**self.experts.targets(), **self.shared.targets(), **gate}

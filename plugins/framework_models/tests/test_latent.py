@@ -114,8 +114,7 @@ def test_rows_of_fewer_bits_lose_little(served: Any, kv_dtype: str, allowed: flo
 def test_a_pool_holds_the_planes_of_the_model_alone(served: Any) -> None:
     model, _ = served
     llm = llm_of(model, num_blocks=9)
-    latent = model.config.latent
-    token = latent.latent_dim + latent.rope_dim + (latent.index.dim if latent.index else 0)
+    token = model.config.head_dim + (model.config.index_dim or 0)
     assert llm.pool.bytes == 10 * SIZE * model.config.num_layers * token * 4
     assert sum(stored.nbytes for stored in llm.pool.tensors_of(0)) == llm.pool.bytes
 
@@ -126,7 +125,7 @@ def test_a_selection_reads_less_of_the_pool(served: Any) -> None:
     llm = llm_of(model)
     llm.generate([PROMPTS[0]], Sampling(max_tokens=9, ignore_eos=True))
     facts = llm.executor.summary()
-    if model.config.latent.index is None:
+    if model.config.index_dim is None:
         assert "kv_bytes_read" not in facts
         return
     row, key, layers, length = 40 * 4, 16 * 4, model.config.num_layers, len(PROMPTS[0])
@@ -154,6 +153,6 @@ def test_several_ranks_are_refused(served: Any) -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own, in inductor
 def test_a_compiled_model_gives_the_same_tokens(served: Any) -> None:
     model, wanted = served
-    if model.config.latent.index is not None:
+    if model.config.index_dim is not None:
         pytest.skip("an indexer is not compiled")
     assert finished(llm_of(model, compile=True).generate(PROMPTS, GREEDY)) == wanted

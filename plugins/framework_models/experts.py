@@ -1,0 +1,162 @@
+"""Families of routed experts: Mixtral, Qwen3-MoE, gpt-oss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from framework.errors import ModelError, shown
+from framework.model.config import SLIDING, ModelConfig, named_layers
+from framework.model.families import Mistral
+from framework.model.hf_config import num_layers_of, value_of
+
+if TYPE_CHECKING:
+    from framework.model.layers import Mlp, NewWeight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingConfig:
+    """How DeepSeek V3 chooses experts: sigmoid scores, a bias for the choice alone, and the best groups first.
+
+    Attributes:
+        num_groups, groups_per_token: experts in groups of equal size, and from how many of them a token may choose.
+        scaling: of the chosen weights.
+    """
+
+    num_groups: int
+    groups_per_token: int
+    scaling: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """Routed experts in place of a layer's MLP.
+
+    Attributes:
+        count, per_token: experts, and how many of them a token goes through.
+        intermediate_size: of one expert.
+        renormalise: the weights of the chosen experts sum to 1; else they are what a softmax over all gives them.
+        routing: None: by a softmax.
+        shared_size: intermediate size of the MLP that every token goes through beside its experts; 0: there is none.
+        shared_gate: what that MLP gives is multiplied by the sigmoid of a gate, one for each token.
+        first_layer: the layers before it have an MLP alone.
+    """
+
+    count: int
+    per_token: int
+    intermediate_size: int
+    renormalise: bool = True
+    routing: RoutingConfig | None = None
+    shared_size: int = 0
+    shared_gate: bool = False
+    first_layer: int = 0
+
+    def __post_init__(self) -> None:
+        if self.routing is not None:
+            groups = self.routing.num_groups
+            if self.count % groups or not 1 <= self.routing.groups_per_token <= groups or self.count < 2 * groups:
+                raise ModelError(
+                    f"{self.routing.groups_per_token} of {groups} groups of {self.count} experts: groups are of equal "
+                    "size, at least 2, and no more are chosen than there are"
+                )
+        if not 1 <= self.per_token <= self.count <= 2**14 or not 1 <= self.intermediate_size <= 2**24:
+            raise ModelError(
+                f"a token goes through {self.per_token} of {self.count} experts of {self.intermediate_size} elements: "
+                "each must be at least 1, and no more chosen than there are"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutedModel(ModelConfig):
+    """A model that may have routed experts.
+
+    Attributes:
+        experts: None: each layer has an MLP.
+    """
+
+    experts: ExpertsConfig | None = None
+
+    def mlp(self, layer: int, weight: NewWeight) -> Mlp:
+        if self.experts is None or layer < self.experts.first_layer:
+            return super().mlp(layer, weight)
+        from framework_models.modules.experts import RoutedExperts, SharedExperts
+
+        if self.experts.shared_size:
+            return SharedExperts(self, self.experts, weight)
+        return RoutedExperts(self.experts, self.hidden_size, weight)
+
+    @property
+    def undivided(self) -> tuple[str, ...]:
+        return ("routed experts are not divided over ranks",) * (self.experts is not None)
+
+
+def experts_of(config: Mapping[str, Any], width: str = "moe_intermediate_size", **more: Any) -> ExpertsConfig:
+    """The experts of a config.json whose layers all have them.
+
+    Args:
+        width: key of the experts' intermediate size. more: of ExpertsConfig.
+    """
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise ModelError("layers with and without routed experts in one model are not supported")
+    return ExpertsConfig(
+        count=value_of(config, "num_experts" if "num_experts" in config else "num_local_experts", int),
+        per_token=value_of(config, "num_experts_per_tok", int),
+        intermediate_size=value_of(config, width, int),
+        **more,
+    )
+
+
+class Mixtral(RoutedModel, Mistral):
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"rope_theta": 1e6}
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        return {**super().read(config), "experts": experts_of(config, "intermediate_size")}
+
+    def mlp(self, layer: int, weight: NewWeight) -> Mlp:
+        from framework_models.modules.experts import MixtralExperts
+
+        assert self.experts is not None
+        return MixtralExperts(self.experts, self.hidden_size, weight)
+
+
+class Qwen3Moe(RoutedModel):
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        experts = experts_of(config, renormalise=value_of(config, "norm_topk_prob", bool, False))
+        found = super().read({**config, "intermediate_size": experts.intermediate_size})
+        return {**found, "experts": experts, "qk_norm": True}
+
+    @classmethod
+    def layer_names(cls, config: Mapping[str, Any]) -> list[str]:
+        slides = config.get("sliding_window") is not None and value_of(config, "use_sliding_window", bool, False)
+        return [SLIDING] * num_layers_of(config) if slides else super().layer_names(config)
+
+
+class GptOss(RoutedModel):
+    """Sinks, a window in every second layer, and experts with biases and an activation of their own."""
+
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "head_dim": 64,
+        "attention_bias": True,
+        "rope_theta": 150_000.0,
+        "sliding_window": 128,
+    }
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        limit, alpha = config.get("swiglu_limit", 7.0), config.get("swiglu_alpha", 1.702)
+        if (limit, alpha) != (7.0, 1.702):
+            raise ModelError(f"swiglu_limit {shown(limit)} and swiglu_alpha {shown(alpha)} are not supported; 7, 1.702")
+        return {**super().read(config), "experts": experts_of(config, "intermediate_size"), "sinks": True}
+
+    @classmethod
+    def layer_names(cls, config: Mapping[str, Any]) -> list[str]:
+        return named_layers(config, SLIDING, [layer % 2 == 0 for layer in range(num_layers_of(config))])
+
+    def mlp(self, layer: int, weight: NewWeight) -> Mlp:
+        from framework_models.modules.experts import ClampedExperts
+
+        assert self.experts is not None
+        return ClampedExperts(self.experts, self.hidden_size, weight)
