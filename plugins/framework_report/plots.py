@@ -67,13 +67,17 @@ class Plot:
 
 
 def plots_of(study: Study) -> list[Plot]:
-    """Differences, curves over what varied, latency over throughput and over hits; of a search, its history and what it
-    tried."""
+    """Differences, curves over what varied, latency over throughput and over hits, right answers over what compressions
+    returned; of a search, its history and what it tried."""
     if study.trials is not None:
         return list(_of_search(study, study.trials))
     return [
         *_differences(study), *_curves(study),
         *_tradeoff(study, "throughput_latency", "Latency over throughput", _THROUGHPUTS, _LATENCIES),
+        *_tradeoff(
+            study, "returned_quality", "Right answers over the share of KV that came back to the pool",
+            ("returned_share",), ("workload_accuracy", "kept_attention_mass"), better="Up",
+        ),
         *_tradeoff(study, "hits_first_token", "Time to first token over hits", ("hit_rate",), ("ttft_s_p99",)),
     ]  # fmt: skip
 
@@ -261,10 +265,10 @@ def _dots(study: Study) -> Plot:
 
 
 def _tradeoff(
-    study: Study, name: str, heading: str, throughputs: Sequence[str], latencies: Sequence[str]
+    study: Study, name: str, heading: str, throughputs: Sequence[str], latencies: Sequence[str], better: str = "Down"
 ) -> Iterator[Plot]:
     """The first of these latencies that runs have over the first of what is better higher, a line for each component
-    combination along the load; needs both."""
+    combination along the load; needs both. `better`: which way the latencies are."""
     throughput = next((metric for metric in throughputs if metric in study.metrics), "")
     latency = next((metric for metric in latencies if metric in study.metrics), "")
     points = [setting for setting in study.settings if {throughput, latency} <= setting.means.keys()]
@@ -292,7 +296,7 @@ def _tradeoff(
                 x_intervals=[xs.scaled(one.interval) for one in x], intervals=[ys.scaled(one.interval) for one in y],
             )
         )  # fmt: skip
-    note = "Down and to the right is better. Each point is the mean over the seeds of one setting."
+    note = f"{better} and to the right is better. Each point is the mean over the seeds of one setting."
     if any(interval for line in lines for interval in (*line.x_intervals, *line.intervals)):
         note += " Bars: 95 % intervals over seeds; one that ends at the edge goes on."
     if len(order) > most:

@@ -79,6 +79,23 @@ def test_latency_over_throughput_shows_every_point_whole_on_axes_from_zero_with_
     assert "95 % intervals over seeds" in plot.note
 
 
+def test_right_answers_stand_over_what_compressions_returned_a_line_each(tmp_path: Path) -> None:
+    found = {
+        ("knorm", 0.25): (0.24, 0.7),
+        ("knorm", 0.5): (0.5, 0.4),
+        ("paged", 0.25): (0.2, 0.8),
+        ("paged", 0.5): (0.4, 0.6),
+    }
+    for (name, ratio), (returned, right) in found.items():
+        result = {"returned_share": returned, "workload_accuracy": right}
+        make_run(tmp_path / f"{name}{ratio}", result=result, eviction=name, options={"ratio": ratio})
+    (plot,) = [plot for plot in plots_of(Study(collect([tmp_path]))) if plot.name == "returned_quality"]
+    (axes,) = plot.figure.axes
+    lines = {line.get_label(): [*zip(*line.get_data(), strict=True)] for line in axes.get_lines()}
+    assert lines == {"knorm": [(24.0, 0.7), (50.0, 0.4)], "paged": [(20.0, 0.8), (40.0, 0.6)]}
+    assert plot.note.startswith("Up and to the right is better.")
+
+
 def test_time_to_first_token_over_hits_has_a_point_for_each_choice_and_an_axis_as_wide_as_they_are(
     tmp_path: Path,
 ) -> None:
