@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -31,9 +32,9 @@ from framework_scheduling.observer import CAUSES, Queue
 BLOCK, ROWS, STEP_TOKENS = 512, 16, 2048
 QUICK = "drawn conversations"
 TRACES = {"conversation": CONVERSATION, "agentic coding": AGENTIC, "agentic coding b": AGENTIC_B}
-KEEP_ONE_IN, FIRST_TURNS, LONGEST, ANSWER = 48, 4, 65_536, 128
-"""The conversation trace gives one session in so many, whole; each agentic session its first requests of at most so
-many tokens; tokens of an answer at most, since a replay takes a step for each."""
+KEEP_ONE_IN, DRAWS, FIRST_TURNS, LONGEST, ANSWER = 48, 3, 4, 65_536, 64
+"""The conversation trace gives one session in so many, whole, so many times, no session twice; each agentic session
+its first requests of at most so many tokens; tokens of an answer at most, since a replay takes a step for each."""
 MOST_GAPS = 10
 """Mean gaps between arrivals to which a longer one is cut: the agentic traces have nights in them."""
 CAPACITIES = {
@@ -42,10 +43,10 @@ CAPACITIES = {
 }  # fmt: skip
 """Small, middle and large, in blocks of 512 tokens."""
 LOADS = (0.7, 0.9, 1.1)
+JUDGED = (0.9, 1.1)
+"""Loads at which, with the middle capacity, all streams of a trace are replayed and differences are judged."""
 RECORDED = "as recorded"
 EVICTIONS = ("lru", "hazard")
-UNBOUNDED = ("shortest_job unbounded", "shortest_rest unbounded")
-"""The same without a bound on the wait, at the middle capacity and a load of 0.9."""
 TENANTS = 8
 REFERENCE_RATE = 10.0
 """Requests a second of the engine for which constants in seconds are meant: here they are longer by as much as the
@@ -77,40 +78,50 @@ class Cell:
 
 
 def cells_of(trace: str, orders: Sequence[str], *, quick: bool) -> list[Cell]:
-    """Each load at the middle capacity, and the other capacities at a load of 0.9."""
-    small, middle, large = CAPACITIES[trace]
-    places = [(middle, load) for load in ((0.9,) if quick else (*LOADS, RECORDED))]
-    places += [] if quick else [(small, 0.9), (large, 0.9)]
-    return [
-        Cell(trace, order, eviction, blocks, load)
-        for blocks, load in places
-        for eviction in EVICTIONS
-        for order in (*orders, *(UNBOUNDED if not quick and (blocks, load) == (middle, 0.9) else ()))
-    ]
+    """Each load, capacity, policy and order with each other; quick: at a load of 0.9 and the middle capacity."""
+    loads, sizes = ((0.9,), CAPACITIES[trace][1:2]) if quick else ((*LOADS, RECORDED), CAPACITIES[trace])
+    return [Cell(trace, order, *place) for *place, order in itertools.product(EVICTIONS, sizes, loads, orders)]
+
+
+def streams_of(cell: Cell) -> tuple[tuple[WorkloadRequest, ...], ...]:
+    """All streams of the trace where differences are judged, elsewhere the first."""
+    judged = cell.num_blocks == CAPACITIES[cell.trace][1] and cell.load in JUDGED
+    return streams(cell.trace) if judged else streams(cell.trace)[:1]
+
+
+def requests_of(trace: str) -> tuple[WorkloadRequest, ...]:
+    """The requests of a trace, stream by stream."""
+    return tuple(itertools.chain.from_iterable(streams(trace)))
 
 
 @functools.cache
-def stream(trace: str) -> tuple[WorkloadRequest, ...]:
-    """The requests of a trace that are replayed, in order of arrival, each with its session and tenant."""
+def streams(trace: str) -> tuple[tuple[WorkloadRequest, ...], ...]:
+    """Requests that are replayed together, in order of arrival, each with its session and tenant.
+
+    Several streams of the conversation trace, which share no session.
+    """
     if trace == QUICK:
         options = {"num_sessions": 60, "rate_per_s": 1.0, "think_s": 5.0, "turns": 3.0}
         found = list(as_trace(workload.build("conversations", options, seed=0), 16))
-        return tuple(_with_clients(found, [str(request.session) for request in found]))
+        return (tuple(_with_clients(found, [str(request.session) for request in found])),)
     found = list(open_trace(trace_path(TRACES[trace]), block_tokens=BLOCK))
     if trace == "conversation":  # all prompts share their first block; those that share two are one session
         names = [
             "/".join(map(str, (request.block_ids if request.block_ids is not None else ())[:2])) for request in found
         ]
-        kept_ones = [_draw(name) % KEEP_ONE_IN == 0 for name in names]
+        drawn = [_draw(name) % KEEP_ONE_IN for name in names]
     else:
         names, seen = [str(request.session) for request in found], dict[str, int]()
-        kept_ones = []
+        drawn = []
         for request, name in zip(found, names, strict=True):
             fits = request.input_tokens <= LONGEST
             seen[name] = seen.get(name, 0) + fits
-            kept_ones.append(fits and seen[name] <= FIRST_TURNS)
-    chosen = [(request, name) for request, name, take in zip(found, names, kept_ones, strict=True) if take]
-    return tuple(_with_clients([request for request, _ in chosen], [name for _, name in chosen]))
+            drawn.append(0 if fits and seen[name] <= FIRST_TURNS else -1)
+    made = []
+    for draw in range(DRAWS if trace == "conversation" else 1):
+        chosen = [(request, name) for request, name, place in zip(found, names, drawn, strict=True) if place == draw]
+        made.append(tuple(_with_clients([request for request, _ in chosen], [name for _, name in chosen])))
+    return tuple(made)
 
 
 def _with_clients(requests: Sequence[WorkloadRequest], sessions: Sequence[str]) -> Iterator[WorkloadRequest]:
@@ -166,29 +177,32 @@ def capacity(trace: str, folder: Path) -> float:
     """Requests a second of the engine when all are there at once: first come, first served, lru, the middle pool."""
 
     def measured() -> dict[str, Any]:
-        engine, ended = replayed(
-            _at([0.0] * len(stream(trace)), trace), None, "lru", CAPACITIES[trace][1], None, block_size(trace)
-        )
-        return {"rate": len(ended) / engine.executor.now()}
+        spent_s = 0.0
+        for requests in streams(trace):
+            engine, _ = replayed(
+                _at(requests, [0.0] * len(requests)), None, "lru", CAPACITIES[trace][1], None, block_size(trace)
+            )
+            spent_s += engine.executor.now()
+        return {"rate": len(requests_of(trace)) / spent_s}
 
     return float(kept(folder / f"{trace}-capacity.json".replace(" ", "_"), key(trace), measured)["rate"])
 
 
-@functools.cache
-def _arrivals(trace: str) -> tuple[float, ...]:
+def _arrivals(requests: Sequence[WorkloadRequest]) -> list[float]:
     """Times of arrival in mean gaps, from 0, no gap longer than `MOST_GAPS`."""
-    at_s = np.array([request.arrival_s for request in stream(trace)])
-    gaps = np.diff(at_s)
+    gaps = np.diff([request.arrival_s for request in requests])
     for _ in range(50):  # cutting gaps shortens their mean
         gaps = np.minimum(gaps, MOST_GAPS * gaps.mean())
-    return (0.0, *np.cumsum(gaps / gaps.mean()).tolist())
+    return [0.0, *np.cumsum(gaps / gaps.mean()).tolist()]
 
 
-def _at(arrivals_s: Sequence[float], trace: str, stretch: float = 1.0) -> list[WorkloadRequest]:
-    """The stream with these arrivals, and deadlines so much later."""
+def _at(
+    requests: Sequence[WorkloadRequest], arrivals_s: Sequence[float], stretch: float = 1.0
+) -> list[WorkloadRequest]:
+    """The requests with these arrivals, and deadlines so much later."""
     return [
         replace(request, arrival_s=at_s, hint=Hint(deadline_s=stretch * (request.hint.deadline_s or 0.0)))
-        for request, at_s in zip(stream(trace), arrivals_s, strict=True)
+        for request, at_s in zip(requests, arrivals_s, strict=True)
         if request.hint is not None
     ]
 
@@ -199,29 +213,35 @@ def block_size(trace: str) -> int:
 
 
 def run(cell: Cell, folder: Path) -> dict[str, Any]:
-    """What each request of a replay met, and sums; the one of an earlier run where nothing has changed."""
+    """What each request of a trace met, stream by stream, and sums; of an earlier run where nothing has changed."""
     name = "-".join(map(str, (cell.trace, cell.order, cell.eviction, cell.num_blocks, cell.load))).replace(" ", "_")
     return kept(folder / f"{name}.json", key(cell.trace), lambda: _run(cell, capacity(cell.trace, folder)))
 
 
 def _run(cell: Cell, rate: float) -> dict[str, Any]:
-    requests, stretch = stream(cell.trace), REFERENCE_RATE / rate
-    name, _, unbounded = cell.order.partition(" ")
-    options = {key: None if unbounded else seconds * stretch for key, seconds in SECONDS.get(name, {}).items()}
-    order, queue = registry.build("scheduling", name, options), Queue(most_named=0)
+    parts = [_run_stream(cell, requests, rate) for requests in streams_of(cell)]
+    found = {name: sum((part[name] for part in parts[1:]), parts[0][name]) for name in parts[0] if name != "bound"}
+    return {**found, "bound": parts[0]["bound"], "stretch": REFERENCE_RATE / rate}
+
+
+def _run_stream(cell: Cell, requests: Sequence[WorkloadRequest], rate: float) -> dict[str, Any]:
+    """Lists with an entry a request, and numbers that can be added."""
+    stretch = REFERENCE_RATE / rate
+    options = {key: seconds * stretch for key, seconds in SECONDS.get(cell.order, {}).items()}
+    order, queue = registry.build("scheduling", cell.order, options), Queue(most_named=0)
     if cell.load == RECORDED:
         at_s = [request.arrival_s - requests[0].arrival_s for request in requests]
     else:
-        at_s = [at / (float(cell.load) * rate) for at in _arrivals(cell.trace)]
+        at_s = [at / (float(cell.load) * rate) for at in _arrivals(requests)]
     engine, ended = replayed(
-        _at(at_s, cell.trace, stretch), order, cell.eviction, cell.num_blocks, queue, block_size(cell.trace)
+        _at(requests, at_s, stretch), order, cell.eviction, cell.num_blocks, queue, block_size(cell.trace)
     )
     summary = engine.state.summary()
     rows = [queue.row(number) for number in range(len(ended))]
     return {
-        "rate_per_s": (len(at_s) - 1) / at_s[-1], "stretch": stretch, "bound": summary.get("scheduling_bound", ""),
-        "overdue": summary.get("scheduling_overdue", 0), "preemptions": summary["num_preemptions"],
-        "evictions": summary["num_evictions"], "duration_s": engine.executor.now(),
+        "bound": summary.get("scheduling_bound", ""), "overdue": summary.get("scheduling_overdue", 0),
+        "preemptions": summary["num_preemptions"], "evictions": summary["num_evictions"],
+        "arrivals_s": at_s[-1], "duration_s": engine.executor.now(),
         "reasons": [request.reason for request in ended],
         "prompt_tokens": [len(request.prompt) for request in ended],
         "hit_tokens": [request.num_cached_tokens for request in ended],
@@ -248,7 +268,7 @@ def run_all(cells: Sequence[Cell], folder: Path, jobs: int) -> dict[Cell, dict[s
 
     for trace in dict.fromkeys(cell.trace for cell in cells):
         print(
-            f"{trace}: {json.dumps({'requests': len(stream(trace)), 'rate_per_s': capacity(trace, folder)})}",
+            f"{trace}: {json.dumps({'requests': len(requests_of(trace)), 'rate_per_s': capacity(trace, folder)})}",
             flush=True,
         )
     with ProcessPoolExecutor(jobs) as pool:

@@ -235,25 +235,85 @@ def test_precisions_share_the_bytes_of_one_pool(experiment: Callable[[str], Modu
 
 
 def test_a_difference_between_orders_is_shown_only_where_sessions_agree(
+    experiment: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hits, times, tails and fairness that differ by chance, or in one session alone, are not shown."""
+    scheduling, cells = experiment("scheduling.__main__"), experiment("scheduling.cells")
+    requests, draw = cells.requests_of(cells.QUICK), np.random.default_rng(0)
+    monkeypatch.setattr("framework_report.statistics._SWAPS", 199)
+    count, prompts = len(requests), [one.input_tokens for one in requests]
+    own = draw.exponential(10.0, count)
+    first, again = (own * draw.lognormal(0.0, 0.4, count) for _ in range(2))
+    hits, hits_again = (draw.binomial(50, 0.5, count) for _ in range(2))
+    one_session = np.array([one.session == requests[7].session for one in requests])
+    tenant = np.array([one.tenant == "tenant 0" for one in requests])
+
+    def result(times: np.ndarray, hits: np.ndarray) -> dict[str, Any]:
+        return {"ttft_s": times.tolist(), "hit_tokens": hits.tolist(), "prompt_tokens": prompts}
+
+    found = {
+        "chance": result(again, hits_again),
+        "one session": result(np.where(one_session, 900.0, first), np.where(one_session, hits + 500, hits)),
+        "all": result(3 * first, hits + 5), "one tenant": result(np.where(tenant, 9 * first, first), hits),
+    }  # fmt: skip
+    rows = []
+    for name, challenger in found.items():
+        cell = cells.Cell(cells.QUICK, name, "lru", cells.CAPACITIES[cells.QUICK][1], 0.9)
+        assert scheduling.is_judged(cell)
+        rows.append({"order": name, **scheduling.beside(cell, challenger, result(first, hits))})
+    scheduling.adjusted(rows)
+    shown = {
+        row["order"]: {name for name in scheduling.MEASURES if scheduling.verdict(row, name) == "shown"} for row in rows
+    }
+    times = {"ttft_s", "ttft_s_p99", "ttft_s_slowest_tenth"}
+    assert shown["chance"] == shown["one session"] == set(), (shown, rows)
+    assert shown["all"] == {"points", *times}, "all tenants wait three times as long: fairness is the same"
+    assert rows[3]["jain_tenants_p"] < 0.05, rows[3]
+    assert rows[3]["jain_tenants_high"] < 0
+
+
+def test_an_interaction_of_order_and_eviction_is_shown_only_where_sessions_agree(
     experiment: Callable[[str], ModuleType],
 ) -> None:
-    """Times to first token that are 3 s later in every session are; those that differ by chance are not."""
     scheduling, cells = experiment("scheduling.__main__"), experiment("scheduling.cells")
-    requests, draw = cells.stream(cells.QUICK), np.random.default_rng(0)
-    base = {"ttft_s": draw.exponential(10.0, len(requests)).tolist()}
-    chance = {
-        "ttft_s": [first + noise for first, noise in zip(base["ttft_s"], draw.normal(0, 5, len(requests)), strict=True)]
-    }
-    later = {"ttft_s": [first + 3.0 for first in chance["ttft_s"]]}
-    shared = {"trace": cells.QUICK, "eviction": "lru", "num_blocks": cells.CAPACITIES[cells.QUICK][1], "load": 0.9}
-    rows = [
-        {**shared, "order": name, "points_p": 1.0, **scheduling._estimate("ttft_s", made, 1.0)}
-        for name, made in (
-            ("chance", scheduling.times_beside(cells.QUICK, chance, base)),
-            ("later", scheduling.times_beside(cells.QUICK, later, base)),
-        )
-    ]
-    scheduling.adjusted(rows)
-    assert all(row["ttft_s_tested"] for row in rows), rows
-    assert "not shown" in scheduling._beside(rows[0], "ttft_s", "+.0f"), rows[0]
-    assert "not shown" not in scheduling._beside(rows[1], "ttft_s", "+.0f"), rows[1]
+    requests, draw = cells.requests_of(cells.QUICK), np.random.default_rng(1)
+    prompts = np.array([one.input_tokens for one in requests])
+
+    def found(gains: np.ndarray) -> dict[Any, dict[str, Any]]:
+        """What an order adds under `hazard` alone; all else is chance."""
+        made = {}
+        for eviction in ("lru", "hazard"):
+            for order in ("fcfs", "other"):
+                hits = draw.binomial(60, 0.5, len(prompts)) + (gains if (order, eviction) == ("other", "hazard") else 0)
+                place = cells.CAPACITIES[cells.QUICK][1], 0.9
+                made[cells.Cell(cells.QUICK, order, eviction, *place)] = {"hit_tokens": hits, "prompt_tokens": prompts}
+        return made
+
+    nothing, something = np.zeros(len(prompts)), np.full(len(prompts), 40)
+    chances = [scheduling.interaction(found(nothing))[0] for _ in range(20)]
+    assert sum(row["p_adjusted"] < 0.05 for row in chances) <= 3, chances
+    (effect,) = scheduling.interaction(found(something))
+    assert effect["p_adjusted"] < 0.05, effect
+    assert 0 < effect["low"] < effect["interaction"] < effect["high"]
+
+
+def test_the_regret_of_an_order_is_what_the_best_of_each_case_would_have_saved(
+    experiment: Callable[[str], ModuleType],
+) -> None:
+    exact = experiment("scheduling.exact")
+    best = {"missed": 100, "mean": 2.0, "p50": 1.0, "slowest": 4.0}
+    late = {"missed": 130, "mean": 3.0, "p50": 1.0, "slowest": 8.0}
+    found = exact.regret([(best, best), (late, best), (late, best)])
+    assert (found["best_in"], found["regret_hit_tokens"], found["regret_ttft_mean"]) == (1, 20.0, pytest.approx(1 / 3))
+    assert (found["regret_ttft_p50"], found["regret_ttft_slowest"]) == (0.0, pytest.approx(2 / 3))
+    assert (found["regret_ttft_p50_low"], found["regret_ttft_p50_high"]) == (0.0, 0.0), "equal cases have no interval"
+    assert 0 < found["regret_ttft_slowest_low"] < 2 / 3 < found["regret_ttft_slowest_high"]
+    assert found["regret_ttft_slowest_worst"] == 1.0
+
+
+def test_no_session_is_in_two_of_the_cases_that_are_searched(experiment: Callable[[str], ModuleType]) -> None:
+    exact, cells = experiment("scheduling.exact"), experiment("scheduling.cells")
+    cases = exact.cases(cells.QUICK, exact.QUICK_CASES)
+    sessions = [{request.session for request in case} for case in cases]
+    assert [len(case) for case in cases] == [exact.REQUESTS] * exact.QUICK_CASES
+    assert sum(map(len, sessions)) == len(set().union(*sessions)) == 3 * exact.QUICK_CASES
