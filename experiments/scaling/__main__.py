@@ -40,18 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measured(path: Path, mode: str, count: int) -> dict[str, Any]:
-    """Run `python -m framework.run` on the first `count` requests: its counts, CPU time and peak memory."""
-    with tempfile.TemporaryDirectory() as folder:
-        words = [*COMMAND, *MODES[mode], f"workload.path={path}", f"workload.limit={count}", f"run.dir={folder}/run"]
-        child = subprocess.Popen(
-            [sys.executable, "-m", "framework.run", *words],
-            cwd=ROOT, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-        if child.returncode:
-            sys.exit(f"python -m framework.run {' '.join(words)} ended with status {child.returncode}")
-        result = json.loads((Path(folder) / "run" / "result.json").read_text())
+    """A replay of the first `count` requests: its counts, CPU time and peak memory."""
+    result, costs = replayed([*COMMAND, *MODES[mode], f"workload.path={path}", f"workload.limit={count}"])
     assert result["num_requests"] == count, result
     assert not result.get("num_rejected"), result
     return {
@@ -61,9 +51,24 @@ def measured(path: Path, mode: str, count: int) -> dict[str, Any]:
         "hit_blocks": result["hit_blocks"],
         "evictions": result["num_evictions"],
         "output_tokens": result.get("output_tokens", ""),
-        "cpu_s": usage.ru_utime + usage.ru_stime,
-        "peak_bytes": usage.ru_maxrss * 1024,
+        **costs,
     }
+
+
+def replayed(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, float]]:
+    """What `python -m framework.run` with these words says, in a process of its own, and its CPU time and peak
+    memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "framework.run", *words, f"run.dir={folder}/run"],
+            cwd=ROOT, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if child.returncode:
+            sys.exit(f"python -m framework.run {' '.join(words)} ended with status {child.returncode}")
+        result = json.loads((Path(folder) / "run" / "result.json").read_text())
+    return result, {"cpu_s": usage.ru_utime + usage.ru_stime, "peak_bytes": usage.ru_maxrss * 1024}
 
 
 # What a reader sees

@@ -1,4 +1,4 @@
-"""The lines of a file, plain, gzip or zstandard, one at a time."""
+"""The lines of a file, plain, gzip or zstandard, or the rows of a Parquet file as lines of JSON, one at a time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import io
 import os
 import stat
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast
+
+import orjson
 
 from framework.errors import FrameworkError, WorkloadError
 
@@ -19,7 +21,12 @@ MAX_LINE_BYTES = 64 * 2**20
 """A longer line is taken for damage, so that memory stays bounded whatever the file holds."""
 
 _CHUNK = 2**16
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_GZIP, _ZSTD, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
+
+PARQUET_HEADER = b"first_line"
+"""Key of a Parquet file's metadata that holds a line before the first row, for formats that begin with a header."""
+_ROWS = 512
+"""Rows of a Parquet file that are decoded at once."""
 
 
 def open_bytes(path: str | Path, error: type[FrameworkError] = WorkloadError) -> IO[bytes]:
@@ -111,15 +118,22 @@ def raw_lines(
 ) -> Generator[tuple[int, bytes], None, None]:
     """(line number from 1, line with its end) of every line. A byte-order mark is dropped; memory holds one line.
 
+    A Parquet file's rows are lines of one JSON object each, without the columns that are null; memory holds some rows
+    and what the library reads ahead of a row group.
+
     Args:
         error: the type to raise.
         file: read from this instead, such as an archive's member; then `path` only names it in errors.
 
     Raises:
-        error: unreadable, cut short inside its compression, or a line above MAX_LINE_BYTES; names file and line.
+        error: unreadable, cut short inside its compression, a line above MAX_LINE_BYTES, or Parquet without the
+            `pyarrow` package; names file and line.
     """
     number = 0
     with open_bytes(path, error) if file is None else file as lines:
+        if file is None and isinstance(lines, io.BufferedReader) and lines.peek(4)[:4] == _PARQUET:
+            yield from _rows(Path(path), error)
+            return
         while True:
             try:
                 line = lines.readline(MAX_LINE_BYTES + 1)
@@ -137,3 +151,44 @@ def raw_lines(
 
 def _is_damage(error: Exception) -> bool:
     return isinstance(error, (EOFError, OSError, zlib.error)) or type(error).__name__ == "ZstdError"
+
+
+def _rows(path: Path, error: type[FrameworkError]) -> Generator[tuple[int, bytes], None, None]:
+    try:
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise error(f"{path}: a Parquet file; `pip install pyarrow` to read it") from None
+    number = 0
+    try:
+        with ParquetFile(path) as file:
+            header = (file.schema_arrow.metadata or {}).get(PARQUET_HEADER)
+            if header is not None:
+                number = 1
+                yield number, header + b"\n"
+            for batch in file.iter_batches(_ROWS):
+                for values in zip(*map(_values, batch.columns), strict=True):
+                    number += 1
+                    row = {k: v for k, v in zip(batch.schema.names, values, strict=True) if v is not None}
+                    yield number, orjson.dumps(row, default=str, option=_JSON)
+    except (OSError, pyarrow.ArrowException, orjson.JSONEncodeError) as fault:
+        raise error(f"{path}:{number + 1}: cannot be read: damaged or cut short: {fault}") from fault
+
+
+_JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+
+
+def _values(column: Any) -> Iterable[Any]:
+    """The values of a column (pyarrow.Array); lists of whole numbers as NumPy arrays, and times to the microsecond."""
+    from pyarrow import timestamp, types
+
+    kind = column.type
+    if types.is_timestamp(kind):
+        column = column.cast(timestamp("us", kind.tz), safe=False)
+    is_list = types.is_list(kind) or types.is_large_list(kind)
+    if not is_list or not types.is_integer(kind.value_type) or column.values.null_count:
+        found: list[Any] = column.to_pylist()
+        return found
+    values, ends = column.values.to_numpy(), column.offsets.to_numpy().tolist()
+    valid = column.is_valid().to_pylist()
+    return (values[start:end] if there else None for start, end, there in zip(ends, ends[1:], valid, strict=False))

@@ -159,10 +159,14 @@ def _whole_numbers(record: Mapping[str, Any], field: str, limit: int) -> npt.NDA
         raise FieldError(field, "missing" if value is None else f"expected a list, found {str(value)[:40]}")
     if not value:
         return np.empty(0, dtype=np.int64)
-    if set(map(type, value)) != {int} or min(value) < 0 or max(value) > limit:
-        wrong = next(entry for entry in value if type(entry) is not int or not 0 <= entry <= limit)
-        raise FieldError(field, f"expected a flat list of whole numbers, 0 to {limit}, found {_shown(wrong)}")
-    return np.array(value, dtype=np.uint64 if max(value) >= 2**63 else np.int64)
+    if set(map(type, value)) == {int}:
+        found = np.array(value)  # int64, uint64 where all fit only that, else floats or objects
+        if found.dtype.kind in "iu" and found.min() >= 0 and found.max() <= limit:
+            return found
+        if min(value) >= 0 and max(value) <= limit:
+            return np.array(value, dtype=np.uint64)
+    wrong = next(entry for entry in value if type(entry) is not int or not 0 <= entry <= limit)
+    raise FieldError(field, f"expected a flat list of whole numbers, 0 to {limit}, found {_shown(wrong)}")
 
 
 class ScopedIds:

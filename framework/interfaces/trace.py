@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -146,7 +147,7 @@ class JsonLinesReader(TraceReader):
 
 
 class CsvReader(TraceReader):
-    """A trace of comma-separated values with a header line.
+    """A trace of comma-separated values with a header line, or of one JSON object a line with the same columns.
 
     Attributes:
         columns: the header has these, among others.
@@ -166,25 +167,43 @@ class CsvReader(TraceReader):
     def recognises(cls, head: Sequence[Line], path: Path) -> bool:
         """By the header."""
         try:
-            return bool(head) and set(csv_cells(head[0][1])) >= set(cls.columns)
+            return bool(head) and set(_columns(head[0][1])) >= set(cls.columns)
         except FieldError:
             return False
 
     def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
-        names = csv_cells(next(lines, (1, b""))[1])
+        first = next(lines, (1, b""))
+        names = _columns(first[1])
         missing = [name for name in self.columns if name not in names]
         if missing:
             raise FieldError("header", f"no column {', '.join(missing)}; found {', '.join(names)[:200] or 'nothing'}")
         if len(set(names)) < len(names):
             raise FieldError("header", f"a column appears twice: {', '.join(names)[:200]}")
-        for number_, line in lines:
+        objects = first[1].startswith(b"{")
+        for number_, line in chain([first], lines) if objects else lines:
             try:
-                cells = csv_cells(line)
-                if len(cells) != len(names):
-                    raise FieldError("line", f"{len(cells)} columns, the header has {len(names)}")
-                yield number_, self.parse(dict(zip(names, cells, strict=True)))
+                yield number_, self.parse(_texts_of(line) if objects else _row(line, names))
             except FieldError as error:
                 yield number_, error
+
+
+def _columns(line: bytes) -> list[str]:
+    return list(json_object(line)) if line.startswith(b"{") else csv_cells(line)
+
+
+def _row(line: bytes, names: Sequence[str]) -> dict[str, str]:
+    cells = csv_cells(line)
+    if len(cells) != len(names):
+        raise FieldError("line", f"{len(cells)} columns, the header has {len(names)}")
+    return dict(zip(names, cells, strict=True))
+
+
+def _texts_of(line: bytes) -> dict[str, str]:
+    """An object's values as a CSV file would have them; lists as 11|22."""
+    return {
+        name: "|".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in json_object(line).items() if value is not None
+    }  # fmt: skip
 
 
 def json_object(line: bytes) -> dict[str, Any]:

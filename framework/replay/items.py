@@ -58,7 +58,8 @@ def trace_items(
     """A trace's requests with prompts of token ids: a block id becomes `block_tokens` equal tokens, what nobody named
     is unique, and answers are as long as recorded.
 
-    Ids are numbered anew in order of appearance, so that any id fits a token.
+    An id below 2**29 is its own token, so that memory does not grow with the trace; larger ones are numbered from there
+    in order of appearance.
 
     Args:
         outputs: takes the recorded tokens of each request's first sample as the request is handed out, for the
@@ -77,17 +78,24 @@ def trace_items(
         yield replace(request, prompt=prompt, block_ids=None, block_tokens=0, sampling=sampling)
 
 
+_LARGE = 2**29
+
+
 def _prompt(request: WorkloadRequest, number: int, numbers: dict[int, int]) -> TokenArray:
     if request.tokens is not None:
         return request.tokens
     if request.prompt is not None:
         raise ConfigError("a replay has no tokenizer and this workload is text; take one of token ids, or a trace")
-    # Below OUTPUT_BASE: named blocks count up from 0, unnamed tokens of request `number` down from the top.
+    # Below OUTPUT_BASE: named blocks from 0 up, unnamed tokens of request `number` down from the top.
     unnamed = OUTPUT_BASE - 1 - number
     prompt = np.full(request.input_tokens, unnamed, dtype=np.int32)
     if request.block_ids is not None:
-        named = [numbers.setdefault(int(name), len(numbers)) for name in request.block_ids]
-        tokens = np.repeat(np.array(named, dtype=np.int32), request.block_tokens)[: request.input_tokens]
+        named = request.block_ids
+        if len(named) and named.max() >= _LARGE:
+            named = np.array(
+                [name if name < _LARGE else numbers.setdefault(name, _LARGE + len(numbers)) for name in named.tolist()]
+            )
+        tokens = np.repeat(named.astype(np.int32), request.block_tokens)[: request.input_tokens]
         prompt[: len(tokens)] = tokens
     prompt.flags.writeable = False
     return prompt

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from math import inf
+from math import inf, isnan
 from typing import Any
 
 import numpy as np
@@ -246,7 +246,7 @@ def merged(engines: Sequence[Engine], *, complete: bool) -> dict[str, Any]:
         found["first_failure"] = failures[0]
     times = {
         "ttft": [value for one in all_metrics for value in one.ttft_s],
-        "tpot": [value for one in all_metrics for value in one.request_tpot_s if value is not None],
+        "tpot": [value for one in all_metrics for value in one.request_tpot_s if not isnan(value)],
         "latency": [value for one in all_metrics for value in one.latency_s],
     }
     for name, values in times.items():

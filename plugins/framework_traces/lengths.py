@@ -1,27 +1,23 @@
-"""Traces of lengths and times: Azure, BurstGPT, Vidur (CSV with a header line) and TraceLab (JSON lines)."""
+"""Traces of lengths and times: Azure, BurstGPT and Vidur, CSV with a header line."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, ClassVar
 
 from framework.interfaces.trace import (
     BlockNames,
     CsvReader,
     FieldError,
-    JsonLinesReader,
     Line,
     WorkloadRequest,
     check_block_count,
-    csv_cells,
     integer,
     number,
     text,
 )
-from framework.workload.traces.fields import first_object
 
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?\s?(Z|[+-]\d\d:?\d\d)?", re.ASCII)
 _TIME_EXAMPLE = "2023-11-16 18:15:46.68"
@@ -86,7 +82,7 @@ class Vidur(CsvReader):
 
     def block_size(self, head: Sequence[Line], asked: int | None) -> int:
         """0 without a column of names."""
-        return super().block_size(head, asked) if head and "block_hash_ids" in csv_cells(head[0][1]) else 0
+        return super().block_size(head, asked) if head and b"block_hash_ids" in head[0][1] else 0
 
     def parse(self, record: Mapping[str, str]) -> WorkloadRequest:
         """One row."""
@@ -99,58 +95,6 @@ class Vidur(CsvReader):
             check_block_count("block_hash_ids", len(ids), integer(record, "num_prefill_tokens", 1), self.block_tokens)
             facts |= {"block_ids": ids, "block_tokens": self.block_tokens}
         return _lengths(arrival_s, record, *self.columns, **facts)
-
-
-class TraceLab(JsonLinesReader):
-    """TraceLab: calls of coding agents, with lengths, sessions and times, but no content to share.
-
-    A call arrives with the last user message or tool result before its first output. `turn` is `round_index`,
-    `category` is `first_input_event_type`, `tenant` is `user`. Rows are grouped by session and sorted here.
-    Source: github.com/uw-syfi/TraceLab (CC BY 4.0).
-    """
-
-    absolute_times = True
-    unsorted = True
-
-    example: ClassVar[Mapping[str, str]] = {
-        "tracelab.jsonl": '{"session_id": "claude:9", "round_index": 0, "input_tokens_total": 32272, '
-        '"output_tokens": 931, "timing_events": '
-        '[{"event_type": "user_message", "timestamp": "2026-06-01T05:40:20.151Z"}, '
-        '{"event_type": "text", "timestamp": "2026-06-01T05:40:29.887Z"}], "first_input_event_type": "user_message"}\n'
-        '{"session_id": "claude:9", "round_index": 1, "input_tokens_total": 35740, "output_tokens": 1016, '
-        '"timing_events": [{"event_type": "tool_result", "timestamp": "2026-06-01T05:40:50.938Z"}], '
-        '"first_input_event_type": "tool_result"}\n'
-    }
-
-    @classmethod
-    def recognises(cls, head: Sequence[Line], path: Path) -> bool:
-        """By `timing_events` and `input_tokens_total`."""
-        return {"timing_events", "input_tokens_total", "round_index"} <= first_object(head).keys()
-
-    def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:
-        """One call of a model."""
-        return WorkloadRequest(
-            arrival_s=_input_ready(record),
-            input_tokens=integer(record, "input_tokens_total", 1),
-            output_tokens=integer(record, "output_tokens", 0),
-            session=text(record, "session_id"),
-            turn=integer(record, "round_index", 0),
-            category=text(record, "first_input_event_type"),
-            tenant=text(record, "user") or "",
-        )
-
-
-def _input_ready(record: Mapping[str, Any]) -> float:
-    """Seconds since 1970 at which the last input of a call was there."""
-    events = record.get("timing_events")
-    if not isinstance(events, list) or not events or not all(isinstance(event, dict) for event in events):
-        raise FieldError("timing_events", "expected a list of events that is not empty")
-    last = events[0]
-    for event in events:
-        if event.get("event_type") not in ("user_message", "tool_result"):
-            break
-        last = event
-    return seconds(last, "timestamp")
 
 
 def _lengths(arrival_s: float, record: Mapping[str, str], prompt: str, output: str, **facts: Any) -> WorkloadRequest:

@@ -20,7 +20,7 @@ numbers, not both above 1. Two statements of one length must agree. A reader ref
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -31,6 +31,7 @@ import orjson
 
 from framework.errors import ConfigError, InvalidArgument, WorkloadError
 from framework.files.atomic import beside
+from framework.files.lines import PARQUET_HEADER
 from framework.interfaces.trace import (
     BlockIdArray,
     BlockNames,
@@ -177,7 +178,8 @@ def with_blocks(requests: Iterable[WorkloadRequest], block_tokens: int) -> Itera
 
 
 def write_trace(path: str | Path, requests: Iterable[WorkloadRequest], *, block_tokens: int = 0, **notes: Any) -> int:
-    """Write requests as a version 1 file and return how many; a name that ends in .gz or .zst is compressed.
+    """Write requests as a version 1 file and return how many; a name in .gz or .zst is compressed, one in .parquet is
+    a Parquet file.
 
     The file appears whole or not at all: it is written beside its name and renamed.
 
@@ -190,19 +192,28 @@ def write_trace(path: str | Path, requests: Iterable[WorkloadRequest], *, block_
         OSError: the file cannot be written.
     """
     path = Path(path)
-    with beside(path) as temporary, open_writer(temporary, path.suffix) as file:
-        return _write(file, requests, block_tokens, notes)
+    with beside(path) as temporary:
+        if path.suffix == ".parquet":
+            with _ParquetWriter(temporary) as rows:
+                return _write(rows.put, requests, block_tokens, notes)
+        with open_writer(temporary, path.suffix) as file:
+            return _write(lambda record: file.write(_line(record)), requests, block_tokens, notes)
 
 
-def _write(file: IO[bytes], requests: Iterable[WorkloadRequest], block_tokens: int, notes: dict[str, Any]) -> int:
+def _write(
+    put: Callable[[dict[str, Any]], object],
+    requests: Iterable[WorkloadRequest],
+    block_tokens: int,
+    notes: dict[str, Any],
+) -> int:
     waiting = iter(requests)
     first = next(waiting, None)
     block_tokens = block_tokens or (first.block_tokens if first is not None else 0) or DEFAULT_BLOCK_TOKENS
-    file.write(_line({"format": FORMAT, "version": VERSION, "block_tokens": block_tokens, **notes}))
+    put({"format": FORMAT, "version": VERSION, "block_tokens": block_tokens, **notes})
     num_requests, last = 0, 0.0
     for request in () if first is None else chain([first], waiting):
         _check(request, num_requests, block_tokens, last)
-        file.write(_line(_as_record(request)))
+        put(_as_record(request))
         num_requests, last = num_requests + 1, request.arrival_s
     return num_requests
 
@@ -237,6 +248,67 @@ def open_writer(path: Path, suffix: str) -> IO[bytes]:
     packed = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
     packed.myfileobj = cast(Any, file)  # closed with it
     return cast(IO[bytes], packed)
+
+
+class _ParquetWriter:
+    """Rows of a Parquet file, written as they fill a row group; the header is in the file's metadata.
+
+    Raises:
+        WorkloadError: without the `pyarrow` package.
+    """
+
+    _GROUP = 2**21
+    """Tokens and block names of a row group, about."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import pyarrow
+        except ImportError:
+            raise WorkloadError("a name in .parquet needs pyarrow; `pip install pyarrow` to write it") from None
+        real, whole, word, self._path = pyarrow.float64(), pyarrow.int64(), pyarrow.string(), path
+        names, tokens = pyarrow.list_(whole), pyarrow.list_(pyarrow.int32())
+        hint = pyarrow.struct({"continues": real, "returns_s": real, "deadline_s": real})
+        self._schema = pyarrow.schema({
+            "arrival_s": real, "input_tokens": whole, "block_ids": names, "output_tokens": whole, "tokens": tokens,
+            "output": tokens, "scope": word, "session": word, "turn": whole, "category": word, "tenant": word,
+            "priority": whole, "key": word, "after": pyarrow.list_(word), "delay_s": real, "not_before_s": real,
+            "hint": hint, "n": whole, "beam_width": whole,
+        })  # fmt: skip
+        self._file: Any = None
+        self._rows: list[dict[str, Any]] = []
+        self._size = 0
+
+    def __enter__(self) -> _ParquetWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            with self._file:
+                self._flush()
+
+    def put(self, record: dict[str, Any]) -> None:
+        """The header, then each request."""
+        if self._file is None:
+            from pyarrow.parquet import ParquetWriter
+
+            header = self._schema.with_metadata({PARQUET_HEADER: orjson.dumps(record)})
+            # Names of blocks mostly count up.
+            encodings = {"block_ids.list.element": "DELTA_BINARY_PACKED"}
+            self._file = ParquetWriter(
+                self._path, header, compression="zstd", use_dictionary=False, column_encoding=encodings
+            )
+            return
+        self._rows.append(record)
+        self._size += 1 + sum(len(record.get(name, ())) for name in ("block_ids", "tokens", "output"))
+        if self._size >= self._GROUP:
+            self._flush()
+
+    def _flush(self) -> None:
+        import pyarrow
+
+        columns = [pyarrow.array([row.get(one.name) for row in self._rows], one.type) for one in self._schema]
+        self._file.write_table(pyarrow.Table.from_arrays(columns, schema=self._file.schema))
+        self._rows, self._size = [], 0
 
 
 def _as_record(request: WorkloadRequest) -> dict[str, Any]:

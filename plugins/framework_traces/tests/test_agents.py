@@ -1,0 +1,147 @@
+"""TraceLab's rounds and OpenTelemetry's spans: names by session, who waits for whom, and files that lie."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic_workloads import example
+
+from framework.errors import WorkloadError
+from framework.interfaces.workload import WorkloadRequest
+from framework.workload.traces import open_trace
+
+MINUTE = "2026-06-01T05:%02d:%02dZ"
+
+
+def round_(index: int, tokens: int, prefix: int, second: int, **more: Any) -> dict[str, Any]:
+    """A round whose input is there at this second and whose last event comes four seconds later."""
+    events = [{"event_type": "user_message", "timestamp": MINUTE % (0, second)},
+              {"event_type": "text", "timestamp": MINUTE % (0, second + 4)}]  # fmt: skip
+    return {"session_id": "s", "round_index": index, "input_tokens_total": tokens, "prefix_tokens": prefix,
+            "newly_append_tokens": tokens - prefix, "output_tokens": 10, "timing_events": events, **more}  # fmt: skip
+
+
+def put(path: Path, *records: Any) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def names(request: WorkloadRequest) -> list[int]:
+    assert request.block_ids is not None
+    return list(request.block_ids.tolist())
+
+
+def test_a_tracelab_prompt_begins_with_the_one_before_it_unless_it_is_shorter(tmp_path: Path) -> None:
+    path = put(tmp_path / "t.jsonl", round_(0, 1030, 0, 0), round_(1, 1600, 0, 20), round_(2, 1100, 600, 30),
+               round_(0, 1030, 0, 40, session_id="other"))  # fmt: skip
+    trace = open_trace(path)
+    first, second, third, other = trace
+    assert (trace.format, trace.block_tokens) == ("tracelab", 512)
+    assert names(first) == [0, 1]
+    assert names(second) == [0, 1, 2], "whatever the provider's cache had forgotten"
+    assert names(third) == [0, 3], "a context summed up begins with the 600 tokens that the provider's cache had"
+    assert not {*names(other)} & {0, 1, 2, 3}, "sessions share nothing"
+    small = list(open_trace(path, block_tokens=16))
+    assert len(names(small[0])) == 64
+    assert names(small[2])[:37] == names(small[1])[:37]
+    assert names(small[2])[37] != names(small[1])[37], "600 tokens are 37 blocks of 16 and a half"
+
+
+def test_a_tracelab_round_waits_for_the_one_before_it_and_its_recorded_gap(tmp_path: Path) -> None:
+    first, second, third = open_trace(put(tmp_path / "t.jsonl", round_(0, 9, 0, 0), round_(1, 19, 9, 20),
+                                          round_(1, 29, 19, 22)))  # fmt: skip
+    assert (first.after, second.after, third.after) == ((), (first.key,), (second.key,))
+    assert (second.delay_s, third.delay_s) == (16.0, 0.0), "from the last event; never below 0"
+    assert [one.arrival_s for one in (first, second, third)] == [0.0, 20.0, 22.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"session_id": None}, ":2: session_id: missing"),
+        ({"round_index": 0}, ":2: round_index: 0 after 4 of session 's': sort them by round"),
+        ({"timing_events": []}, ":2: timing_events: expected a list of events"),
+        ({"prefix_tokens": -1}, ":2: prefix_tokens: expected 0 to"),
+        ({"input_tokens_total": 0}, ":2: input_tokens_total: expected 1 to"),
+    ],
+)
+def test_a_tracelab_row_that_lies_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = put(tmp_path / "t.jsonl", round_(4, 9, 0, 0), round_(5, 19, 9, 20) | change)
+    with pytest.raises(WorkloadError, match=message):
+        list(open_trace(path))
+
+
+def span(name: str, start: float, end: float, *, tokens: int | None = 50, **more: Any) -> dict[str, Any]:
+    facts: dict[str, Any] = {"gen_ai.operation.name": "chat", "gen_ai.conversation.id": "c"}
+    facts |= {"gen_ai.usage.input_tokens": tokens, "gen_ai.usage.output_tokens": 3} if tokens is not None else {}
+    facts |= more.pop("facts", {})
+    attributes = [
+        {"key": key, "value": {"stringValue": value} if isinstance(value, str) else {"intValue": str(value)}}
+        for key, value in facts.items() if value is not None
+    ]  # fmt: skip
+    return {"traceId": "t", "spanId": name, "startTimeUnixNano": str(int(1e18 + start * 1e9)),
+            "endTimeUnixNano": str(int(1e18 + end * 1e9)), "attributes": attributes, **more}  # fmt: skip
+
+
+def export(*spans: dict[str, Any]) -> dict[str, Any]:
+    return {"resourceSpans": [{"scopeSpans": [{"spans": list(spans)}]}]}
+
+
+def test_spans_wait_for_those_that_had_ended_and_that_nobody_else_waited_for(tmp_path: Path) -> None:
+    # a, then b and c at once, of which c is followed by d; e joins b and d.
+    spans = [span("a", 0, 2), span("c", 3, 4), span("d", 4.5, 6), span("b", 3, 7), span("e", 8, 9)]
+    path = put(tmp_path / "spans.jsonl", export(*spans[:2]), export(*spans[2:]))
+    found = {one.key.removeprefix("t:"): one for one in open_trace(path)}
+    waits = {name: {key.removeprefix("t:") for key in one.after} for name, one in found.items()}
+    assert waits == {"a": set(), "b": {"a"}, "c": {"a"}, "d": {"c"}, "e": {"b", "d"}}
+    assert [round(found[name].delay_s, 6) for name in "abcde"] == [0, 1, 1, 0.5, 1]
+    assert [round(found[name].arrival_s, 6) for name in "abcde"] == [0, 3, 3, 4.5, 8]
+    assert {(one.session, one.input_tokens, one.output_tokens) for one in found.values()} == {("c", 50, 3)}
+
+
+def test_spans_of_tools_of_agents_and_of_errors_are_no_requests(tmp_path: Path) -> None:
+    tool = span("t", 0, 1, tokens=None, facts={"gen_ai.operation.name": "execute_tool"})
+    agent = span("g", 0, 9, facts={"gen_ai.operation.name": "invoke_agent"})
+    failed = span("f", 0, 1, tokens=None, status={"code": 2})
+    plain = span("x", 0, 1, facts={"gen_ai.operation.name": None})
+    unnamed = span("n", 2, 3, facts={"gen_ai.conversation.id": None})
+    path = put(tmp_path / "spans.jsonl", tool, agent, failed, plain, unnamed)
+    (request,) = open_trace(path)
+    assert (request.key, request.session) == ("t:n", "t"), "without a conversation the trace is the session"
+
+
+@pytest.mark.parametrize(
+    ("damaged", "message"),
+    [
+        (span("b", 3, 2), r"spans\[1\]: endTimeUnixNano: before startTimeUnixNano"),
+        (span("a", 3, 4), r"spans\[1\]: spanId: t:a appears twice"),
+        (span("b", 3, 4, tokens=None), r"spans\[1\]: gen_ai.usage.input_tokens: missing"),
+        (span("", 3, 4), r"spans\[1\]: spanId: missing"),
+        (span("b", 3, 4, startTimeUnixNano="soon"), r"spans\[1\]: startTimeUnixNano: expected a whole number"),
+        (span("b", 3, 4, attributes=3), r"spans\[1\]: attributes: expected a list of objects"),
+        ("no span", r"spans: expected a list of objects"),
+    ],
+)
+def test_a_span_that_lies_is_named(damaged: Any, message: str, tmp_path: Path) -> None:
+    path = put(tmp_path / "spans.jsonl", export(span("a", 0, 2), damaged))
+    with pytest.raises(WorkloadError, match=r"spans\.jsonl:1: .*" + message):
+        list(open_trace(path))
+
+
+def test_both_leave_after_their_answers_in_a_closed_loop(tmp_path: Path) -> None:
+    from framework import api
+
+    for name in ("tracelab", "opentelemetry"):
+        path = example(name, tmp_path)
+        found = api.run({
+            "mode": "fleet", "workload": {"name": "trace", "path": str(path)}, "replay": {"step_s": 5.0},
+            "cache": {"block_size": 16, "num_blocks": 4000}, "run": {"dir": str(tmp_path / name), "progress": False},
+        })  # fmt: skip
+        assert (found["loop"], found["num_finished"]) == ("closed", 2), found
+        rows = (tmp_path / name / "requests.jsonl").read_text().splitlines()
+        first, second = (json.loads(row) for row in rows)
+        request = list(open_trace(path))[1]
+        assert second["arrival_s"] == pytest.approx(first["finished_s"] + request.delay_s), (first, second)
