@@ -130,6 +130,8 @@ DECLARED: tuple[Metric, ...] = (
     text("requests", "guessed_time_unit", "times read in",
              "Unit of the trace's times, where it is another than its format's and nobody asked for it: "
              "`workload.time_unit` overrules it."),
+    requests("sessions_under_way", "requests", "", "contexts sent first",
+             "Sessions under way where `workload.begin_s` begins, whose contexts were sent at 0."),
     requests("dense_mismatches", "requests", "lower", "differ from dense",
              "Checked requests whose tokens differ from the plain dense model's; any makes the run a failure. Null "
              "where tokens may differ: for a backend that declares a loss, and where K and V are of another dtype than "

@@ -24,7 +24,9 @@ class TraceFile(Workload):
         block_tokens: tokens a block id stands for; null: the format's own.
         limit: only the first so many requests; null for all.
         on_error: what a line that cannot be read does: raise, or skip (and count).
-        speed: arrivals come so many times as fast.
+        speed: the file's times come so many times as fast; what passes between an answer and the next turn does not.
+        begin_s: where in the file to begin, seconds: sessions that go on there are under way. The last request of each
+            before it is sent first, at 0, so that its context is in the cache; the others before it are left out.
         time_unit: of the file's times, s, ms or us, where files of its format differ; auto takes what fits.
         clock: of a recording that has both, steps of the engine (file), or seconds.
     """
@@ -35,11 +37,15 @@ class TraceFile(Workload):
     limit: int | None = None
     on_error: Literal["raise", "skip"] = "raise"
     speed: float = 1.0
+    begin_s: float = 0.0
     time_unit: Literal["auto", "s", "ms", "us"] = "auto"
     clock: Literal["file", "seconds"] = "file"
 
     def __post_init__(self) -> None:
         self._trace: Trace | None = None
+        self._num_under_way = 0
+        if not 0 <= self.begin_s < math.inf:
+            raise ConfigError(f"workload.begin_s (trace) must be finite and at least 0, found {self.begin_s}")
         if not 0 < self.speed < math.inf:
             raise ConfigError(f"workload.speed (trace) must be above 0 and finite, found {self.speed}")
         for name, value, most in (("limit", self.limit, 2**63), ("block_tokens", self.block_tokens, 10**7)):
@@ -71,15 +77,45 @@ class TraceFile(Workload):
         return self.limited(self.open())
 
     def limited(self, trace: Trace) -> Iterator[WorkloadRequest]:
-        """The first `limit` requests of an open trace, at `speed`."""
-        requests = islice(trace, self.limit)
+        """The first `limit` requests of an open trace from `begin_s` on, at `speed`."""
+        requests = islice(self._begun(trace) if self.begin_s else trace, self.limit)
         if self.speed == 1.0:
             return requests
-        return (replace(request, arrival_s=request.arrival_s / self.speed) for request in requests)
+        return (
+            replace(one, arrival_s=one.arrival_s / self.speed, not_before_s=one.not_before_s / self.speed)
+            for one in requests
+        )
+
+    def _begun(self, trace: Trace) -> Iterator[WorkloadRequest]:
+        """Reads the trace twice: which sessions are under way is known at its end."""
+        last: dict[str, WorkloadRequest] = {}
+        going_on = set[str]()
+        for request in trace:
+            if request.session is not None and request.arrival_s < self.begin_s:
+                last[request.session] = request
+            elif request.session is not None:
+                going_on.add(request.session)
+        under_way = [one for session, one in last.items() if session in going_on]
+        self._num_under_way = len(under_way)
+        for one in sorted(under_way, key=lambda one: one.arrival_s):
+            yield replace(one, arrival_s=0.0, after=(), delay_s=0.0, not_before_s=0.0)
+        sent, before = {one.key for one in under_way}, set[str]()
+        for request in trace:
+            if request.arrival_s < self.begin_s:
+                before.add(request.key)
+                continue
+            arrival_s, waits, not_before_s = request.arrival_s - self.begin_s, request.after, request.not_before_s
+            not_before_s = max(0.0, not_before_s - self.begin_s)
+            if not before.isdisjoint(waits):  # sent at 0, or never: it leaves when it left, or later
+                waits = tuple(key for key in waits if key in sent or key not in before)
+                not_before_s = max(not_before_s, arrival_s)
+            yield replace(request, arrival_s=arrival_s, after=waits, not_before_s=not_before_s)
 
     def facts(self) -> Mapping[str, Any]:
-        """Lines that were left out, and the unit of times that was taken without being asked for."""
+        """Lines that were left out, the unit of times that was taken unasked, and how many sessions it began with."""
         facts: dict[str, Any] = {"num_skipped_lines": self._trace.num_skipped if self._trace is not None else 0}
         if self._trace is not None and self._trace.guessed_time_unit:
             facts["guessed_time_unit"] = self._trace.time_unit
+        if self.begin_s:
+            facts["sessions_under_way"] = self._num_under_way
         return facts

@@ -70,7 +70,6 @@ class Fleet:
         log_end: called with each request as it ends.
 
     Attributes:
-        sent: the requests in order of routing.
         num_resent: how often a request was sent again because its replica had left.
     """
 
@@ -98,9 +97,8 @@ class Fleet:
         for when_s, index, comes in outages:
             self._agenda.at(when_s, partial(self._come_or_go, index, comes=comes))
         self._held = deque[Sent]()
-        self._num_open = 0  # sent and not ended
-        self.sent: list[Sent] = []
-        self.num_resent = 0
+        self._open: dict[int, Sent] = {}  # by number, those that have not ended
+        self._num_sent = self.num_resent = 0
         self._busy: list[tuple[float, int, int]] = []  # a heap of (clock, replica, life)
         self._queued: list[WorkloadRequest] = []
         self._items = trace_items(iter(self._queued.pop, None))  # each as it is sent, in that order
@@ -117,7 +115,6 @@ class Fleet:
         self._guessed = SentBlocks(ttl_s=sight.ttl_s) if sight.sent else None
         self._late: list[deque[Heard]] = [deque() for _ in replicas]
         self._lost = Random(f"framework_fleet.events:{sight.seed}")
-        self._names: dict[BlockHash, int] = {}
         self._keys: Sequence[BlockHash] = ()
         self._matched: list[tuple[int, ...]] | None = None
         self._asked = router
@@ -140,7 +137,7 @@ class Fleet:
                 continue
             if replica is not None:
                 self._push(replica)
-            elif self._loop.next_s == inf and not self._num_open and not (self._handoffs and self._handoffs.num_open):
+            elif self._loop.next_s == inf and not self._open and not (self._handoffs and self._handoffs.num_open):
                 return
             if event_s == inf:
                 self._stand_still()
@@ -191,12 +188,10 @@ class Fleet:
             tokens = np.concatenate([tokens, item.output])  # what it generates again is found by later prompts
         root = self._hash.root(item.namespace, self._size)
         hashes = self._hash.blocks(root, tokens, self._size)
-        names = self._names
-        blocks = np.array([names.setdefault(key, len(names)) for key in hashes], dtype=np.int64)
         prompt = hashes[: item.input_tokens // self._size]
-        sent = Sent(place=place, number=len(self.sent), item=item, hashes=prompt, blocks=blocks)
-        self.sent.append(sent)
-        self._num_open += 1
+        sent = Sent(place=place, number=self._num_sent, item=item, hashes=prompt, path=hashes)
+        self._open[sent.number] = sent
+        self._num_sent += 1
         if self._patience_s < inf:
             self._agenda.at(at_s + self._patience_s, partial(self._give_up, sent))
         self._send(sent, at_s)
@@ -263,9 +258,9 @@ class Fleet:
             self._agenda.at(at_s, partial(self._send_on, sent, sent.handoff))
             return
         sent.done, sent.handoff = True, None
-        self._num_open -= 1
+        del self._open[sent.number]
         self._log_end(sent)
-        sent.item, sent.request = replace(sent.item, prompt=None, output=None), None  # tokens are most of the memory
+        sent.item, sent.request, sent.path = replace(sent.item, prompt=None, output=None), None, ()
         self._loop.ended(sent.place, at_s)
 
     def _send_on(self, sent: Sent, handoff: Handoff, at_s: float) -> None:
@@ -293,7 +288,7 @@ class Fleet:
             side, unfinished = replica.side, replica.leave()
             if self._handoffs is not None and side is not None:
                 self._handoffs.left(side, at_s)
-                given = [one for one in self.sent if one.handoff is not None and one.handoff.sender is side]
+                given = [one for one in self._open.values() if one.handoff is not None and one.handoff.sender is side]
                 unfinished += [one for one in given if one.request is one.prefilled]  # not sent on yet
             for holdings in (*self._truth, *self._seen):
                 holdings.drop(index)

@@ -25,6 +25,7 @@ from framework.modes.replay_input import workload_of
 from framework.modes.session import KINDS, Session, names_of
 from framework.registry.components import build_component
 from framework.results.layout import REQUESTS
+from framework.types import BlockHash
 from framework.workload import requests_of
 from framework.workload.trace_file import TraceFile
 from framework_fleet.bounds import Bounds
@@ -62,7 +63,7 @@ def _replayed(session: Session, options: FleetOptions) -> dict[str, Any]:
         for one in (options.router, options.decode_router)
     )
     below: Below = build_component("below", config.below.plain(), {})
-    tally = _Tally(session, below)
+    tally = _Tally(session, below, bounds=options.bounds)
     made = Fleet(
         replicas,
         loop,
@@ -99,8 +100,9 @@ def _replayed(session: Session, options: FleetOptions) -> dict[str, Any]:
         for replica in replicas:
             replica.check()
         if options.bounds:
-            admitted = [made.sent[number] for _, number in sorted(tally.admitted)]
-            bounds = Bounds(admitted, [one.engine.allocator.num_blocks for one in replicas], config.cache.block_size)
+            bounds = Bounds(
+                tally.admitted(), [one.engine.allocator.num_blocks for one in replicas], config.cache.block_size
+            )
             measured.update(bounds.results(tally.hit_tokens, tally.ttft_s, prefill_time(config)))
 
     def outcome(complete: bool) -> dict[str, Any]:
@@ -175,12 +177,13 @@ def outages_of(options: FleetOptions) -> list[tuple[float, int, bool]]:
 class _Tally:
     """What is counted of the requests as they end, whatever replica they were on."""
 
-    def __init__(self, session: Session, below: Below) -> None:
+    def __init__(self, session: Session, below: Below, *, bounds: bool) -> None:
         self._session, self._below = session, below
+        self._kept: list[tuple[float, int, Sent]] | None = [] if bounds else None  # (when admitted, number, which)
+        self._names: dict[BlockHash, int] = {}
         self._missed: Counter[str] = Counter(elsewhere=0, evicted=0, new=0)
         self._expected = 0
         self.ttft_s: dict[int, float] = {}
-        self.admitted: list[tuple[float, int]] = []  # (when, number)
         self.hit_tokens = 0
 
     def ended(self, sent: Sent) -> None:
@@ -194,7 +197,10 @@ class _Tally:
             self._missed.update(elsewhere=elsewhere - had, evicted=known - elsewhere, new=total - known)
             self._expected += sent.matched_tokens
             self.hit_tokens += had
-            self.admitted.append((first.first_scheduled_s, sent.number))
+            if self._kept is not None:
+                self._kept.append((first.first_scheduled_s, sent.number, sent))
+                numbers = [self._names.setdefault(key, len(self._names)) for key in sent.path]
+                sent.blocks = np.array(numbers, dtype=np.int64)
         if request.status is Status.FINISHED and request.first_token_s is not None:
             self.ttft_s[sent.number] = request.first_token_s - request.arrival_s
         if self._session.settings.requests:
@@ -204,6 +210,10 @@ class _Tally:
                                  "cached_tokens": first.num_cached_tokens}
                 | ({} if sent.prefill_replica is None else {"prefill_replica": sent.prefill_replica})
             )  # fmt: skip
+
+    def admitted(self) -> list[Sent]:
+        """In order of admission, where bounds are asked for."""
+        return [sent for _, _, sent in sorted(self._kept or ())]
 
     def results(self) -> dict[str, Any]:
         times = list(self.ttft_s.values())

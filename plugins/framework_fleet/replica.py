@@ -36,8 +36,8 @@ class Sent:
     Attributes:
         place: in the workload. number: counts requests in order of routing.
         item: with token ids and the time at which it was sent first.
-        hashes: chained names of its prompt's full blocks, until it has ended.
-        blocks: small numbers for the full blocks of prompt and recorded output.
+        hashes: chained names of its prompt's full blocks, until it has ended. path: of prompt and recorded output.
+        blocks: small numbers for those of `path`, where bounds are asked for.
         replica: that it was sent to last. matched_tokens: of it there, as the router's index had it.
         elsewhere_tokens, known_tokens: leading tokens that the best other replica had as it was routed, and that any
             replica ever had.
@@ -51,7 +51,8 @@ class Sent:
     number: int
     item: WorkloadRequest
     hashes: Sequence[BlockHash]
-    blocks: npt.NDArray[np.int64]
+    path: Sequence[BlockHash] = ()
+    blocks: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     replica: int = -1
     matched_tokens: int = 0
     elsewhere_tokens: int = 0
@@ -215,7 +216,7 @@ class Replica:
         if self._ears.heard_now:
             self.events.extend((now, *one) for one in self._ears.heard_now)
             self._ears.heard_now.clear()
-        used = sum(state.metrics.slots[:3]) // self.config.cache.block_size  # live, internal and reserved slots
+        used = state.guarded.stats().used_blocks
         self.reports.append(Load(now, state.rows.num_active, len(state.waiting), used))
 
     def check(self) -> None:

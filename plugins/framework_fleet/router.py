@@ -44,7 +44,7 @@ class Load:
     Attributes:
         at_s: when that was so, seconds.
         running, waiting: its requests.
-        used_blocks: blocks that its requests use.
+        used_blocks: blocks that its requests use, or that it keeps for those who decode.
     """
 
     at_s: float = 0.0

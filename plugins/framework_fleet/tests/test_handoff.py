@@ -11,6 +11,7 @@ from fleet_helpers import rows, run
 from framework.engine.request import Sequence
 from framework.errors import ConfigError
 from framework_fleet.handoff import Handoff, Handoffs, Receiver, Sender
+from framework_fleet.replica import Replica
 from framework_fleet.testing import handoff as kit
 from framework_testing.driver import Violation
 
@@ -48,6 +49,23 @@ def test_a_client_gives_up_what_has_no_first_token_in_time() -> None:
     assert sorted((one.status.value, one.finished_s) for one in found) == [
         ("cancelled", pytest.approx(0.8)), ("finished", pytest.approx(1.2)),
     ]  # fmt: skip
+
+
+def test_a_replica_reports_what_its_pool_holds_for_requests_and_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that is kept for a reader is in use; one whose request has ended is not."""
+    found = list[tuple[bool, int, int, int]]()
+    step = Replica.step
+
+    def watched(replica: Replica) -> None:
+        step(replica)
+        load = replica.reports[-1]
+        found.append((replica.prefills, load.running, load.used_blocks, replica.engine.allocator.stats().used_blocks))
+
+    monkeypatch.setattr(Replica, "step", watched)
+    kit.drive(Handoffs, kit.prompts(2, 18, 0.0), decodes=2, bytes_per_s=10)
+    assert [used for *_, used, _ in found] == [held for *_, held in found]
+    assert (True, 0, 10, 10) in found, "both prompts are computed, and nobody has read them"
+    assert [used for prefills, running, used, _ in found if not prefills and not running][-1] == 0
 
 
 def test_a_run_counts_each_request_once(tmp_path: Path) -> None:

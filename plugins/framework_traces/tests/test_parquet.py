@@ -89,7 +89,7 @@ def test_times_of_a_parquet_file_are_times(tmp_path: Path) -> None:
 
 def test_a_row_that_lies_is_named_by_its_number(tmp_path: Path) -> None:
     path = tmp_path / "m.parquet"
-    columns = {"timestamp": [0, 1], "input_length": [600, 600], "output_length": [1, 1], "hash_ids": [[1, 2], [3, 4, 5]]}
+    columns = {"timestamp": [0, 1], "input_length": [600] * 2, "output_length": [1, 1], "hash_ids": [[1, 2], [3, 4, 5]]}
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
     with pytest.raises(WorkloadError, match=r"m\.parquet:2: hash_ids: 3 block ids for 600 input tokens"):
         list(open_trace(path))
