@@ -23,7 +23,9 @@ class FleetOptions(Options):
 
     replicas: int = Field(1, description="engines, each with the whole configuration", ge=1, le=1024)
     router: Any = Field(
-        {"name": "round_robin"}, description="a name, or {name: ..., options}: which replica gets a request"
+        "round_robin",
+        description="a name, or {name: ..., options}: which replica gets a request",
+        validate_default=True,
     )
     loop: Literal["auto", "open", "closed"] = Field(
         "auto",
@@ -56,7 +58,7 @@ class FleetOptions(Options):
         description="of the replicas, the last so many decode what the others have prefilled; 0: each does both",
         ge=0,
     )
-    decode_router: Any = Field({"name": "least_load"}, description="decoders: which of them gets a prompt")
+    decode_router: Any = Field("least_load", description="decoders: which of them gets a prompt", validate_default=True)
     link_bytes_per_s: float = Field(
         50e9, description="decoders: that a replica's link carries, one copy after the other", gt=0, le=1e15
     )

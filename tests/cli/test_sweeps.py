@@ -85,9 +85,10 @@ def contents(sweep: Path) -> dict[str, Any]:
 
 
 def test_a_killed_sweep_run_again_runs_what_is_missing_and_ends_the_same(tmp_path: Path) -> None:
+    """By kill -9, in the middle of its second chunk of three jobs; a sweep without chunks has chunks of one."""
     for folder in ("whole", "killed"):
         make_trace(tmp_path / folder)
-    words = ("-m", *COMMON, "run.sweep=s", *FEW)
+    words = ("-m", *COMMON, "run.sweep=s", "run.chunk=3", *FEW)
     whole, sweep = start(tmp_path / "whole", *words), tmp_path / "killed" / "sweeps" / "s"
     _, err = whole.communicate(timeout=900)
     assert (whole.returncode, err) == (0, ""), err

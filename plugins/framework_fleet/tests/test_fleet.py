@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fleet_helpers import events, rows, run
+from processes import Command
 
 from framework import registry
 from framework.errors import ConfigError
@@ -127,6 +128,21 @@ def test_load_is_seen_as_it_was_last_reported(tmp_path: Path) -> None:
     assert {row["replica"] for row in rows(tmp_path / "late")} == {0}
     run(tmp_path / "now", mode, engine={"max_batch_requests": 1})
     assert {row["replica"] for row in rows(tmp_path / "now")} == {0, 1, 2}
+
+
+def test_a_router_in_a_file_is_given_its_options_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from framework_fleet.router import Router\n\n\nclass Mine(Router):\n"
+        "    def __init__(self, first=0):\n        self.first = first\n\n"
+        "    def route(self, request, replicas):\n        return replicas[self.first]\n"
+    )
+    words = ("mode=fleet", "mode.replicas=3", "mode.router={name: mine.py:Mine, first: 2}", "executor=roofline",
+             "workload=agents", "workload.num_sessions=3", "cache.num_blocks=400", "run.dir=out")  # fmt: skip
+    Command(capsys).ok(*words, "run.progress=false")
+    assert {row["replica"] for row in rows(tmp_path / "out")} == {2}
 
 
 @pytest.mark.parametrize(
