@@ -1,4 +1,4 @@
-"""What a replay over more replicas costs: Mooncake's conversation trace behind 8 to 64, and the whole of it behind 64."""
+"""What replays over more replicas cost: Mooncake's conversation trace behind 8 to 64, and the whole of it behind 64."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ CHARACTERS_A_TOKEN = 4
 
 
 class ServedRouter(RequestRouter):
-    """Asks a router of ours; where the replica that it names refuses the request, being full, any other takes it.
+    """Asks a router of ours; where the replica that it names is full, or does not answer Ray in time, any other takes it.
 
     Ray makes one for each handle. A prompt is what `prompt` or `messages` of the request's argument hold, as with Ray
     Serve LLM's, or the argument itself, text or token ids; its session is Ray's `session_id`.

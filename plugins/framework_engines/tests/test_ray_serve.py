@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 ray = pytest.importorskip("ray", reason="ray[serve] is not installed", exc_type=ImportError)
+os.environ.setdefault("RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S", "20")  # else a busy machine's replicas seem full
 serve = pytest.importorskip("ray.serve", reason="ray[serve] is not installed", exc_type=ImportError)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
