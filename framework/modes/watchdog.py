@@ -16,6 +16,7 @@ from typing import Any
 
 from framework.errors import FrameworkError, Interruption, PluginError, TimedOut
 from framework.interfaces.below import THREAD
+from framework.registry.culprit import RUNS_ALL
 from framework.registry.kinds import every_kind
 
 _SIGNAL = getattr(signal, "SIGURG", None)  # ignored by default, so that a late one harms nobody; interrupts a sleep
@@ -146,12 +147,12 @@ def _plugin_calls(top: FrameType | None) -> Iterator[tuple[FrameType, str]]:
 
 
 def _owner(frame: FrameType) -> Any:
-    """The plugin whose method runs in this frame; None when it is none."""
+    """The plugin whose method runs in this frame; None when it is none, or one that is the whole run."""
     module = str(frame.f_globals.get("__name__", "")) + "."
     if not frame.f_code.co_argcount or (module.startswith(_OURS) and not module.startswith(_TOOLKIT)):
         return None
     first = frame.f_locals.get(frame.f_code.co_varnames[0])
-    return first if _kind_of(first) else None
+    return first if _kind_of(first) not in ("", *RUNS_ALL) else None
 
 
 def _kind_of(value: object) -> str:

@@ -10,7 +10,7 @@ from typing import NoReturn
 from framework.errors import FrameworkError, PluginError, PluginNote, plugin_note
 from framework.guard.boundary import OUTSIDE, Guard, is_own, shown, where
 
-_RUNS_ALL = ("mode", "command")
+RUNS_ALL = ("mode", "command")
 """Kinds that call everything else: what leaves the framework's own is no fault of theirs, and a command may exit."""
 
 
@@ -30,7 +30,7 @@ def named(error: BaseException) -> BaseException:
     if found is None:
         return error
     what, plugin, hook = found
-    if what in _RUNS_ALL and (is_own(plugin) or isinstance(error, SystemExit)):
+    if what in RUNS_ALL and (is_own(plugin) or isinstance(error, SystemExit)):
         return error
     place = where(what, plugin, hook)
     if isinstance(error, FrameworkError):

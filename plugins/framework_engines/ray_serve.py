@@ -30,8 +30,8 @@ CHARACTERS_A_TOKEN = 4
 """That a text, whose tokens only the replicas know, is taken to have: as in the Gateway API Inference Extension."""
 
 
-class ServedRouter(RequestRouter):
-    """Asks a router of ours; where the replica that it names is full, or does not answer Ray in time, any other takes it.
+class ServedRouter(RequestRouter):  # type: ignore[misc]
+    """Asks a router of ours; where the replica that it names is full, or answers Ray too late, another takes it.
 
     Ray makes one for each handle. A prompt is what `prompt` or `messages` of the request's argument hold, as with Ray
     Serve LLM's, or the argument itself, text or token ids; its session is Ray's `session_id`.

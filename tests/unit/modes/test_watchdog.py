@@ -13,6 +13,7 @@ import pytest
 
 from framework.errors import PluginError, TimedOut
 from framework.interfaces.eviction import ScoredPolicy
+from framework.interfaces.mode import Mode
 from framework.modes.watchdog import Watchdog
 
 STALL_S = 0.4
@@ -50,6 +51,20 @@ def test_a_call_that_does_not_return_is_ended_and_named(act: Callable[[], Any]) 
     with pytest.raises(PluginError, match=says), Watchdog(stall_s=STALL_S, grace_s=5.0):
         Policy(act).score(None, 0.0)
     assert time.monotonic() - begun >= STALL_S
+
+
+class WholeRun(Mode):
+    """A mode of a package: its `run` is the run."""
+
+    def run(self, config: Any, on_begin: Any) -> dict[str, Any]:
+        for _ in range(20):
+            Policy(lambda: time.sleep(0.1)).score(None, 0.0)
+        return {}
+
+
+def test_a_mode_takes_as_long_as_its_run_does() -> None:
+    with Watchdog(stall_s=STALL_S):
+        WholeRun().run(None, None)
 
 
 def test_what_is_under_way_is_cleaned_up_and_failures_of_requests_do_not_swallow_it() -> None:
@@ -112,6 +127,7 @@ def test_without_limits_nothing_is_started() -> None:
 NATIVE = """
 import ctypes
 from framework.interfaces.eviction import ScoredPolicy
+from framework.interfaces.mode import Mode
 from framework.modes.watchdog import Watchdog
 class Deaf(ScoredPolicy):
     def score(self, block, now):
@@ -138,6 +154,7 @@ def test_a_call_that_swallows_what_ends_it_is_ended_by_the_process() -> None:
     program = """
 import time
 from framework.interfaces.eviction import ScoredPolicy
+from framework.interfaces.mode import Mode
 from framework.modes.watchdog import Watchdog
 class Deaf(ScoredPolicy):
     def score(self, block, now):
