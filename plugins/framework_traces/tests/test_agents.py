@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from synthetic_workloads import example
 
+from framework import api
 from framework.errors import WorkloadError
 from framework.interfaces.workload import WorkloadRequest
 from framework.workload.traces import open_trace
@@ -131,17 +132,38 @@ def test_a_span_that_lies_is_named(damaged: Any, message: str, tmp_path: Path) -
         list(open_trace(path))
 
 
-def test_both_leave_after_their_answers_in_a_closed_loop(tmp_path: Path) -> None:
-    from framework import api
+NESTED = {"id": "n", "block_size": 64, "requests": [
+    {"t": 0.0, "in": 130, "out": 7, "hash_ids": [1, 2]},
+    {"t": 1.0, "type": "subagent", "agent_id": "a", "requests": [
+        {"t": 2.0, "in": 70, "out": 2, "hash_ids": [1]},
+        {"t": 3.0, "type": "subagent", "agent_id": "b", "requests": [
+            {"t": 4.0, "in": 140, "out": 30, "hash_ids": [1, 7], "think_time": 0.25}]},
+        {"t": 5.0, "in": 90, "out": 2, "hash_ids": [1]}]},
+    {"t": 9.0, "in": 200, "out": 7, "hash_ids": [1, 2, 3]},
+]}  # fmt: skip
+"""A sub-agent that calls one of its own."""
 
-    for name in ("tracelab", "opentelemetry"):
-        path = example(name, tmp_path)
-        found = api.run({
-            "mode": "fleet", "workload": {"name": "trace", "path": str(path)}, "replay": {"step_s": 5.0},
-            "cache": {"block_size": 16, "num_blocks": 4000}, "run": {"dir": str(tmp_path / name), "progress": False},
-        })  # fmt: skip
-        assert (found["loop"], found["num_finished"]) == ("closed", 2), found
-        rows = (tmp_path / name / "requests.jsonl").read_text().splitlines()
-        first, second = (json.loads(row) for row in rows)
-        request = list(open_trace(path))[1]
-        assert second["arrival_s"] == pytest.approx(first["finished_s"] + request.delay_s), (first, second)
+
+@pytest.mark.parametrize(
+    "name", ["tracelab", "opentelemetry", "kv_cache_tester", "mooncake_sessions", "mooncake_turns", "agentic_mooncake"]
+)
+def test_in_a_closed_loop_requests_leave_after_the_answers_that_they_wait_for(name: str, tmp_path: Path) -> None:
+    path = example(name, tmp_path)
+    if name == "kv_cache_tester":
+        path.write_text(json.dumps(NESTED))
+    found = api.run({
+        "mode": "fleet", "workload": {"name": "trace", "path": str(path)}, "replay": {"step_s": 5.0},
+        "cache": {"block_size": 16, "num_blocks": 4000}, "run": {"dir": str(tmp_path / "run"), "progress": False},
+    })  # fmt: skip
+    requests = list(open_trace(path))
+    assert (found["loop"], found["num_finished"]) == ("closed", len(requests)), found
+    rows = (json.loads(line) for line in (tmp_path / "run/requests.jsonl").read_text().splitlines())
+    by_key = {row["key"]: row for row in rows}
+    assert any(one.after for one in requests)
+    for one in requests:
+        answers = [by_key[key]["finished_s"] for key in one.after]
+        leaves = max(max(answers) + one.delay_s, one.not_before_s) if answers else one.arrival_s
+        assert by_key[one.key]["arrival_s"] == pytest.approx(leaves), (one, by_key)
+    if name == "kv_cache_tester":
+        waits = {one.key: one.after for one in requests}
+        assert waits == {"n:0": (), "n:1": ("n:0",), "n:2": ("n:1",), "n:3": ("n:1", "n:2"), "n:4": ("n:0", "n:3")}
