@@ -12,7 +12,7 @@ from experiments.scaling.__main__ import replayed
 from experiments.shared import CONVERSATION, begun, finish, parser_of, table, trace_path
 
 REPLICAS, QUICK_REPLICAS = (8, 16, 32, 64), (8, 16)
-REQUESTS, QUICK_REQUESTS = 400, 60
+REQUESTS, QUICK_REQUESTS = 100, 20
 ROUTER, BLOCK, NUM_BLOCKS = "dynamo_kv", 512, 2_500
 
 
