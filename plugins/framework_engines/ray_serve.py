@@ -102,7 +102,7 @@ class ServedRouter(RequestRouter):  # type: ignore[misc]
         result.add_done_callback(lambda _: loop.is_closed() or loop.call_soon_threadsafe(ended))
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """See RequestRouter; the router hears which have left."""
+        """See RequestRouter; the router learns which have left."""
         super().update_replicas(replicas)
         there = {one.replica_id for one in replicas}
         for replica_id in [one for one in self._views if one not in there]:
@@ -127,9 +127,9 @@ class ServedRouter(RequestRouter):  # type: ignore[misc]
             self._under_way[index] = Counter()
             view = ReplicaView(index, self._num_blocks, self._size, self._match, self._potential_blocks)
             self._views[replica.replica_id] = view
-        told = replica.routing_stats or {}
-        running = told.get("running", self.replica_queue_len_cache.get(replica.replica_id) or 0)
-        view.load = Load(self._now_s, running, told.get("waiting", 0), told.get("used_blocks", 0))
+        stats = replica.routing_stats or {}
+        running = stats.get("running", self.replica_queue_len_cache.get(replica.replica_id) or 0)
+        view.load = Load(self._now_s, running, stats.get("waiting", 0), stats.get("used_blocks", 0))
         return view
 
     def _match(self, index: int) -> tuple[int, ...]:
