@@ -198,9 +198,11 @@ def plugin_note(error: BaseException) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it: its `repr`, cut where it is long."""
+    """A value as an error shows it: its `repr`, cut where it is long; of the integers that readers of JSON and YAML make
+    floats of, the digits."""
     try:
-        text = repr(value)
+        large = isinstance(value, float) and 1e16 <= abs(value) < 1e22
+        text = f"{value:.0f}" if large else repr(value)
     except Exception:  # an int of more digits than Python prints, a list that holds itself, anybody's __repr__
         return f"a value of type {type(value).__name__} that cannot be shown"
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -112,7 +112,7 @@ def _are_tokens(value: Any) -> bool:
 
 _RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "max_tokens": (64, _integer(1, _INT32 - 1), "an integer, at least 1 and below 2**31"),
-    "temperature": (0.0, _number(0, _MAX_TEMPERATURE), f"a number, at least 0 and at most {_MAX_TEMPERATURE:g}"),
+    "temperature": (0.0, _number(0, _MAX_TEMPERATURE), f"a number, at least 0 and at most {_MAX_TEMPERATURE:.0f}"),
     "top_k": (0, _integer(0, _INT32 - 1), "an integer, at least 0 (0 keeps all) and below 2**31"),
     "top_p": (1.0, _number(0, 1, above=True), "a number, above 0 and at most 1"),
     "seed": (None, _integer(0, _INT64 - 1, none=True), "None or an integer, 0 to 2**63 - 1"),

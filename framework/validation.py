@@ -30,7 +30,7 @@ Positive = Annotated[int, Field(ge=1, le=INT64)]
 
 _RULES = {
     "greater_than_equal": "at least {ge}",
-    "greater_than": "above {gt:g}",
+    "greater_than": "above {gt}",
     "less_than_equal": "at most {le}",
     "dict_type": "a mapping",
     "sequence_str": "a list",
@@ -147,8 +147,14 @@ def refusal(error: ValidationError, where: str, given: Any, names: Iterable[str]
 def _rule(error: Mapping[str, Any]) -> str:
     """What a value must be, as in "a valid integer"."""
     if error["type"] in _RULES:
-        return _RULES[error["type"]].format(**error.get("ctx", {}))
+        bounds = {name: _whole(bound) for name, bound in error.get("ctx", {}).items()}
+        return _RULES[error["type"]].format(**bounds)
     return re.sub(r"^Input should be |, (unable|got) .*", "", error["msg"])
+
+
+def _whole(bound: Any) -> Any:
+    """A float's bound without ".0"."""
+    return int(bound) if isinstance(bound, float) and bound.is_integer() else bound
 
 
 def _key(where: str, given: Any, error: Mapping[str, Any]) -> str:

@@ -313,7 +313,7 @@ def require_facts(request: Request) -> None:
     texts = isinstance(space, Namespace) and all(map(_is_unicode, (space.model, space.adapter, space.salt)))
     checks: list[tuple[str, Any, bool, str]] = [
         ("sampling", asked.sampling, isinstance(asked.sampling, Sampling), "a Sampling"),
-        ("arrival_s", at_s, in_time, f"at most {_LATEST_S:g} seconds"),
+        ("arrival_s", at_s, in_time, f"at most {_LATEST_S:.0f} seconds"),
         ("priority", asked.priority, small, "an integer of 32 bits"),
         ("turn", asked.turn, asked.turn is None or _is_index(asked.turn), "an integer or None"),
         ("hint", asked.hint, asked.hint is None or isinstance(asked.hint, Hint), "a Hint or None"),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from framework.errors import FrameworkError
+from framework.errors import FrameworkError, shown
 from framework.interfaces.workload import BlockIdArray
 from framework.types import Hint
 
@@ -47,7 +47,7 @@ def integer(record: Mapping[str, Any], field: str, low: int, high: int = MAX_TOK
 
 
 def _shown(value: Any) -> str:
-    return ascii(value)[:40]
+    return shown(value)[:40].encode("ascii", "backslashreplace").decode()
 
 
 def number(record: Mapping[str, Any], field: str) -> float:
@@ -62,7 +62,7 @@ def number(record: Mapping[str, Any], field: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise FieldError(field, "missing" if value is None else f"expected a number, found {_shown(value)}")
     if not 0 <= value <= sys.float_info.max:
-        raise FieldError(field, f"expected a finite number, at least 0, found {str(value)[:40]}")
+        raise FieldError(field, f"expected a finite number, at least 0, found {_shown(value)}")
     return float(value)
 
 

@@ -89,6 +89,9 @@ FAILS: list[tuple[Any, Any, str]] = [
     ("maybe", Literal["auto"] | bool, "x must be 'auto' or a valid boolean, found 'maybe'"),
     (9, Annotated[int, Field(le=5)] | None, "x must be at most 5, found 9"),
     (4.5, Blocks, "x must be a valid integer"),
+    (2**64, Annotated[int, Field(le=2**63 - 1)], f"x must be at most {2**63 - 1}, found {2**64}"),
+    (2.0**64, Annotated[float, Field(le=1e9)], f"x must be at most 1000000000, found {2**64}"),
+    (1e30, Annotated[float, Field(ge=0, le=0.5)], "x must be at most 0.5, found 1e+30"),
 ]
 
 
