@@ -11,7 +11,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +112,7 @@ def _write_provenance(options: argparse.Namespace, traces: Iterable[Path], **fac
 
 
 def output_of(command: Sequence[Any], **popen: Any) -> str:
-    """Standard output of a child process, which is asked to end where this one is (Ctrl-C, SIGTERM, SIGHUP).
+    """Standard output of a child process, which is asked to end where this one ends (Ctrl-C, SIGTERM, SIGHUP, SIGKILL).
 
     Args:
         popen: more for `subprocess.Popen`, such as `env`.
@@ -122,13 +123,27 @@ def output_of(command: Sequence[Any], **popen: Any) -> str:
     words = [str(word) for word in command]
     with interrupts(), subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **popen) as child:
         try:
-            output, _ = child.communicate()
+            with killing_after_us("-TERM", str(child.pid)):
+                output, _ = child.communicate()
         except BaseException:
             child.terminate()
             raise
     if child.returncode:
         raise subprocess.CalledProcessError(child.returncode, words)
     return output
+
+
+@contextmanager
+def killing_after_us(*arguments: str) -> Iterator[None]:
+    """While this goes on, the end of this process, by SIGKILL too, is followed by `kill` with these arguments."""
+    code = 'read _; kill "$@"'  # nobody writes: the pipe ends with this process
+    with subprocess.Popen(
+        ["sh", "-c", code, "sh", *arguments], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as watch:
+        try:
+            yield
+        finally:
+            watch.kill()
 
 
 def digest(*values: Any, files: Iterable[Path] = ()) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.live.checkpoint import VOCABULARY
+from experiments.shared import killing_after_us
 from framework.cli.exit import interrupts
 from framework.registry.components import build_component
 from framework_kv_events.schema import BlockRemoved
@@ -147,7 +148,7 @@ def arguments_of(num_blocks: int, step_tokens: int = STEP_TOKENS) -> tuple[str, 
 def serving(
     model: Path, log: Path, arguments: Sequence[str], transfer: Mapping[str, Any] | None = None
 ) -> Iterator[Server]:
-    """Start, wait until it answers, and stop with SIGINT at the end, or when this process is asked to end.
+    """Start, wait until it answers, and stop with SIGINT at the end, or when this process ends, by SIGKILL too.
 
     Raises:
         StartFailed: as it says.
@@ -168,8 +169,9 @@ def serving(
                 start_new_session=True,
             )  # fmt: skip
         try:
-            _wait(server, process)
-            yield server
+            with killing_after_us("-KILL", f"-{process.pid}"):
+                _wait(server, process)
+                yield server
         finally:
             _stop(process)
 

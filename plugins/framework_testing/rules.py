@@ -85,6 +85,18 @@ def elsewhere(ask: Callable[..., str], make: Callable[[], Any], *given: Any, has
     return done.stdout.decode()
 
 
+def require_same_elsewhere(ask: Callable[..., str], make: Callable[[], Any], rule: str) -> None:
+    """Compare `ask(make)` with itself: asked again, and asked in a process where Python's hashes of text and bytes differ.
+
+    Raises:
+        Violation: they differ, or as `elsewhere`.
+    """
+    first = ask(make)
+    need(make(), ask(make) == first, f"{rule} each time", first)
+    other = elsewhere(ask, make, hash_seed="2" if os.environ.get("PYTHONHASHSEED") == "1" else "1")
+    need(make(), other == first, f"{rule} in another process, where Python's hash(text) differs", f"{first}, {other}")
+
+
 def answer() -> None:
     """Entry of the other process."""
     path, job = pickle.loads(sys.stdin.buffer.read())
