@@ -433,16 +433,3 @@ def test_check_names_what_a_request_holds_of_another_content() -> None:
     table[0], table[1] = table[1], table[0]
     with pytest.raises(InvariantViolation, match="of full is published with other content"):
         allocator.check()
-
-
-@pytest.mark.parametrize("length", [9, 10, 11, 12])
-def test_a_request_preempted_in_its_step_can_be_resumed_at_the_last_block_before_it(length: int) -> None:
-    """It was given room for a chunk that it never computed, for which its window has slid."""
-    allocator, tokens = grouped((group("full"), group("window", length))), np.arange(48, dtype=np.int32)
-    allocator.allocate(info(1), tokens, allocator.lookup(tokens, NAMESPACE), 3)
-    for end in range(3, 34, 3):
-        allocator.extend(RequestId(1), end)
-        if end < 33:
-            allocator.commit(RequestId(1), tokens[:end])
-    allocator.free(RequestId(1))
-    assert allocator.lookup(tokens, NAMESPACE).num_tokens == 28
