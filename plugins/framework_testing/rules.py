@@ -86,7 +86,7 @@ def elsewhere(ask: Callable[..., str], make: Callable[[], Any], *given: Any, has
 
 
 def require_same_elsewhere(ask: Callable[..., str], make: Callable[[], Any], rule: str) -> None:
-    """Compare `ask(make)` with itself: asked again, and asked in a process where Python's hashes of text and bytes differ.
+    """Compare `ask(make)` with itself asked again, and in a process where Python's hashes of text and bytes differ.
 
     Raises:
         Violation: they differ, or as `elsewhere`.
