@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,42 @@ def test_a_request_waits_at_its_client_while_no_replica_is_there(tmp_path: Path)
     assert min(row["first_token_s"] for row in late) >= 9.0
     with pytest.raises(ConfigError, match="no replica is there"):
         run(tmp_path / "never", {"name": "fleet", "outages": [{"replica": 0, "leaves_s": 0.1}]})
+
+
+def twice(folder: Path, *arrivals_s: float, tokens: int = 1024, output: int = 1) -> dict[str, Any]:
+    """Settings of a trace in which one prompt of whole blocks comes at these times; a step takes half a second."""
+    lines = [
+        {"timestamp": 1000 * at_s, "input_length": tokens, "output_length": output, "hash_ids": [*range(tokens // 512)]}
+        for at_s in arrivals_s
+    ]
+    folder.mkdir(exist_ok=True)
+    path = folder / "trace.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return {"executor": "none", "replay": {"step_s": 0.5}, "cache": {"block_size": 512, "num_blocks": 20},
+            "workload": {"name": "trace", "path": str(path), "format": "mooncake", "time_unit": "ms"}}  # fmt: skip
+
+
+def test_a_router_expects_no_whole_prompt_to_be_found_and_nothing_of_who_has_left(tmp_path: Path) -> None:
+    mode = {"name": "fleet", "router": "dynamo_kv", "loop": "open"}
+    stays = run(tmp_path / "stays", mode, **twice(tmp_path, 0.0, 20.0))
+    assert (stays["expected_hit_tokens"], stays["hit_tokens"]) == (512, 512)
+    outages = [{"replica": 0, "leaves_s": 10.0, "returns_s": 11.0}]
+    left = run(tmp_path / "left", {**mode, "outages": outages}, **twice(tmp_path, 0.0, 20.0))
+    assert (left["expected_hit_tokens"], left["hit_tokens"]) == (0, 0)
+
+
+def test_who_comes_back_has_no_requests(tmp_path: Path) -> None:
+    outages = [{"replica": 0, "leaves_s": 1.0, "returns_s": 2.0}]
+    mode = {"name": "fleet", "replicas": 2, "router": "least_load", "loop": "open", "outages": outages}
+    run(tmp_path / "run", mode, **twice(tmp_path, 0.0, 100.0, output=9))
+    assert [row["replica"] for row in sorted(rows(tmp_path / "run"), key=lambda row: row["arrival_s"])] == [1, 0]
+
+
+def test_a_request_that_comes_as_a_step_begins_is_in_it(tmp_path: Path) -> None:
+    settings = twice(tmp_path, 0.0, 1.0, 1.5, 2.0, 2.5, output=4)
+    run(tmp_path / "plain", "replay", **settings)
+    run(tmp_path / "fleet", {"name": "fleet", "loop": "open"}, **settings)
+    assert events(tmp_path / "fleet") == events(tmp_path / "plain")
 
 
 def test_replicas_may_be_unequal(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_an_answer_cut_short_is_wrong() -> None:
     (asked,) = workload._asked
     assert len(asked.answer.split()) == asked.request.sampling.max_tokens == 3
     for text, accuracy in ((asked.answer, 1.0), (asked.answer.rpartition(" ")[0], 0.0)):
-        assert workload.judge([Answer(asked.request, (text,))])["accuracy"] == accuracy
+        assert workload.judge([Answer(asked.request, (text,))]) == {"accuracy": accuracy, "accuracy_copy": accuracy}
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,11 @@ def test_the_best_order_is_not_one_that_each_heuristic_finds() -> None:
     assert sum(one.num_cached_tokens for one in through(make, Scheduling(), requests)) == 4, "in order of arrival"
 
 
+def test_the_last_of_three_may_be_the_first_of_the_best_order() -> None:
+    requests = [asked([number] * length, at_s=0.0) for number, length in enumerate((24, 16, 4))]
+    assert best_order(made_by(rows=1), requests, "ttft_s").admitted == (2, 1, 0)
+
+
 def test_a_branch_that_cannot_be_better_is_left() -> None:
     requests = drawn(3, 6)
     assert best_order(made_by(), requests, "missed_tokens").num_runs < 400  # of 720 permutations

@@ -56,6 +56,18 @@ def test_a_wait_is_for_rows_blocks_or_budget() -> None:
         engine.run()
         assert [queue.row(number)[f"wait_{cause}_s"] for number in range(3)] == [0.0, 1.0, 2.0], (cause, queue.row(2))
         assert queue.results()[f"wait_{cause}_s"] == sum(queue.results()[f"wait_{c}_s"] for c in CAUSES) == 3.0
+        assert queue.results()["num_passed"] == 0, "in order of arrival"
+
+
+def test_who_waits_behind_a_later_request_that_has_no_room_is_passed_over() -> None:
+    queue = Queue()
+    engine = engine_of(queue, Newest(), max_batch_requests=4, num_blocks=8)
+    ask(engine, tokens=9, new=4)
+    ask(engine, at_s=1.0, tokens=3)
+    ask(engine, at_s=1.0, tokens=24)
+    engine.run()
+    assert queue.row(1)["wait_passed_s"] > 0.0, queue.row(1)
+    assert queue.row(1)["wait_blocks_s"] == 0.0
 
 
 def test_a_wait_behind_later_requests_is_one_of_those_that_were_passed_over() -> None:

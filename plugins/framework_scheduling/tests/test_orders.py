@@ -124,6 +124,8 @@ def test_fair_serves_the_tenant_with_the_smallest_counter() -> None:
     # a: 100 of its prompt and twice 50 generated; b catches up with two requests.
     more = [*requests[1:], waiting(4, 100, tenant="b"), waiting(5, 100, tenant="b")]
     assert numbers(order, more, view(running=[answers])) == [3, 4, 1, 5, 2]
+    order.ended(answers, view())
+    assert numbers(order, more) == [3, 4, 1, 5, 2]
 
 
 def test_fair_does_not_save_up_idle_time() -> None:
