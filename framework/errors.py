@@ -198,8 +198,8 @@ def plugin_note(error: BaseException) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it: its `repr`, cut where it is long; the digits of a large integer, if a reader made it
-    a float."""
+    """A value as an error shows it: its `repr`, cut where it is long; the digits of a large integer, where it was read
+    as a float."""
     try:
         large = isinstance(value, float) and 1e16 <= abs(value) < 1e22
         text = f"{value:.0f}" if large else repr(value)

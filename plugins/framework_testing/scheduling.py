@@ -125,22 +125,6 @@ def check_chunks_are_computed(make: Make) -> None:
         run.finish()
 
 
-def check_the_same_arrivals_are_ordered_alike(make: Make) -> None:
-    """Fresh plugins admit the same requests in the same order; needs a picklable `make`."""
-    require_same_elsewhere(ordered, make, "must order the same arrivals the same way")
-
-
-def ordered(make: Make) -> str:
-    """The order in which the requests of several draws are admitted."""
-    orders = []
-    for seed in _SEEDS:
-        run = _Run(make(), num_blocks=40)
-        _mixed(run, seed)
-        run.finish()
-        orders.append([*run.admitted])
-    return repr(orders)
-
-
 def check_its_bound_is_kept(make: Make) -> None:
     """However many arrive, no more pass a request than its `max_passed`, and nobody after its `max_wait_s`: a long
     prompt, and short ones that share a prefix after it."""
@@ -174,6 +158,22 @@ def check_its_facts_are_plain(make: Make) -> None:
     _mixed(run, 0)
     run.finish()
     require_plain_facts("scheduling", plugin)
+
+
+def check_the_same_arrivals_are_ordered_alike(make: Make) -> None:
+    """Fresh plugins admit the same requests in the same order; needs a picklable `make`."""
+    require_same_elsewhere(ordered, make, "must order the same arrivals the same way")
+
+
+def ordered(make: Make) -> str:
+    """The order in which the requests of several draws are admitted."""
+    orders = []
+    for seed in _SEEDS:
+        run = _Run(make(), num_blocks=40)
+        _mixed(run, seed)
+        run.finish()
+        orders.append([*run.admitted])
+    return repr(orders)
 
 
 scheduling_checks = checks_of(globals())

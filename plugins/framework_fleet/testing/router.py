@@ -83,16 +83,6 @@ def check_every_request_ends(make: Make) -> None:
             _chosen(make(), replicas=replicas, seed=replicas, closed=closed)
 
 
-def check_the_same_requests_are_routed_alike(make: Make) -> None:
-    """Fresh plugins send the same requests to the same replicas; needs a picklable `make`."""
-    require_same_elsewhere(routed, make, "must route the same requests the same way")
-
-
-def routed(make: Make) -> str:
-    """Where the requests of three draws go."""
-    return repr([_chosen(make(), seed=seed) for seed in range(3)])
-
-
 def check_it_goes_on_where_replicas_leave_and_return(make: Make) -> None:
     """Whatever it remembers, it names replicas that are there: as one leaves, comes back, and another leaves."""
     for seed in range(2):
@@ -111,6 +101,16 @@ def check_its_facts_are_plain(make: Make) -> None:
     plugin = make()
     _chosen(plugin)
     require_plain_facts("router", plugin)
+
+
+def check_the_same_requests_are_routed_alike(make: Make) -> None:
+    """Fresh plugins send the same requests to the same replicas; needs a picklable `make`."""
+    require_same_elsewhere(routed, make, "must route the same requests the same way")
+
+
+def routed(make: Make) -> str:
+    """Where the requests of three draws go."""
+    return repr([_chosen(make(), seed=seed) for seed in range(3)])
 
 
 router_checks: tuple[Callable[[Any], None], ...] = checks_of(globals())
