@@ -13,8 +13,6 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast
 
-import orjson
-
 from framework.errors import FrameworkError, WorkloadError
 
 MAX_LINE_BYTES = 64 * 2**20
@@ -154,12 +152,14 @@ def _is_damage(error: Exception) -> bool:
 
 
 def _rows(path: Path, error: type[FrameworkError]) -> Generator[tuple[int, bytes], None, None]:
+    import orjson  # this file is also imported where torch is all there is
+
     try:
         import pyarrow
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise error(f"{path}: a Parquet file; `pip install pyarrow` to read it") from None
-    number = 0
+    number, option = 0, orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
     try:
         with ParquetFile(path) as file:
             header = (file.schema_arrow.metadata or {}).get(PARQUET_HEADER)
@@ -170,12 +170,9 @@ def _rows(path: Path, error: type[FrameworkError]) -> Generator[tuple[int, bytes
                 for values in zip(*map(_values, batch.columns), strict=True):
                     number += 1
                     row = {k: v for k, v in zip(batch.schema.names, values, strict=True) if v is not None}
-                    yield number, orjson.dumps(row, default=str, option=_JSON)
+                    yield number, orjson.dumps(row, default=str, option=option)
     except (OSError, pyarrow.ArrowException, orjson.JSONEncodeError) as fault:
         raise error(f"{path}:{number + 1}: cannot be read: damaged or cut short: {fault}") from fault
-
-
-_JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
 
 def _values(column: Any) -> Iterable[Any]:

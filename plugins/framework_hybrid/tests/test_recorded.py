@@ -22,11 +22,15 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_its_recording_hits_the_same_and_each_missed_token_has_a_cause(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "memory"), [*((family, "pool_per_group") for family in FAMILIES), ("gemma3_text", "one_pool")]
+)
+def test_its_recording_hits_the_same_and_each_missed_token_has_a_cause(
+    family: str, memory: str, tmp_path: Path
+) -> None:
     folder = make_checkpoint(tmp_path / "model", family, **FAMILIES[family])
     common: dict[str, Any] = {
-        "cache": {"num_blocks": 900, "block_size": 4},
+        "cache": {"num_blocks": 900, "block_size": 4, "memory": memory},
         "engine": {"max_batch_requests": 40, "max_batch_tokens": 64, "chunk_size": 16},
     }
     served = api.run({
@@ -42,9 +46,9 @@ def test_its_recording_hits_the_same_and_each_missed_token_has_a_cause(family: s
     missed = sum(served[key] for key in served if key.startswith("missed_") and key.endswith("_tokens"))
     assert served["hit_tokens"] + missed - served["missed_preempted_tokens"] == served["prompt_tokens"]
     events = [event for batch in lines(tmp_path / "served" / "kv_events.jsonl")[1:] for event in batch["events"]]
-    assert {event.get("group_idx") for event in events} == {0, 1}
+    assert {event.get("group_idx") for event in events} == set(range(7 if memory == "one_pool" else 2))
     api.run({
-        "mode": {"name": "hybrid", "model": str(folder), "sharing": "pool_per_group", "rule": "turns"}, **common,
+        "mode": {"name": "hybrid", "model": str(folder), "rule": "turns"}, **common,
         "workload": {"name": "recording", "path": str(tmp_path / "served" / "recording.jsonl")},
         "run": {"dir": str(tmp_path / "replayed")},
     })  # fmt: skip
