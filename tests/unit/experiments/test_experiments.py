@@ -22,6 +22,8 @@ NAMES = (
     "lossy",
 )  # fmt: skip
 WITHOUT_TRACES = ("precision", "gap", "hybrid", "latent", "scheduling", "lossy")
+LONG = ("scheduling", "fleet", "scaling", "tiers")
+"""Their quick modes take 20 to 50 seconds each: `make test-all` runs them."""
 GOLDEN_UTILISATION = {
     "Azure conv, p + o <= 2048": (".5335", ".7948", ".8626", ".9968", ".9932", ".9860", ".9450", ".8986", ".8225"),
     "Azure conv, all": (".0749", ".8149", ".8790", ".9972", ".9939", ".9875", ".9505", ".9078", ".8361"),
@@ -66,7 +68,9 @@ def quick_results(repository: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in NAMES]
+)
 def test_quick_mode_writes_rows_provenance_and_plots(
     name: str, quick_results: Callable[[str], Path], request: Any
 ) -> None:
