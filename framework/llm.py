@@ -167,7 +167,7 @@ class LLM:
         Raises:
             ConfigError: what a model with recurrent layers is not served with, or with the `cache.memory` asked for.
         """
-        memory, states = self._make_memory(), bool(self.model.config.state_layers)
+        memory, states = _memory_of(self.cache), bool(self.model.config.state_layers)
         self._served_groups = groups_of_model(self.model.config, self.spec, equal_pages=memory.equal_pages)
         self.groups, self.kv_groups_off = tuple(served.group for served in self._served_groups), ""
         if not self.groups:
@@ -220,7 +220,7 @@ class LLM:
             rows = options.max_batch_requests * (1 + self.below.loads)  # as many may wait for loads
             self._own_blocks = blocks_of_groups(self.groups, num_blocks, rows, options.max_batch_tokens)
             memory_decides = self.cache.memory_fraction or self.device.startswith("cuda")
-            if self.cache.num_blocks is None and memory_decides and not self._make_memory().equal_pages:
+            if self.cache.num_blocks is None and memory_decides and not _memory_of(self.cache).equal_pages:
                 # It holds more of full attention, whose bytes windows were part of and states were not.
                 others = sum(count * group.block_bytes for count, group in
                              zip(self._own_blocks[1:], self.groups[1:], strict=True))  # fmt: skip
@@ -250,7 +250,7 @@ class LLM:
             return allocator
         assert isinstance(allocator, PagedAllocator)  # else `why_no_group` has a reason
         counts = chain(self._own_blocks, repeat(self.num_blocks))
-        memory = self._make_memory().open(
+        memory = _memory_of(self.cache).open(
             self.groups,
             lambda: build_component("eviction", eviction, {**self._shared, "num_blocks": next(counts)}),
             num_bytes=self._group_bytes, num_blocks=self._own_blocks, unit=self.spec.block_size,
@@ -262,11 +262,6 @@ class LLM:
             allocator, memory, build_component("hash", hash, {"seed": self.seed}), num_blocks=self.num_blocks,
             step_tokens=self._step_tokens,
         )  # fmt: skip
-
-    def _make_memory(self) -> Memory:
-        """How groups of KV share memory, not opened; by default pools that know nothing of each other."""
-        made: Memory = build_component("memory", self.cache.memory or {"name": "pool_per_group", "coupled": False}, {})
-        return made
 
     def _make_engine(self, allocator: Allocator, options: EngineOptions, advice: str) -> Engine:
         tokenizer = self.model.tokenizer
@@ -460,6 +455,12 @@ def namespace_of(model: Namespace, asked: Namespace | str | None) -> Namespace:
         raise InvalidArgument(f"namespace must be a Namespace or a text, its salt, found {shown(asked)}")
     within = asked if isinstance(asked, Namespace) else Namespace(salt=asked or "")
     return replace(within, model=model.model)
+
+
+def _memory_of(cache: CacheOptions) -> Memory:
+    """How groups of KV share memory, not opened; by default pools that know nothing of each other."""
+    made: Memory = build_component("memory", cache.memory or {"name": "pool_per_group", "coupled": False}, {})
+    return made
 
 
 def group_facts(llm: LLM) -> dict[str, Any]:
