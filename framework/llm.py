@@ -35,6 +35,7 @@ from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
 from framework.interfaces.below import Below, BlockTensors, ServedPools
 from framework.interfaces.compression import Compression
+from framework.interfaces.groups import KVGroup
 from framework.interfaces.scheduling import Scheduling
 from framework.model.loading import LoadedModel, fingerprint
 from framework.model.tokenizer import encode
@@ -167,17 +168,21 @@ class LLM:
         Raises:
             ConfigError: what a model with recurrent layers is not served with, or with the `cache.memory` asked for.
         """
-        memory, states = _memory_of(self.cache), bool(self.model.config.state_layers)
-        self._served_groups = groups_of_model(self.model.config, self.spec, equal_pages=memory.equal_pages)
-        self.groups, self.kv_groups_off = tuple(served.group for served in self._served_groups), ""
-        if not self.groups:
+        served, states = groups_of_model(self.model.config, self.spec), bool(self.model.config.state_layers)
+        self.groups: tuple[KVGroup, ...] = ()
+        self.kv_groups_off = ""
+        if not served:
             if self.cache.memory is not None:
                 raise ConfigError(
                     f"cache.memory says how groups of KV share memory, and model '{self.model.name}' has one; leave it "
                     "out"
                 )
             return
+        memory = _memory_of(self.cache)
         name, has_below = type(memory).__name__, type(self.below) is not Below
+        if memory.equal_pages:
+            served = groups_of_model(self.model.config, self.spec, equal_pages=True)
+        self._served_groups, self._equal_pages = served, memory.equal_pages
         sizes, _ = graphs.choose(options, self.backend, self.device)
         reasons = {
             "several ranks": self.model.ranks is not None and states,
@@ -201,7 +206,7 @@ class LLM:
                 f"model '{self.model.name}' has {kinds} are served as a group of KV of their own: {'; '.join(why)}"
             )
         self.kv_groups_off = "; ".join(why)
-        self.groups = () if why else self.groups
+        self.groups = () if why else tuple(one.group for one in served)
 
     def _settle_sizes(self, options: EngineOptions) -> str:
         """The pool's blocks and the longest sequence; returns what to change where that is too short."""
@@ -220,7 +225,7 @@ class LLM:
             rows = options.max_batch_requests * (1 + self.below.loads)  # as many may wait for loads
             self._own_blocks = blocks_of_groups(self.groups, num_blocks, rows, options.max_batch_tokens)
             memory_decides = self.cache.memory_fraction or self.device.startswith("cuda")
-            if self.cache.num_blocks is None and memory_decides and not _memory_of(self.cache).equal_pages:
+            if self.cache.num_blocks is None and memory_decides and not self._equal_pages:
                 # It holds more of full attention, whose bytes windows were part of and states were not.
                 others = sum(count * group.block_bytes for count, group in
                              zip(self._own_blocks[1:], self.groups[1:], strict=True))  # fmt: skip

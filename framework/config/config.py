@@ -93,7 +93,7 @@ class Config(Options):
     @classmethod
     def _memory(cls, value: CacheOptions) -> CacheOptions:
         """With the memory that is chosen as `{"name": ..., **options}`."""
-        if value.memory is None or (isinstance(value.memory, Mapping) and "name" not in value.memory):
+        if value.memory is None:
             return value
         return value.model_copy(update={"memory": component("memory", value.memory).plain()})
 

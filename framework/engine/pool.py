@@ -67,9 +67,14 @@ class KVPool:
         if self.bytes > free:
             raise _too_large(self.bytes, free, num_blocks, self.device)
         try:
-            stored = {place: self._layer(spec, blocks[place[0]]) for place in dict.fromkeys(places)}
-            self.layers = [self._sharing(stored[place], first=places.index(place) == layer)
-                           for layer, place in enumerate(places)]  # fmt: skip
+            self.layers = list[LayerKV]()
+            stored: dict[tuple[int, int], LayerKV] = {}
+            for place in places:
+                if place in stored:
+                    self.layers.append(self._sharing(stored[place]))
+                else:
+                    stored[place] = self._layer(spec, blocks[place[0]])
+                    self.layers.append(stored[place])
         except (RuntimeError, MemoryError) as error:
             raise _too_large(self.bytes, free, num_blocks, self.device) from error
 
@@ -96,10 +101,8 @@ class KVPool:
             self._poison(layer, slice(1, None))
         return layer
 
-    def _sharing(self, layer: LayerKV, *, first: bool) -> LayerKV:
+    def _sharing(self, layer: LayerKV) -> LayerKV:
         """A layer of another group over the same tensors: the scales of its heads are its own."""
-        if first:
-            return layer
         other = copy.copy(layer)
         if self.dtype == _FP8:
             scales = (None if scale is None else torch.ones_like(scale) for scale in (layer.k_scale, layer.v_scale))

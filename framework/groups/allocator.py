@@ -562,7 +562,7 @@ class GroupedAllocator(Allocator):
             found[f"{kind}_evictions"] += evictions
             if kind != kinds[0]:
                 found[f"{kind}_lost_tokens"] += tokens
-        lost = sum(tokens for kind, tokens in zip(kinds, self._lost_tokens, strict=True) if kind != kinds[0])
+        lost = sum(found[f"{kind}_lost_tokens"] for kind in {*kinds} - {kinds[0]})
         return {**found, f"{kinds[0]}_hit_tokens": self._hit_tokens + lost}
 
     def check(self) -> None:

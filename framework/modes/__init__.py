@@ -28,7 +28,7 @@ class Serve(Mode):
 
 def unread_of_a_trace(config: Mapping[str, Any]) -> list[str]:
     """What nothing reads that runs on a trace without a model; see `Mode.unread`."""
-    words = ["model", "backend", "device", "cache.memory_fraction", "cache.layout", "faults.poison"]
+    words = ["model", "backend", "device", "cache.memory_fraction", "cache.layout", "cache.memory", "faults.poison"]
     if config.get("executor") != "roofline":
         words += ["replay.device", "replay.efficiency"]
         below = config.get("below") or "none"
@@ -51,4 +51,4 @@ class Replay(Mode):
 
     @classmethod
     def unread(cls, config: Mapping[str, Any]) -> Sequence[str]:
-        return (*unread_of_a_trace(config), "cache.memory")
+        return unread_of_a_trace(config)

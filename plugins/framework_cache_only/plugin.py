@@ -62,7 +62,6 @@ class CacheOnly(Mode):
         timed = ("step_s", "costs", "optimum", "slo_ttft_s", "slo_tpot_s", "device", "efficiency")
         return (
             *unread_of_a_trace(config),
-            "cache.memory",
             "engine",
             "faults",
             "allocator",

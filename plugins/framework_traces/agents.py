@@ -79,7 +79,7 @@ class TraceLab(JsonLinesReader):
 
     def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:
         """One round."""
-        session, tokens, index = text(record, "session_id"), integer(record, "input_tokens_total", 1), 0
+        session, tokens = text(record, "session_id"), integer(record, "input_tokens_total", 1)
         if session is None:
             raise FieldError("session_id", "missing")
         prefix = integer(record, "prefix_tokens", 0) if record.get("prefix_tokens") is not None else 0

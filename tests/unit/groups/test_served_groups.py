@@ -12,6 +12,7 @@ import pytest
 from fake_engines import finished, make_llm, noted_steps, warm
 from groups_plain import Rule
 
+from framework.config.check import parse
 from framework.engine.engine import Engine, ModelLimits
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.request import Request
@@ -243,6 +244,11 @@ REFUSED_MEMORIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "unknown": ("gemma3", {"memory": "one_poll"}, "did you mean 'one_pool'"),
     "one group": ("tiny", {"memory": "one_pool"}, "model 'tiny' has one; leave it out"),
 }
+
+
+def test_a_memory_without_a_name_is_refused_and_not_the_default() -> None:
+    with pytest.raises(ConfigError, match="memory must be a name, or a mapping with a name"):
+        parse({"cache": {"memory": {}}})
 
 
 @pytest.mark.parametrize("name", REFUSED_MEMORIES)
