@@ -66,7 +66,7 @@ def _kept(folder: Path, traces: str, sessions: int, cell: Cell) -> dict[str, Any
     key = digest(cell, sessions, files=[Path(cells.__file__)])
     path = _path(traces, cell["trace"], cell["speed"])
     found = kept(folder / f"{key[:16]}.json", key, lambda: run_cell(cell, path))
-    return {name: value for name, value in found.items() if name != "key"}
+    return {name: value for name, value in found.items() if name not in ("key", "by_session")}
 
 
 def _case(quick: bool, one: tuple[str, dict[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,15 +22,15 @@ ANSWER = 16
 """Tokens that answers are cut to: prefill and reuse are the trace's, decoding is not."""
 ANSWER_S_PER_TOKEN = 0.015
 """Seconds a token that recorded answers are taken to have taken: 67 tokens a second."""
-TRACES = {"agentic": AGENTIC, "agentic_b": AGENTIC_B}
+TRACES = {"agentic_b": AGENTIC_B, "agentic": AGENTIC}
 SESSIONS, TURNS = 44, 6
 """The first sessions of a trace, and the first turns of each."""
 LOADS = (16, 40)
 """How many times as fast sessions begin and gaps pass behind routers: a lower and a higher load."""
 ALONE = 4
 """The same for one replica."""
-OTHERS = ("hazard", "fcfs"), ("lru", "longest_prefix"), ("hazard", "longest_prefix")
-SOME = ("round_robin", "session_affinity", "lmetric", "dynamo_kv")
+PAIRS = ("lru", "fcfs"), ("hazard", "fcfs"), ("lru", "longest_prefix"), ("hazard", "longest_prefix")
+"""Policies and orders."""
 
 Cell = dict[str, Any]
 
@@ -69,30 +68,26 @@ def cell(trace: str, **facts: Any) -> Cell:
 
 def loop_cells(*, quick: bool) -> list[Cell]:
     """Open against closed, one replica."""
-    pairs = [("lru", "fcfs"), *OTHERS]
     return [
         cell(trace, speed=ALONE, loop=loop, eviction=eviction, scheduling=scheduling)
-        for trace in (["agentic_b"] if quick else TRACES)
-        for eviction, scheduling in (pairs[:1] if quick else pairs)
+        for trace in (["agentic_b"] if quick else sorted(TRACES))
+        for eviction, scheduling in (PAIRS[:1] if quick else PAIRS)
         for loop in ("open", "closed")
     ]
 
 
 def router_cells(*, quick: bool) -> list[Cell]:
-    """Routers, sizes and loads; policies and orders for some of them."""
+    """The full cross of traces, policies and orders, sizes, loads and routers."""
     if quick:
         return [cell("agentic_b", router=name, replicas=4, speed=LOADS[1]) for name in ("round_robin", "lmetric")]
-    low, high = LOADS
-    found = [
-        cell("agentic_b", router=name, replicas=replicas, speed=speed)
-        for replicas, speed in ((4, high), (8, high), (4, low), (8, low))
+    return [
+        cell(trace, router=name, replicas=replicas, speed=speed, eviction=eviction, scheduling=scheduling)
+        for trace in TRACES
+        for eviction, scheduling in PAIRS
+        for speed in LOADS
+        for replicas in (4, 8)
         for name in registry.names("router")
         if not name.startswith("near_")
-    ]
-    return found + [
-        cell("agentic_b", router=name, replicas=4, speed=high, eviction=eviction, scheduling=scheduling)
-        for eviction, scheduling in OTHERS
-        for name in SOME
     ]
 
 
@@ -114,16 +109,18 @@ def run_cell(cell: Cell, path: Path) -> dict[str, Any]:
 
 
 def _measured(found: dict[str, Any], requests: list[dict[str, Any]]) -> dict[str, Any]:
-    sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
-    for row in requests:
-        if row["status"] != "finished":  # longer than a pool
-            continue
-        mine = sums[row["session"]]
-        mine[0] += row["cached_tokens"]
-        mine[1] += row["prompt_tokens"]
-        mine[2] += row["first_token_s"] - row["arrival_s"]
-        mine[3] += 1
-    hits, tokens, times, counts = np.array([sums[name] for name in sorted(sums)]).T
+    """What a row says; `by_session` holds hit and prompt tokens, seconds to first tokens and requests of each session,
+    in order of their first arrivals."""
+    sums: dict[str, list[float]] = {}
+    for row in sorted(requests, key=lambda row: row["arrival_s"]):
+        mine = sums.setdefault(row["session"], [0.0] * 4)
+        if row["status"] == "finished":  # else it is longer than a pool
+            mine[0] += row["cached_tokens"]
+            mine[1] += row["prompt_tokens"]
+            mine[2] += row["first_token_s"] - row["arrival_s"]
+            mine[3] += 1
+    by_session = [mine for mine in sums.values() if mine[3]]
+    hits, tokens, times, counts = np.array(by_session).T
     low, high = rate_interval(hits, tokens) or (None, None)
     scale = 10 * float((times / counts).max())  # an interval of rates is one of shares
     within = rate_interval(times / scale, counts)
@@ -133,12 +130,17 @@ def _measured(found: dict[str, Any], requests: list[dict[str, Any]]) -> dict[str
         "hit_rate": found["hit_rate"], "hit_rate_low": low, "hit_rate_high": high,
         "ttft_s_mean": found["ttft_s_mean"], "ttft_s_low": early, "ttft_s_high": late,
         "ttft_s_p50": found["ttft_s_p50"], "ttft_s_p95": found["ttft_s_p95"], "ttft_s_p99": found["ttft_s_p99"],
-        "imbalance": found["imbalance"], "wall_s": found["wall_s"],
-        **{f"missed_{why}": found[f"missed_{why}_tokens"] / whole for why in ("elsewhere", "evicted", "new")},
+        "imbalance": found["imbalance"], "wall_s": found["wall_s"], **_missed(found),
         "shared_lru": found["shared_lru_hit_tokens"] / whole, "shared_optimum": bound / whole,
         "static": found["static_hit_tokens"] / whole, "regret_tokens": found["regret_tokens"],
-        "ttft_regret_s": found["ttft_regret_s"],
+        "ttft_regret_s": found["ttft_regret_s"], "by_session": by_session,
     }  # fmt: skip
+
+
+def _missed(found: dict[str, Any]) -> dict[str, float]:
+    """Shares of the prompts that were missed, by cause."""
+    causes = ("elsewhere", "evicted", "new")
+    return {f"missed_{why}": found[f"missed_{why}_tokens"] / found["prompt_tokens"] for why in causes}
 
 
 CASES = (
@@ -167,6 +169,5 @@ def case(name: str, router: dict[str, Any], *, quick: bool) -> dict[str, Any]:
     return {
         "router": name, "requests_0": counts[0], "requests_1": counts[1], "hit_rate": found["hit_rate"],
         "ttft_s_mean": found["ttft_s_mean"], "ttft_s_p50": found["ttft_s_p50"], "ttft_s_p99": found["ttft_s_p99"],
-        "tpot_s_p50": found["tpot_s_p50"],
-        "missed_elsewhere": found["missed_elsewhere_tokens"] / found["prompt_tokens"],
+        "tpot_s_p50": found["tpot_s_p50"], **_missed(found),
     }  # fmt: skip
