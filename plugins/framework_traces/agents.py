@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import orjson
 
 from framework.interfaces.trace import (
     BlockIdArray,
@@ -26,6 +28,8 @@ from framework.workload.traces.fields import first_object
 from framework_traces.lengths import seconds
 
 _NANOSECONDS = 10**9
+_MESSAGES = "gen_ai.input.messages"
+_BEFORE_MESSAGES = ("gen_ai.request.model", "gen_ai.tool.definitions", "gen_ai.system_instructions")
 
 
 @dataclass(slots=True)
@@ -127,23 +131,30 @@ def _times(record: Mapping[str, Any]) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A request, on which line, and when its answer was there, seconds since 1970."""
+    """A request, on which line, when its answer was there, seconds since 1970, and names of its leading messages."""
 
     line: int
     request: WorkloadRequest
     end_s: float
+    messages: Sequence[bytes]
 
 
 class OpenTelemetry(TraceReader):
-    """OpenTelemetry's GenAI spans in OTLP's JSON: an export (`resourceSpans`) a line, or a span a line. Lengths, times.
+    """OpenTelemetry's GenAI spans in OTLP's JSON: an export (`resourceSpans`) a line, or a span a line.
 
     A request is a span of the operation chat, text_completion or generate_content that did not end in an error; spans
     of tools and of agents, whose tokens are those of their requests, are left out. Times are nanoseconds since 1970.
     Its session is `gen_ai.conversation.id`, else the trace's id; it comes after those of its session that had ended as
     it began and that no other of these waited for, by the recorded gap. `category` is `gen_ai.agent.name`.
+    Where spans record `gen_ai.input.messages`, a prompt begins with the tokens of the longest earlier prompt whose
+    messages, model, tools and instructions it begins with; the rest is its own, for how many tokens a message has, no
+    span says. Blocks have 16 tokens then, or what `block_tokens` says. Contents in events or in other attributes
+    (`gen_ai.prompt`) are not read.
     Source: OpenTelemetry, semantic conventions for generative AI; OTLP 1.x, JSON encoding.
     """
 
+    block_tokens = 16
+    sizes_vary = True
     absolute_times = True
     unsorted = True
 
@@ -168,9 +179,13 @@ class OpenTelemetry(TraceReader):
         record = first_object(head)
         return isinstance(record.get("resourceSpans"), list) or {"spanId", "startTimeUnixNano"} <= record.keys()
 
+    def block_size(self, head: Sequence[Line], asked: int | None) -> int:
+        """0 where the first lines have no messages and nobody says otherwise."""
+        return asked or (self.block_tokens if any(_MESSAGES.encode() in line for _, line in head) else 0)
+
     def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
         """See TraceReader. Holds all requests: a span is written as it ends."""
-        sessions, seen = defaultdict[str | None, list[_Span]](list), set[str]()
+        found, seen = list[_Span](), set[str]()
         for number, line in lines:
             try:
                 spans = list(_spans_of(json_object(line)))
@@ -179,15 +194,23 @@ class OpenTelemetry(TraceReader):
                 continue
             for place, span in spans:
                 try:
-                    request = _request(span)
+                    request, messages = _request(span)
                     if request is None:
                         continue
                     if request.key in seen:
                         raise FieldError("spanId", f"{request.key} appears twice; leave one out")
+                    if messages and not self.block_tokens:
+                        raise FieldError(
+                            _MESSAGES, "recorded here and not on the file's first lines; give block_tokens=16"
+                        )
                     seen.add(request.key)
-                    sessions[request.session].append(_Span(number, request, _nano(span, "endTimeUnixNano")))
+                    found.append(_Span(number, request, _nano(span, "endTimeUnixNano"), messages))
                 except FieldError as error:
                     yield number, FieldError(place, str(error))
+        found.sort(key=lambda span: span.request.arrival_s)
+        sessions = defaultdict[str | None, list[_Span]](list)
+        for span in _named(found, self.block_tokens) if self.block_tokens else found:
+            sessions[span.request.session].append(span)
         for session in sessions.values():
             yield from _chained(session)
 
@@ -210,20 +233,20 @@ def _objects(record: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
     return value
 
 
-def _request(span: Mapping[str, Any]) -> WorkloadRequest | None:
-    """The request that a span is; None for another kind of span, or one that ended in an error."""
+def _request(span: Mapping[str, Any]) -> tuple[WorkloadRequest | None, Sequence[bytes]]:
+    """The request that a span is, None for another kind of span, or one that ended in an error; and `_messages`."""
     facts = {str(one.get("key")): _value(one) for one in _objects(span, "attributes")}
     status = span.get("status")
     failed = isinstance(status, dict) and status.get("code") in (2, "STATUS_CODE_ERROR")
     if failed or facts.get("gen_ai.operation.name") not in ("chat", "text_completion", "generate_content"):
-        return None
+        return None, ()
     trace, name = text(span, "traceId"), text(span, "spanId")
     if trace is None or name is None:
         raise FieldError("traceId" if trace is None else "spanId", "missing")
     start_s, end_s = _nano(span, "startTimeUnixNano"), _nano(span, "endTimeUnixNano")
     if end_s < start_s:
         raise FieldError("endTimeUnixNano", "before startTimeUnixNano")
-    return WorkloadRequest(
+    request = WorkloadRequest(
         arrival_s=start_s,
         input_tokens=integer(facts, "gen_ai.usage.input_tokens", 1),
         output_tokens=integer(facts, "gen_ai.usage.output_tokens", 0),
@@ -231,14 +254,54 @@ def _request(span: Mapping[str, Any]) -> WorkloadRequest | None:
         category=text(facts, "gen_ai.agent.name"),
         key=f"{trace}:{name}",
     )
+    return request, _messages(facts)
+
+
+def _messages(facts: Mapping[str, Any]) -> Sequence[bytes]:
+    """A name for each number of leading messages, with what stands before them; equal names are equal contents."""
+    held = facts.get(_MESSAGES)
+    if held is None:
+        return ()
+    try:
+        entries = orjson.loads(held) if isinstance(held, str) else held
+        if not isinstance(entries, list) or not entries:
+            raise ValueError
+        before = [facts.get(name) for name in _BEFORE_MESSAGES]
+        names = [hashlib.blake2b(orjson.dumps(before), digest_size=16).digest()]
+        for entry in entries:
+            content = orjson.dumps(entry, option=orjson.OPT_SORT_KEYS)
+            names.append(hashlib.blake2b(names[-1] + content, digest_size=16).digest())
+    except (TypeError, ValueError):
+        raise FieldError(_MESSAGES, "expected a list of messages that is not empty") from None
+    return names[1:]
 
 
 def _value(attribute: Mapping[str, Any]) -> Any:
-    """What an attribute holds: text, or a number, which may be written as text; None of another type."""
+    """What an attribute holds: text, a number, which may be written as text, or a list; None of another type."""
     value = attribute.get("value")
     held = value if isinstance(value, dict) else {}
     kinds = (held.get(kind) for kind in ("stringValue", "intValue", "doubleValue"))
-    return next((found for found in kinds if found is not None), None)
+    array = held.get("arrayValue")
+    return next(
+        (found for found in kinds if found is not None), array.get("values") if isinstance(array, dict) else None
+    )
+
+
+def _named(spans: Iterable[_Span], size: int) -> Iterator[_Span]:
+    """Spans in order of time, with names of their prompts' full blocks."""
+    known: dict[bytes, tuple[int, BlockIdArray]] = {}  # of a whole prompt's messages: its tokens and names
+    fresh = 0
+    for span in spans:
+        tokens = span.request.input_tokens
+        nothing = 0, np.empty(0, dtype=np.int64)
+        shared, ids = next((known[name] for name in reversed(span.messages) if name in known), nothing)
+        kept = ids[: min(shared, tokens) // size]
+        own = np.arange(fresh, fresh + tokens // size - len(kept), dtype=np.int64)
+        fresh += len(own)
+        ids = np.concatenate([kept, own])
+        if span.messages:
+            known.setdefault(span.messages[-1], (tokens, ids))
+        yield replace(span, request=replace(span.request, block_ids=ids, block_tokens=size))
 
 
 def _nano(span: Mapping[str, Any], field: str) -> float:
@@ -246,10 +309,10 @@ def _nano(span: Mapping[str, Any], field: str) -> float:
 
 
 def _chained(spans: Iterable[_Span]) -> Iterator[Record]:
-    """A session's requests in order of their beginning, each after those that it waited for as recorded."""
+    """A session's requests, given in order of their beginning, each after those that it waited for as recorded."""
     latest = list[_Span]()  # ended, and nobody who has ended waited for them
     running = list[_Span]()
-    for turn, span in enumerate(sorted(spans, key=lambda span: span.request.arrival_s)):
+    for turn, span in enumerate(spans):
         now = span.request.arrival_s
         ended = [one for one in running if one.end_s <= now]
         if ended:

@@ -132,6 +132,52 @@ def test_a_span_that_lies_is_named(damaged: Any, message: str, tmp_path: Path) -
         list(open_trace(path))
 
 
+def said(*words: str, tokens: int, at: float, structured: bool = False, **facts: Any) -> dict[str, Any]:
+    """A span whose prompt has these messages."""
+    one = span(str(at), at, at + 1, tokens=tokens, facts=facts)
+    messages = [{"role": "user", "parts": [{"type": "text", "content": word}]} for word in words]
+    held: dict[str, Any] = {"stringValue": json.dumps(messages)}
+    if structured:
+        held = {"arrayValue": {"values": [{"kvlistValue": {"values": [message]}} for message in messages]}}
+    one["attributes"].append({"key": "gen_ai.input.messages", "value": held})
+    return one
+
+
+@pytest.mark.parametrize("structured", [False, True])
+def test_a_prompt_of_spans_begins_with_the_longest_earlier_one_whose_messages_it_begins_with(
+    structured: bool, tmp_path: Path
+) -> None:
+    def other(*words: str, **facts: Any) -> dict[str, Any]:
+        return said(*words, structured=structured, **facts)
+
+    lines = [
+        other("s", "a", "b", "c", tokens=100, at=9), other("s", "a", tokens=50, at=0),
+        other("s", "x", tokens=40, at=2), other("s", "a", "b", tokens=70, at=4, **{"gen_ai.conversation.id": "d"}),
+        other("s", "a", tokens=50, at=6, **{"gen_ai.request.model": "other"}),
+    ]  # fmt: skip
+    path = put(tmp_path / "spans.jsonl", *lines)
+    trace = open_trace(path)
+    first, fork, longer, model, last = trace
+    assert trace.block_tokens == 16
+    assert [names(one) for one in (first, fork, longer)] == [[0, 1, 2], [3, 4], [0, 1, 2, 5]]
+    assert names(last) == [0, 1, 2, 5, 9, 10], "of two earlier prompts the longer"
+    assert names(model) == [6, 7, 8], "another model"
+    assert [len(names(one)) for one in open_trace(path, block_tokens=10)] == [5, 4, 7, 5, 10]
+
+
+def test_spans_whose_messages_come_late_or_are_none_are_refused(tmp_path: Path) -> None:
+    plain = [span(str(at), at, at + 1) for at in range(2)]
+    path = put(tmp_path / "late.jsonl", *plain, said("a", tokens=50, at=3))
+    assert open_trace(put(tmp_path / "plain.jsonl", *plain)).block_tokens == 0
+    with pytest.raises(WorkloadError, match=r"late\.jsonl:3: span: gen_ai\.input\.messages: recorded here"):
+        list(open_trace(path))
+    assert [len(names(one)) for one in open_trace(path, block_tokens=16)] == [3, 3, 3]
+    for held in ("no list", "[]"):
+        lies = span("z", 0, 1, facts={"gen_ai.input.messages": held})
+        with pytest.raises(WorkloadError, match=r"gen_ai\.input\.messages: expected a list of messages"):
+            list(open_trace(put(tmp_path / "lies.jsonl", lies)))
+
+
 NESTED = {"id": "n", "block_size": 64, "requests": [
     {"t": 0.0, "in": 130, "out": 7, "hash_ids": [1, 2]},
     {"t": 1.0, "type": "subagent", "agent_id": "a", "requests": [
@@ -145,7 +191,17 @@ NESTED = {"id": "n", "block_size": 64, "requests": [
 
 
 @pytest.mark.parametrize(
-    "name", ["tracelab", "opentelemetry", "kv_cache_tester", "mooncake_sessions", "mooncake_turns", "agentic_mooncake"]
+    "name",
+    [
+        "tracelab",
+        "opentelemetry",
+        "kv_cache_tester",
+        "mooncake_sessions",
+        "mooncake_turns",
+        "agentic_mooncake",
+        "trie",
+        "aiperf",
+    ],
 )
 def test_in_a_closed_loop_requests_leave_after_the_answers_that_they_wait_for(name: str, tmp_path: Path) -> None:
     path = example(name, tmp_path)
