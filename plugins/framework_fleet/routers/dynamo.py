@@ -23,7 +23,8 @@ class DynamoKv(Router):
     shared cache beyond the replicas, its weight m, has no counterpart here.
 
     Args:
-        policy: `kv`, the cost; `lmetric`, the least product of adjusted prefill and decode blocks + 1.
+        policy: `kv`, the cost; `lmetric`, the least product of adjusted prefill and decode blocks + 1; `decode`, for
+            mode.decode_router: the least max(0, decode blocks - credit) + active_weight * active requests.
         credit, host_credit, disk_credit: of a block that is matched (1, .75, .25).
         excess_decay: d of the decay (0).
         scale: of prefill (1).
@@ -36,7 +37,7 @@ class DynamoKv(Router):
 
     def __init__(
         self,
-        policy: Literal["kv", "lmetric"] = "kv",
+        policy: Literal["kv", "lmetric", "decode"] = "kv",
         credit: float = 1.0,
         host_credit: float = 0.75,
         disk_credit: float = 0.25,
@@ -63,6 +64,8 @@ class DynamoKv(Router):
         decay = 1 / (1 + self.excess_decay * excess / max(1.0, request.num_tokens / size))
         credit = self.credit * decay * pool + self.host_credit * host + self.disk_credit * disk
         prefill = self.scale * max(0.0, (replica.active_prefill_tokens + request.num_tokens) / size - credit)
+        if self.policy == "decode":
+            return max(0.0, replica.potential_blocks - credit) + self.active_weight * replica.active
         if self.policy == "lmetric":
             return prefill * (replica.potential_blocks + 1)
         return prefill + replica.potential_blocks + self.active_weight * replica.active

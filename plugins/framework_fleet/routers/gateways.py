@@ -11,19 +11,23 @@ from framework_fleet.router import ReplicaView, RoutedRequest, Router
 
 _LLM_D_MOST_TOKENS = 256 * 16
 _LLM_D_TOKENS = 31_250 * 16
+_LLM_D_MOST_WAITING = 128
 _SGLANG_TOKENS = 67_108_864 // 4  # characters, four a token
 
 
 class LlmD(Router):
-    """Greatest weighted sum of prefix match, short queue and free blocks.
+    """Greatest weighted sum of prefix match, short queue and free blocks, and of two scores that are off by default.
 
     Match is matched / prompt; queue (max - waiting) / (max - min) over the replicas, 1 where all are equal; KV 1 -
-    usage; load as reported. Source: llm-d and the Gateway API Inference Extension, pkg/epp, defaults.go. Its index is
-    approximate there: blocks of 16 tokens, at most 256 of them matched, 31,250 a pod, least recently used; here blocks
-    are the run's, and the same numbers of tokens.
+    usage; load .5 * (1 - min(waiting, 128) / 128); cold, for a prompt that nobody has, 1 - rank / (replicas - 1) where
+    rank 0 had such a one longest ago, else .5; load as reported. Source: llm-d and the Gateway API Inference Extension,
+    pkg/epp, defaults.go. Its index is approximate there: blocks of 16 tokens, at most 256 of them matched, 31,250 a
+    pod, least recently used; here blocks are the run's, and the same numbers of tokens. Its filter of affinity, which
+    needs a forecast of the time to the first token, has no counterpart here.
 
     Args:
         prefix_weight, queue_weight, kv_weight: of the three (3, 2, 2; a published precise configuration has 2, 1, 1).
+        load_weight, cold_weight: of its load-aware-scorer and no-hit-lru-scorer (0, 0).
         precise: take the run's index in place of its own.
         shuffle: of equal scores one by chance; False: the first.
         seed: of the run.
@@ -36,12 +40,16 @@ class LlmD(Router):
         prefix_weight: float = 3.0,
         queue_weight: float = 2.0,
         kv_weight: float = 2.0,
+        load_weight: float = 0.0,
+        cold_weight: float = 0.0,
         precise: bool = False,
         shuffle: bool = True,
         seed: int = 0,
     ) -> None:
         self.prefix_weight, self.queue_weight, self.kv_weight = prefix_weight, queue_weight, kv_weight
+        self.load_weight, self.cold_weight = load_weight, cold_weight
         self.precise, self.shuffle = precise, shuffle
+        self._cold: list[int] = []  # replicas by their last prompt that nobody had, the latest last
         self._random = Random(f"framework_fleet.llm_d:{seed}")
         self._index: SentBlocks | None = None
 
@@ -50,16 +58,23 @@ class LlmD(Router):
             self._index = SentBlocks(num_blocks=max(1, _LLM_D_TOKENS // request.block_size))
         waiting = [replica.load.waiting for replica in replicas]
         low, high = min(waiting), max(waiting)
+        matches = [self._matched(request, replica, self._index) / request.num_tokens for replica in replicas]
+        # Of prompts that nobody has; where somebody has one, all are .5 and decide nothing.
+        order = sorted(replicas, key=lambda one: self._cold.index(one.index) if one.index in self._cold else -1)
         scores = []
-        for replica, queue in zip(replicas, waiting, strict=True):
+        for replica, queue, matched in zip(replicas, waiting, matches, strict=True):
+            cold = 0.5 if any(matches) else 1 - order.index(replica) / max(1, len(order) - 1)
             short = (high - queue) / (high - low) if high > low else 1.0
-            matched = self._matched(request, replica, self._index) / request.num_tokens
             scores.append(
                 self.prefix_weight * matched + self.queue_weight * short + self.kv_weight * (1 - replica.usage)
-            )
+                + self.load_weight * 0.5 * (1 - min(queue, _LLM_D_MOST_WAITING) / _LLM_D_MOST_WAITING)
+                + self.cold_weight * cold
+            )  # fmt: skip
         best = [replica for replica, score in zip(replicas, scores, strict=True) if score == max(scores)]
         chosen = best[int(self._random.random() * len(best))] if self.shuffle else best[0]
         self._index.sent(chosen.index, request.hashes, request.now_s)
+        if not any(matches):
+            self._cold = [index for index in self._cold if index != chosen.index] + [chosen.index]
         return chosen
 
     def _matched(self, request: RoutedRequest, replica: ReplicaView, index: SentBlocks) -> int:

@@ -88,6 +88,9 @@ def test_lmetric_takes_the_least_product_and_dynamos_has_blocks_for_requests() -
     assert chosen(LMetric(), [view(0, prefill=40), view(1, active=1)]) == 0  # 80 and 80: fewer requests
     product = DynamoKv(policy="lmetric")
     assert product.cost(asked(), view(matched=(20,), blocks=3), 0) == 5 * 4
+    decode = DynamoKv(policy="decode", active_weight=0.5)
+    costs = [decode.cost(asked(), view(matched=(20,), blocks=blocks, active=4, prefill=80), 0) for blocks in (3, 9)]
+    assert costs == [0 + 2, 4 + 2]
 
 
 def test_llm_d_sums_match_queue_and_free_blocks() -> None:
@@ -102,6 +105,25 @@ def test_llm_d_sums_match_queue_and_free_blocks() -> None:
     assert router.route(asked(prompt="zz"), [view(0, used=1), view(1)]).index == 1
     precise = LlmD(precise=True, prefix_weight=2.0, queue_weight=1.0, kv_weight=1.0)
     assert chosen(precise, [view(0, matched=(20,), waiting=4, used=50), view(1, used=60)]) == 0  # 1 + .5 and 1 + .4
+
+
+def test_llm_d_matches_4096_tokens_at_most_and_may_weigh_load_and_cold_prompts() -> None:
+    router = LlmD(queue_weight=0.0, kv_weight=1.0)
+    assert chosen(router, [view(0), view(1, used=1)], tokens=8192) == 0
+    # All 8,192 tokens were sent to 0, of which 4,096 match: 3 * .5 + 0 against 1; then 3 * .5 + 0 against 3 * .5 + .1.
+    assert chosen(router, [view(0, used=100), view(1)], tokens=8192) == 0
+    assert chosen(LlmD(queue_weight=0.0, kv_weight=1.51), [view(0, used=100), view(1)], tokens=8192) == 1
+    assert chosen(router, [view(0, used=100), view(1, used=0)], tokens=16384) == 1, "3 * .25 against 1"
+    # .5 * (1 - 64 / 128) + 1 - .3 = .95 against .5 * (1 - 0) + 1 - .6 = .9; with more than 128 waiting .7.
+    loaded = LlmD(prefix_weight=0.0, queue_weight=0.0, kv_weight=1.0, load_weight=1.0)
+    assert chosen(loaded, [view(0, waiting=64, used=30), view(1, used=60)]) == 0
+    assert chosen(loaded, [view(0, waiting=999, used=30), view(1, used=60)]) == 1
+    # Cold prompts go to who had one longest ago; a warm one scores .5 everywhere.
+    cold = LlmD(queue_weight=0.0, kv_weight=0.0, cold_weight=1.0, shuffle=False)
+    there = [view(index) for index in range(3)]
+    assert [chosen(cold, there, prompt=one) for one in "abcd"] == [0, 1, 2, 0]
+    assert chosen(cold, there, prompt="b") == 1
+    assert chosen(cold, there, prompt="e") == 1, "the warm one does not count"
 
 
 def test_llm_d_sends_equal_replicas_with_stale_counts_all_to_one_unless_shuffled() -> None:
