@@ -50,9 +50,14 @@ def trace_path(name: str) -> Path:
 
 def parse(doc: str | None, module: str, arguments: Sequence[str] | None) -> argparse.Namespace:
     """`--quick`, `--out` and `--jobs`, the same for every experiment; see `begun`."""
+    return begun(jobs_parser(doc, module), arguments)
+
+
+def jobs_parser(doc: str | None, module: str) -> argparse.ArgumentParser:
+    """`--quick`, `--out` and `--jobs`."""
     parser = parser_of(doc, module, quick="a small part of it, in seconds")
     parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="processes")
-    return begun(parser, arguments)
+    return parser
 
 
 def parser_of(doc: str | None, module: str, quick: str = "") -> argparse.ArgumentParser:

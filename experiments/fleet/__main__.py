@@ -5,33 +5,41 @@ from __future__ import annotations
 import functools
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from experiments.fleet import cells
 from experiments.fleet.cells import CASES, SESSIONS, Cell, case, loop_cells, router_cells, run_cell
-from experiments.shared import digest, finish, kept, parse, save, table, trace_path
+from experiments.shared import begun, digest, finish, jobs_parser, kept, save, table, trace_path
+from framework_report import statistics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """All cells: rows, tables, provenance."""
-    options = parse(__doc__, "fleet", arguments)
+    """All cells: rows, comparisons, tables, provenance."""
+    parser = jobs_parser(__doc__, "fleet")
+    parser.add_argument("--traces", nargs="+", choices=cells.TRACES, default=["agentic_b"], help="behind routers")
+    options = begun(parser, arguments)
     sessions = 20 if options.quick else SESSIONS
-    loop, router = loop_cells(quick=options.quick), router_cells(quick=options.quick)
+    loop = loop_cells(quick=options.quick)
+    router = [cell for cell in router_cells(quick=options.quick) if cell["trace"] in options.traces]
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(options.jobs) as pool:
         for trace, speed in {(cell["trace"], cell["speed"]) for cell in (*loop, *router)}:
             cells.cut(trace, speed, sessions, _path(folder, trace, speed))
         run = functools.partial(_kept, options.out / "cells", folder, sessions)
-        cases = pool.map(functools.partial(_case, options.quick), CASES)
+        cases = pool.map(functools.partial(_case, options.out / "cells", options.quick), CASES)
         loops, routers = pool.map(run, loop), pool.map(run, router)
-        found = {"loops": list(loops), "routers": list(routers), "cases": list(cases)}
+        found = {"loops": list(loops), "routers": compared(list(routers)), "cases": list(cases)}
+    for row in (*found["loops"], *found["routers"]):
+        row.pop("by_session", None)
     tables = {"loops": loop_table(found["loops"]), "routers": router_table(found["routers"]),
-              "cases": case_table(found["cases"])}  # fmt: skip
+              "crossed": crossed_table(found["routers"]), "cases": case_table(found["cases"])}  # fmt: skip
     traces = {row["trace"] for row in (*found["loops"], *found["routers"])}
     assumed = {"answer_tokens": cells.ANSWER, "answer_s_per_token": cells.ANSWER_S_PER_TOKEN,
                "num_blocks": cells.NUM_BLOCKS, "block_tokens": cells.BLOCK, "sessions": sessions,
@@ -41,13 +49,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+Rows = list[dict[str, Any]]
+_PLAIN = ("lru", "fcfs")
+_MEASURES = {"points": (100.0, 0, 1), "more_s": (1.0, 2, 3)}
+"""Points of the hit rate, and seconds of the mean time to the first token: the scale, and which of a session's sums."""
+
+
+def compared(rows: Rows) -> Rows:
+    """Each row beside another of its trace, size and load, by session: a router under lru and fcfs beside lmetric, and
+    another policy or order beside lru and fcfs behind the same router; p adjusted by Holm, each kind and measure."""
+    by = {(row["trace"], row["replicas"], row["speed"], row["router"], _pair(row)): row for row in rows}
+    for row in rows:
+        router = "lmetric" if _pair(row) == _PLAIN else row["router"]
+        row["beside"] = "lmetric" if _pair(row) == _PLAIN else "lru, fcfs"
+        other = by[row["trace"], row["replicas"], row["speed"], router, _PLAIN]
+        mine, its = (np.array(one["by_session"]) for one in (row, other))
+        for name, (scale, part, whole) in _MEASURES.items():
+            made = statistics.sessions([(mine[:, part] - its[:, part], mine[:, whole])], "session")
+            low, high = made.interval or (None, None)
+            row |= {name: scale * made.value, f"{name}_low": low and scale * low, f"{name}_high": high and scale * high}
+            row[f"{name}_p"] = None if other is row else made.p
+    for kind in ("lmetric", "lru, fcfs"):
+        for name in _MEASURES:
+            judged = [row for row in rows if row["beside"] == kind and row[f"{name}_p"] is not None]
+            for row, p in zip(judged, statistics.holm([row[f"{name}_p"] for row in judged]), strict=True):
+                row[f"{name}_p"] = p
+    return rows
+
+
+def _pair(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["eviction"], row["scheduling"]
+
+
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Hit rate and mean time to the first token of each router, under lru and fcfs; a line joins a router's cells."""
     from framework_report.figures.style import new_axes, new_figure, series_style
 
     figure = new_figure(8.0, 5.0)
     axes = new_axes(figure)
-    plain = [row for row in rows if (row["eviction"], row["scheduling"]) == ("lru", "fcfs")]
+    plain = [row for row in rows if _pair(row) == _PLAIN]
     for index, name in enumerate(dict.fromkeys(row["router"] for row in plain)):
         mine = [row for row in plain if row["router"] == name]
         axes.plot([100 * row["hit_rate"] for row in mine], [row["ttft_s_mean"] for row in mine], label=name,
@@ -65,12 +105,17 @@ def _kept(folder: Path, traces: str, sessions: int, cell: Cell) -> dict[str, Any
     """A cell that was run before with this code is not run again."""
     key = digest(cell, sessions, files=[Path(cells.__file__)])
     path = _path(traces, cell["trace"], cell["speed"])
-    found = kept(folder / f"{key[:16]}.json", key, lambda: run_cell(cell, path))
-    return {name: value for name, value in found.items() if name not in ("key", "by_session")}
+    return _made(folder, key, lambda: run_cell(cell, path))
 
 
-def _case(quick: bool, one: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    return case(*one, quick=quick)
+def _case(folder: Path, quick: bool, one: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    return _made(folder, digest(one, quick, files=[Path(cells.__file__)]), lambda: case(*one, quick=quick))
+
+
+def _made(folder: Path, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    found = kept(folder / f"{key[:16]}.json", key, make)
+    del found["key"]
+    return found
 
 
 def _share(value: float) -> str:
@@ -96,29 +141,51 @@ def loop_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def router_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    header = ("replicas", "speed", "eviction", "order", "router", "hit rate, %", "first token, s", "p99, s",
+    """Every router under lru and fcfs."""
+    header = ("trace", "replicas", "speed", "router", "hit rate, %", "first token, s", "p99, s", "beside lmetric, s",
               "missed elsewhere, %", "evicted, %", "imbalance", "regret, M tokens", "regret, s")  # fmt: skip
     return table(header, [
-        (row["replicas"], row["speed"], row["eviction"], row["scheduling"], row["router"], _hit(row), _time(row),
-         f"{row['ttft_s_p99']:.2f}", _share(row["missed_elsewhere"]), _share(row["missed_evicted"]),
-         f"{row['imbalance']:.2f}", f"{row['regret_tokens'] / 1e6:.2f}", f"{row['ttft_regret_s']:.2f}") for row in rows
+        (row["trace"], row["replicas"], row["speed"], row["router"], _hit(row), _time(row), f"{row['ttft_s_p99']:.2f}",
+         "" if row["router"] == "lmetric" else f"{row['more_s']:+.2f} {_verdict(row, 'more_s')}",
+         _share(row["missed_elsewhere"]), _share(row["missed_evicted"]), f"{row['imbalance']:.2f}",
+         f"{row['regret_tokens'] / 1e6:.2f}", f"{row['ttft_regret_s']:.2f}") for row in rows if _pair(row) == _PLAIN
     ])  # fmt: skip
 
 
+def crossed_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What another policy or order does behind each router, from the least to the most of all sizes and loads."""
+    pairs = list(dict.fromkeys(_pair(row) for row in rows if _pair(row) != _PLAIN))
+    names = list(dict.fromkeys((row["trace"], row["router"]) for row in rows))
+    body = []
+    for trace, router in names:
+        cells_of = [[row for row in rows if (row["trace"], row["router"], *_pair(row)) == (trace, router, *pair)]
+                    for pair in pairs]  # fmt: skip
+        ranges = [_range(found, name) for found in cells_of for name in _MEASURES]
+        body.append((trace, router, *ranges))
+    header = [f"{' '.join(word for word in pair if word not in _PLAIN)}, {what}" for pair in pairs
+              for what in ("points", "first token, s")]  # fmt: skip
+    return table(("trace", "router", *header), body)
+
+
+def _range(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    values, shown = [row[name] for row in rows], sum(_verdict(row, name) == "shown" for row in rows)
+    low, high = f"{min(values):+.1f}", f"{max(values):+.1f}"
+    return (low if low == high else f"{low} to {high}") + (f", {shown} of {len(rows)} shown" if shown else "")
+
+
+def _verdict(row: Mapping[str, Any], name: str) -> str:
+    p = row[f"{name}_p"]
+    return "too few sessions" if p is None else "shown" if p < 0.05 else "not shown"
+
+
 def case_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    header = (
-        "router",
-        "requests of each",
-        "hit rate, %",
-        "missed elsewhere, %",
-        "first token, ms",
-        "p99, ms",
-        "each next, ms",
-    )
+    header = ("router", "requests of each", "hit rate, %", "missed elsewhere, %", "evicted, %", "new, %",
+              "first token, ms", "p99, ms", "each next, ms")  # fmt: skip
     return table(header, [
         (row["router"], f"{row['requests_0']}, {row['requests_1']}", _share(row["hit_rate"]),
-         _share(row["missed_elsewhere"]), f"{1e3 * row['ttft_s_mean']:.0f}", f"{1e3 * row['ttft_s_p99']:.0f}",
-         f"{1e3 * row['tpot_s_p50']:.1f}") for row in rows
+         *(_share(row[f"missed_{why}"]) for why in ("elsewhere", "evicted", "new")),
+         f"{1e3 * row['ttft_s_mean']:.0f}", f"{1e3 * row['ttft_s_p99']:.0f}", f"{1e3 * row['tpot_s_p50']:.1f}")
+        for row in rows
     ])  # fmt: skip
 
 
