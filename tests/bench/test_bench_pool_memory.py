@@ -8,9 +8,11 @@ beside the benchmark.
 
 from __future__ import annotations
 
+import os
 import tracemalloc
 from array import array
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,24 @@ def test_bytes_a_block_of_a_full_pool(benchmark: Any, name: str, count: int, len
             return (tracemalloc.get_traced_memory()[0] - before) / count
         finally:
             tracemalloc.stop()
+
+    benchmark.extra_info["bytes_a_block"] = round(benchmark.pedantic(cost, rounds=1), 1)
+
+
+@pytest.mark.parametrize("hash", ["sha256", "xxh3_128"])
+def test_resident_bytes_a_block_of_a_full_pool_in_cpp(benchmark: Any, hash: str) -> None:
+    """The same in C++, whose memory only the process's resident size shows (in whole pages)."""
+    if "native_cow" not in entry_points(group="framework.allocator").names:
+        pytest.skip("framework-native is not installed")
+    kept = []
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def cost() -> float:
+        before = resident()
+        kept.append(filled("native_cow", 200_000, 100, hash))
+        return (resident() - before) / 200_000
 
     benchmark.extra_info["bytes_a_block"] = round(benchmark.pedantic(cost, rounds=1), 1)
 

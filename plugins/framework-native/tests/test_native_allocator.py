@@ -5,11 +5,9 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-import os
 import weakref
 from functools import partial
 from importlib.metadata import entry_points
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -318,21 +316,3 @@ def test_an_allocator_in_a_cycle_is_collected():
     del holder
     gc.collect()
     assert gone() is None, "listener, allocator and core keep each other alive"
-
-
-def test_a_capacity_of_a_million_blocks_costs_less_than_200_bytes_a_block():
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    count = 200_000
-    gc.collect()
-    before = resident()
-    allocator = NativeCowAllocator(num_blocks=count, block_size=1, hash=Sha256(), eviction=Lru())
-    prompt = np.arange(count, dtype=np.int32)
-    allocator.allocate(RequestInfo(id=RequestId(1), max_total_tokens=1), prompt, allocator.lookup(prompt, NS[0]))
-    allocator.commit(RequestId(1), prompt)
-    allocator.free(RequestId(1))
-    gc.collect()
-    cost = (resident() - before) / count
-    assert allocator.stats().cached_blocks == count
-    assert cost < 200, f"{cost:.0f} bytes a block"
