@@ -27,7 +27,7 @@ TRACES = {CONVERSATION: 1_000, AGENTIC: 250}
 """The first requests of each."""
 MODELS = ("gemma-3-27b", "gpt-oss-120b", "qwen3-next-80b")
 BUDGETS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
-"""Of the bytes that all distinct prefixes have in the full-attention and window layers."""
+"""Shares of the bytes that all distinct prefixes have in the full-attention and window layers."""
 INTERVAL = 6_144
 SHARINGS = {"one_pool": "one_pool", "pool_per_group": "pool_per_group", "two_levels": "two_level"}
 """Ways to share memory as the results call them -> their plugins."""
@@ -46,9 +46,9 @@ CHOICES: Choices = {
 WITHOUT_STATES = {"at most 8": "every 6,144", "superseding": "retention 0"}
 """Rules about states alone -> what they are in a model that has none."""
 ALPHAS = (0.0, 0.1, 0.5, 1.0)
-"""Of Marconi's score; the one that hits most in the first half of the requests is taken."""
+"""Weights of recency in Marconi's score; the one that hits most in the first half of the requests is taken."""
 VERSION = 2
-"""Of what a cell holds; raised when that changes."""
+"""The version of what a cell holds; raised when that changes."""
 KINDS = ("full", "window", "state")
 Rows = list[dict[str, Any]]
 

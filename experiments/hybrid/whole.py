@@ -11,9 +11,9 @@ from framework.workload.traces import open_trace
 from framework_cache_only.paths import build_paths
 
 BUDGETS = {CONVERSATION: (1 / 16, 1 / 4), AGENTIC: (1 / 16,)}
-"""Of each trace, as of `experiments.hybrid`; a cell takes 1 to 6 minutes of one core."""
+"""Budgets of each trace, as in `experiments.hybrid`; a cell takes 1 to 6 minutes of one core."""
 WHOLE = ("dense", "retention 0", "retention 0, coupled", "retention 0, quota")
-"""Of the choices, those that the finding compares."""
+"""The choices that the finding compares."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -60,7 +60,7 @@ PERCENTILES = (50, 90)
 
 Times = npt.NDArray[np.float64]
 Measure = Callable[[str, float], Times]
-"""Of a workload at a speed: (requests, 3) seconds, as MEASURES."""
+"""(workload, speed) -> (requests, 3) seconds, as MEASURES."""
 Rows = list[dict[str, Any]]
 
 

@@ -32,7 +32,7 @@ LIMITS = (
     f"cache.block_size={BLOCK}", f"engine.max_batch_tokens={STEP_TOKENS}", f"engine.max_batch_requests={ROWS}",
     f"engine.max_model_len={LONGEST}", "run.progress=false",
 )  # fmt: skip
-"""Of our engine, those that `arguments_of` gives vLLM."""
+"""Settings of our engine that `arguments_of` gives vLLM."""
 LIKE_VLLM = ("allocator={name: prefix, duplicates: keep, watermark: 0.0}",)
 """The choice that is not our default."""
 MODEL = "small"
@@ -83,7 +83,7 @@ def trace_config(path: Path) -> dict[str, Any]:
 
 
 def order_arguments(scheduling: Any) -> tuple[str, ...]:
-    """Of `vllm serve`, those under which an order of ours says who of those that wait is next."""
+    """Arguments of `vllm serve` under which an order of ours says who of those that wait is next."""
     chosen = {"scheduling": scheduling, "scheduling_clock": "steps"}
     return ("--scheduler-cls", "framework_engines.vllm_scheduling.OrderedScheduler",
             "--additional-config", json.dumps(chosen))  # fmt: skip
@@ -137,7 +137,7 @@ def counting_evictions(endpoint: str) -> Iterator[Callable[[], int]]:
 
 
 def arguments_of(num_blocks: int, step_tokens: int = STEP_TOKENS) -> tuple[str, ...]:
-    """Of `vllm serve`, the null block counted."""
+    """Arguments of `vllm serve`; `num_blocks` counts the null block."""
     return (
         "--enforce-eager", "--block-size", str(BLOCK), "--max-model-len", str(LONGEST), "--max-num-seqs", str(ROWS),
         "--num-gpu-blocks-override", str(num_blocks), "--max-num-batched-tokens", str(step_tokens),

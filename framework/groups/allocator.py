@@ -550,7 +550,7 @@ class GroupedAllocator(Allocator):
         )  # fmt: skip
 
     def results(self) -> dict[str, Any]:
-        """Of each kind of group, or `shared` by several: bytes there are, most in use, and cached; by kind, evictions
+        """What each kind of group, or `shared` by several, has: bytes, most in use, and cached; by kind, evictions
         and tokens that it shortened hits by, summed over admissions, and the first kind's hit."""
         found, kinds, pools = Counter[str](), [group.kind for group in self.groups], self.memory.pools
         for (pool, size), peak in zip(self._pools, self._peaks, strict=True):

@@ -116,7 +116,7 @@ class Explain(CacheOnlyObserver):
             ledger.compute(sequence, names, cached // ledger.block_size)
 
     def _names(self, hit: Hit, tokens: TokenArray, namespace: Namespace) -> Sequence[Any]:
-        """Of the prompt's full blocks."""
+        """Hashes of the prompt's full blocks."""
         return hit.hashes[self._wide - 1 :: self._wide] or self.ledger.names(tokens, namespace)
 
     def _elsewhere(self, tokens: Any, others: Sequence[Any]) -> int:

@@ -158,7 +158,7 @@ class Replica:
 
     @property
     def side(self) -> Side | None:
-        """Of handoffs, where prefill and decode are apart."""
+        """What handoffs took, where prefill and decode are apart."""
         return None if self.below is None else self.below.made
 
     @property

@@ -55,7 +55,7 @@ class Quest(DenseBackend):
         self._mass = self._queries = 0.0
 
     def facts(self) -> dict[str, str | int | float]:
-        """Of the rows that selected: tokens' keys and values read, bounds included, beside those of the context; the
+        """Counts of the rows that selected: tokens' keys and values read, bounds included, beside those of the context; the
         attention that was kept, and how many of the blocks with the most attention were read."""
         if not self._queries:
             return {}

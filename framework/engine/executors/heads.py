@@ -39,7 +39,7 @@ class HeadExecutor(ModelExecutor):
         config, rows = self.decoder.config, self.tables.max_rows
         self._heads, self._backend_rotates = config.num_kv_heads, False
         self._full = np.zeros((rows, len(self.pool.layers), self._heads), dtype=np.int64)
-        """Of each row, full blocks that each head of each layer has in the row's first ones."""
+        """Full blocks that each head of each layer has in each row's first ones."""
         self._where: tuple[Tensor, Tensor] = torch.empty(0), torch.empty(0)  # token and head of each query
 
     def clear_table(self, row: int) -> None:

@@ -173,7 +173,7 @@ class ModelExecutor(Executor):
         queries: Sequence[Sequence[Tensor]],
         computed: int,
     ) -> LayerCache:
-        """Of one layer what is stored `where`; `queries` of it alone, or none."""
+        """What one layer has stored `where`; `queries` of it alone, or none."""
         keys, values = kv.values_at(where, self.decoder.dtype)
         asked = torch.cat([*queries[0]]) if queries else keys.new_empty(0, self.decoder.config.num_heads, keys.shape[2])
         return LayerCache(

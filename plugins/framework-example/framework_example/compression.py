@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class LargeValues(Scored):
-    """Of each head the tokens with the largest values stay."""
+    """The tokens with the largest values stay, in each head."""
 
     def score(self, layer: LayerCache) -> Tensor:
         norms: Tensor = layer.values.norm(dim=-1)
