@@ -22,8 +22,8 @@ NAMES = (
     "lossy",
 )  # fmt: skip
 WITHOUT_TRACES = ("precision", "gap", "hybrid", "latent", "scheduling", "lossy")
-LONG = ("scheduling", "fleet", "scaling", "tiers")
-"""Their quick modes take 20 to 50 seconds each: `make test-all` runs them."""
+LONG = ("scheduling", "fleet", "scaling", "tiers", "lossy", "latent", "precision")
+"""Their quick modes take 8 to 50 seconds each: `make test-all` runs them."""
 GOLDEN_UTILISATION = {
     "Azure conv, p + o <= 2048": (".5335", ".7948", ".8626", ".9968", ".9932", ".9860", ".9450", ".8986", ".8225"),
     "Azure conv, all": (".0749", ".8149", ".8790", ".9972", ".9939", ".9875", ".9505", ".9078", ".8361"),
@@ -99,16 +99,12 @@ def test_without_traces_an_experiment_says_what_to_do(name: str, repository: Pat
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_quick_mode_never_overwrites_the_whole_results(name: str, repository: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", f"experiments.{name}", "--quick"],
-        cwd=repository,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "give --out" in done.stderr, done.stderr
+def test_quick_mode_never_overwrites_the_whole_results(
+    name: str, experiment: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="^2$"):
+        experiment(f"{name}.__main__").main(["--quick"])
+    assert "give --out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -71,6 +71,7 @@ def dry_run(python: Path, repository: Path, out: Path, *words: str) -> dict[str,
     return {**found, "printed": done.stdout}
 
 
+@pytest.mark.slow
 def test_with_the_four_packages_alone_it_serves_and_says_what_is_missing(
     bare_python: Path, repository: Path, tmp_path: Path
 ) -> None:
