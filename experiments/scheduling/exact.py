@@ -31,8 +31,8 @@ REQUESTS, CASES, QUICK_CASES, ROWS = 5, 12, 4, 2
 STATISTICS: dict[str, Callable[[npt.NDArray[np.float64]], float]] = {
     "mean": np.mean, "p50": functools.partial(np.percentile, q=50), "slowest": np.max,
 }  # fmt: skip
-"""Statistics of times to first token, each searched for itself. Of five requests the slowest is the 99th percentile (the least
-time within which 99 % have their token) and the slowest tenth."""
+"""Statistics of times to first token, each searched for itself. Of five requests the slowest is the 99th percentile and
+the slowest tenth."""
 
 
 def cases(trace: str, count: int) -> list[list[WorkloadRequest]]:

@@ -55,8 +55,8 @@ class Quest(DenseBackend):
         self._mass = self._queries = 0.0
 
     def facts(self) -> dict[str, str | int | float]:
-        """Counts of the rows that selected: tokens' keys and values read, bounds included, beside those of the context; the
-        attention that was kept, and how many of the blocks with the most attention were read."""
+        """Shares: of the context's keys and values those that were read, bounds included; of the attention what was
+        kept; of the blocks with the most attention those that were read."""
         if not self._queries:
             return {}
         return {

@@ -102,7 +102,7 @@ def test_without_traces_an_experiment_says_what_to_do(name: str, repository: Pat
 def test_quick_mode_never_overwrites_the_whole_results(
     name: str, experiment: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit, match="^2$"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         experiment(f"{name}.__main__").main(["--quick"])
     assert "give --out" in capsys.readouterr().err
 
