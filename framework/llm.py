@@ -19,7 +19,7 @@ from framework.engine.compression import BELOW, WINDOW, require_compressible
 from framework.engine.engine import Engine, ModelLimits
 from framework.engine.engine import Trial as Trial
 from framework.engine.executors.base import Executor
-from framework.engine.executors.build import largest_step_bytes
+from framework.engine.executors.build import largest_step_bytes, load_served, serving_executor
 from framework.engine.executors.checks import attention_spec, default_device, require_backend, require_no_foresight
 from framework.engine.kv_scales import require_scales, scales_name
 from framework.engine.pool import block_bytes
@@ -40,7 +40,6 @@ from framework.interfaces.scheduling import Scheduling
 from framework.model.loading import LoadedModel, fingerprint
 from framework.model.tokenizer import encode
 from framework.paged.allocator import PagedAllocator
-from framework.parallel.serving import load_served, serving_executor
 from framework.registry.components import Component, build_allocator, build_component
 from framework.registry.culprit import raise_named
 from framework.registry.signatures import check_arguments
@@ -145,12 +144,11 @@ class LLM:
                 f"cache.kv_dtype={self.kv_dtype}, by head": by_head and self.kv_dtype != dtype,
                 "a backend that declares a loss, by head": by_head and self.backend.capabilities.lossy is not None,
             })  # fmt: skip
-            executor, model_executor = serving_executor(
+            executor = serving_executor(
                 self.model, self.backend, self.sizes, options, self.device, chosen=chosen, seed=self.seed,
                 poison=self._trial.faults.poison, kv_scales=cache.kv_scales, by_head=self.compression.by_head,
             )  # fmt: skip
-            self.pool, self.backends = model_executor.pool, model_executor.by_layer
-            self._states = model_executor.states
+            self.pool, self.backends, self._states = executor.pool, executor.by_layer, executor.states
             self.kv_bytes = (self.pool.bytes + (self._states.bytes if self._states else 0)) * shard.size
             self.executor: Executor = executor
             self.engine = self._make_engine(built, options, advice)

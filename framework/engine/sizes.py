@@ -111,8 +111,10 @@ def pool_blocks(
         return num_blocks_for(fraction, device, spec, num_layers, needed())
     if device.startswith("cpu"):
         fraction /= ranks.size  # they share the host's memory
-    ranks.post(_blocks_of, fraction, spec, num_layers)
-    return int(min(num_blocks_for(fraction, device, spec, num_layers), *ranks.answers()))
+    own, others = ranks.run(
+        lambda: num_blocks_for(fraction, device, spec, num_layers), _blocks_of, fraction, spec, num_layers
+    )
+    return min(own, *others)
 
 
 def _blocks_of(worker: Worker, fraction: float, spec: AttentionSpec, num_layers: int) -> int:

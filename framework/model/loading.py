@@ -179,7 +179,7 @@ def load_model(
 def _load(source: ModelSource, tokenizer: Tokenizer, device: str | torch.device, num_ranks: int) -> LoadedModel:
     if num_ranks == 1:
         return LoadedModel(source.decoder(device), tokenizer, source.config, source.name)
-    ranks = Ranks.start(source.decoder, source.config, num_ranks, str(device))
+    ranks = Ranks(source.decoder, source.config, num_ranks, str(device))
     return LoadedModel(ranks.decoder, tokenizer, source.config, source.name, ranks)
 
 

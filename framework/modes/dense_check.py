@@ -7,17 +7,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from framework.engine.executors.leader import measure_gaps
 from framework.engine.request import Request, Status
 from framework.engine.served_pass import Gaps, served_pass
 from framework.llm import LLM
 from framework.model.dense import dense_logits
-from framework.parallel.serving import measure_gaps
 
 _TIE = 1e-5
 _NOT_JUDGED = dict.fromkeys(("dense_checked", "dense_mismatches", "dense_mismatched_requests", "dense_ties"))
@@ -135,14 +136,8 @@ def measure_loss(llm: LLM, requests: Sequence[Request], limit: int) -> list[Loss
     verdicts = []
     for request in _greedy(requests)[:limit]:
         asked = _tokens_of(request), len(request.prompt)
-        if ranks is None:
-            got, gaps = served_pass(decoder, llm.backends, llm.spec, llm.pool, *asked)
-            verdicts.append(_verdict(llm, request, got, [gaps]))
-            continue
-        ranks.post(measure_gaps, *asked)
-        with ranks.in_step():
-            got, gaps = served_pass(decoder, llm.backends, llm.spec, llm.pool, *asked)
-            others = ranks.answers()
+        own = partial(served_pass, decoder, llm.backends, llm.spec, llm.pool, *asked)
+        (got, gaps), others = (own(), []) if ranks is None else ranks.run(own, measure_gaps, *asked)
         verdicts.append(_verdict(llm, request, got, [gaps, *others]))
     return verdicts
 

@@ -14,7 +14,7 @@ from typing import Any
 from framework import workload
 from framework.config.config import Choice, Config
 from framework.engine import graphs
-from framework.engine.executors.checks import default_device, require_no_foresight
+from framework.engine.executors.checks import default_device, require_no_foresight, require_served
 from framework.engine.pool import block_bytes
 from framework.engine.request import Completion, Request
 from framework.engine.sizes import LengthWarning
@@ -34,7 +34,6 @@ from framework.modes.dense_check import Verdict, compare
 from framework.modes.replay import replayed_hit_rate, request_row
 from framework.modes.replay_input import equal_bytes
 from framework.modes.session import KINDS, Session, names_of
-from framework.parallel.serving import require_served
 from framework.registry.components import build_component
 from framework.replay.items import submit, write_recording
 from framework.results.layout import RECORDING, REQUESTS

@@ -1,14 +1,18 @@
-"""Construction of the executor that computes: backend, KV pool, block tables, and a decoder made fast."""
+"""Construction of the executor that computes: model, backend, KV pool, block tables, and a decoder made fast."""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from framework.config.sections import EngineOptions
+from framework.config.sections import CacheOptions, EngineOptions
 from framework.engine import graphs
 from framework.engine.compiled import OpaqueGroup
+from framework.engine.executors.checks import require_backend, require_served
 from framework.engine.executors.heads import HeadExecutor
+from framework.engine.executors.leader import LeaderExecutor, Serving
 from framework.engine.executors.model import ModelExecutor
 from framework.engine.kv_scales import set_scales
 from framework.engine.pool import KVPool
@@ -18,10 +22,67 @@ from framework.engine.sparse import sparse_attention
 from framework.engine.states import StatePool
 from framework.engine.tables import BlockTables
 from framework.engine.warm_up import warm_up
-from framework.errors import Unsupported
+from framework.errors import ConfigError, Unsupported
 from framework.interfaces.backend import AttentionBackend
 from framework.model import memory
 from framework.model.decoder import Decoder
+from framework.model.loading import LoadedModel, load_model, read_model_config
+from framework.model.ranks import Ranks, Worker
+from framework.registry.components import Component, build_component
+
+
+def load_served(
+    model: str | LoadedModel, backend: AttentionBackend, *, device: str, cache: CacheOptions, options: EngineOptions
+) -> LoadedModel:
+    """The model, after its shape alone has shown that the backend can serve it. Arguments as of `LLM`.
+
+    Raises:
+        ConfigError, BackendUnavailable, ModelError: as `LLM`.
+    """
+    size = options.tensor_parallel_size
+    if isinstance(model, LoadedModel):
+        if (num_ranks := model.decoder.shard.size) != size:
+            raise ConfigError(
+                f"engine.tensor_parallel_size is {size}, the model was loaded over {num_ranks} ranks; "
+                f"load it with load_model(..., tensor_parallel_size={size}), or give its name"
+            )
+        return model
+    require_served(read_model_config(model), None, backend, device, cache, size)
+    return load_model(model, device=device, tensor_parallel_size=size)
+
+
+def serving_executor(
+    model: LoadedModel,
+    backend: AttentionBackend,
+    sizes: Sizes,
+    options: EngineOptions,
+    device: str,
+    *,
+    chosen: Component,
+    seed: int,
+    **facts: Any,
+) -> ModelExecutor:
+    """The executor of a model, which leads those of the other ranks, where there are any.
+
+    Args:
+        chosen: what `backend` was built from; the other ranks build theirs from it.
+        facts: of `make_executor`, the same on each rank.
+    """
+    make = partial(make_executor, model.decoder, backend, sizes, options, device, ranks=model.ranks, **facts)
+    if model.ranks is None:
+        return make()
+    return model.ranks.run(make, serve, chosen, sizes, options, seed, facts)[0]
+
+
+def serve(
+    worker: Worker, chosen: Component, sizes: Sizes, options: EngineOptions, seed: int, facts: dict[str, Any]
+) -> None:
+    """On another rank: make the executor, with a backend, a pool and tables of its own. A former one is dropped."""
+    worker.serving = None
+    backend = build_component("backend", chosen, {"seed": seed})
+    require_backend(backend, sizes.spec, worker.device)
+    executor = make_executor(worker.decoder, backend, sizes, options, worker.device, **facts)
+    worker.serving = Serving(executor, sizes.spec, Rows(options.max_batch_requests, sizes.max_len))
 
 
 def make_executor(
@@ -34,6 +95,7 @@ def make_executor(
     poison: bool = False,
     kv_scales: str | None = None,
     by_head: bool = False,
+    ranks: Ranks | None = None,
 ) -> ModelExecutor:
     """Set the backend up, allocate the pool and the tables, and make the decoder fast.
 
@@ -41,6 +103,7 @@ def make_executor(
         decoder: with the heads that `sizes` counts: one rank's where the model is spread over several.
         kv_scales: file with the scales of an fp8 pool; None calibrates them.
         by_head: each KV head of each layer has a block table of its own; see `HeadExecutor`.
+        ranks: that hold the other parts of the model and make executors of their own; see `serving_executor`.
 
     Raises:
         Unsupported: the backend's setup failed.
@@ -71,8 +134,8 @@ def make_executor(
     sparse = sparse_attention(decoder, backends, sizes.spec)
     if sparse is not None:
         captured, off = (), "what an indexer selects is not captured"
-    kind = HeadExecutor if by_head else ModelExecutor
-    executor = kind(decoder, backends, pool, tables, others, states, sparse)
+    kind: Any = HeadExecutor if by_head else ModelExecutor if ranks is None else partial(LeaderExecutor, ranks)
+    executor: ModelExecutor = kind(decoder, backends, pool, tables, others, states, sparse)
     if options.compile:
         if decoder.group is not None and not isinstance(decoder.group, OpaqueGroup):
             decoder.join(OpaqueGroup(decoder.group))

@@ -8,10 +8,12 @@ import torch
 
 from framework import registry
 from framework.config.sections import CacheOptions
+from framework.engine.kv_scales import require_scales
 from framework.errors import BackendUnavailable, ConfigError
 from framework.guard.backend import GuardedBackend
 from framework.interfaces.backend import AttentionBackend, AttentionSpec
 from framework.model.config import ModelConfig
+from framework.model.shard import Shard
 from framework.registry.components import Component
 
 
@@ -52,6 +54,24 @@ def attention_spec(config: ModelConfig, dtype: str, cache: CacheOptions) -> Atte
         latent_dim=config.latent_dim,
         index_dim=config.index_dim,
     )
+
+
+def require_served(
+    model: ModelConfig, dtype: str | None, backend: AttentionBackend, device: str, cache: CacheOptions, num_ranks: int
+) -> None:
+    """Raise unless the backend can serve a model of this shape, divided over so many ranks, here.
+
+    Args:
+        dtype: of the weights; None: the model's own.
+
+    Raises:
+        BackendUnavailable: with its reasons and what would work.
+        InvalidArgument: the model does not divide so.
+        ConfigError: scales that do not fit.
+    """
+    require_scales(cache.kv_scales, cache.kv_dtype, model)
+    shape = Shard(0, num_ranks).config(model)
+    require_backend(backend, attention_spec(shape, dtype or shape.dtype, cache), device)
 
 
 def require_no_foresight(eviction: Component) -> None:

@@ -45,6 +45,8 @@ def test_serve_gives_every_reason_and_what_would_work_before_loading(monkeypatch
 
 
 def test_the_python_api_asks_before_loading_too(monkeypatch: Any) -> None:
-    monkeypatch.setattr("framework.parallel.serving.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(
+        "framework.engine.executors.build.load_model", lambda *_, **__: pytest.fail("the model was loaded")
+    )
     with pytest.raises(BackendUnavailable, match="nearest: 256"):
         LLM("tiny", backend=Pages256, device="cpu")
