@@ -14,9 +14,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from framework.errors import InvalidArgument
-from framework.model.config import ModelConfig, RopeScaling
+from framework.model.config import ModelConfig
 from framework.model.functions import linear, rms_norm
 from framework.model.layers import Mixer, Part
+from framework.model.shape import RopeScaling
 from framework.model.shard import WHOLE, Group, Shard
 
 Attention = Callable[..., Tensor]

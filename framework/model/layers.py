@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from framework.model.config import ModelConfig
 from framework.model.functions import linear, rms_norm, rotate
+from framework.model.shape import ModelShape
 from framework.model.shard import Group
 
 NewWeight = Callable[..., nn.Parameter]
@@ -115,7 +115,7 @@ class SelfAttention(Mixer):
         num_query_rows: of `head_dim` rows each in the projection of queries, where they are not the query heads alone.
     """
 
-    def __init__(self, config: ModelConfig, weight: NewWeight, num_query_rows: int | None = None):
+    def __init__(self, config: ModelShape, weight: NewWeight, num_query_rows: int | None = None):
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.eps, self.plus_one = config.rms_norm_eps, config.norms_plus_one
@@ -189,7 +189,7 @@ class GatedMlp(Mlp):
         width: I; None: the config's. room: begins its weights' names.
     """
 
-    def __init__(self, config: ModelConfig, weight: NewWeight, width: int | None = None, room: str = "mlp"):
+    def __init__(self, config: ModelShape, weight: NewWeight, width: int | None = None, room: str = "mlp"):
         super().__init__()
         hidden, width, self.room = config.hidden_size, width or config.intermediate_size, room
         self.gate_up = weight(2 * width, hidden)
@@ -228,7 +228,7 @@ class GatedMlp(Mlp):
 class DecoderLayer(nn.Module):
     """Attention and MLP, each behind an RMS norm and added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, index: int, weight: NewWeight):
+    def __init__(self, config: ModelShape, index: int, weight: NewWeight):
         super().__init__()
         self.index, self.slides = index, config.slides(index)
         self.eps, self.plus_one = config.rms_norm_eps, config.norms_plus_one

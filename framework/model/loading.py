@@ -10,11 +10,13 @@ from torch import Tensor
 
 from framework.errors import ModelError, OutOfMemory
 from framework.model.checkpoint import load_weights
-from framework.model.config import DTYPES, ModelConfig
+from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder
-from framework.model.hf_config import find_checkpoint, read_config
+from framework.model.families import read_config
+from framework.model.hf_config import find_checkpoint
 from framework.model.memory import free_bytes
 from framework.model.ranks import Ranks
+from framework.model.shape import DTYPES
 from framework.model.shapes import SHAPES
 from framework.model.shard import WHOLE, Shard
 from framework.model.tokenizer import BOS, BYTE_VOCABULARY, EOS, ByteTokenizer, Tokenizer, load_tokenizer

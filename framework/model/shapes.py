@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework.model.config import ModelConfig, RopeScaling
+from framework.model.config import ModelConfig
+from framework.model.shape import RopeScaling
 
 _QWEN3: dict[str, Any] = {
     "family": "qwen3", "rope_theta": 1_000_000.0, "qk_norm": True, "max_position_embeddings": 40_960

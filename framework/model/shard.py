@@ -8,13 +8,15 @@ ends each; embedding and head by vocabulary. Norms and the residual stream are w
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from framework.errors import InvalidArgument
-from framework.model.config import ModelConfig
+from framework.model.shape import ModelShape
+
+S = TypeVar("S", bound=ModelShape)
 
 _FUSED: dict[str, tuple[int, tuple[str, ...]]] = {
     "embedding": (0, ("vocab",)),
@@ -47,7 +49,7 @@ class Shard:
     rank: int = 0
     size: int = 1
 
-    def require(self, config: ModelConfig) -> None:
+    def require(self, config: ModelShape) -> None:
         """Raise unless a model of this shape divides over `size` ranks.
 
         Heads divide evenly. With fewer kv heads than ranks, each is held by as many ranks as share its queries. The
@@ -66,7 +68,7 @@ class Shard:
                 f"Would work: {', '.join(map(str, sizes))}"
             )
 
-    def config(self, config: ModelConfig) -> ModelConfig:
+    def config(self, config: S) -> S:
         """The shape of this rank's part: its heads, its kv heads, its slice of the MLP. The vocabulary stays whole.
 
         Raises:
@@ -80,11 +82,11 @@ class Shard:
             intermediate_size=len(self.split(config.intermediate_size)),
         )
 
-    def heads(self, config: ModelConfig) -> range:
+    def heads(self, config: ModelShape) -> range:
         """This rank's query heads."""
         return self.split(config.num_heads)
 
-    def kv_heads(self, config: ModelConfig) -> range:
+    def kv_heads(self, config: ModelShape) -> range:
         """The kv heads its query heads read. With fewer kv heads than ranks one, which other ranks hold too."""
         if config.num_kv_heads >= self.size:
             return self.split(config.num_kv_heads)
@@ -97,7 +99,7 @@ class Shard:
         start = self.rank * each + min(self.rank, more)
         return range(start, start + each + (self.rank < more))
 
-    def cut(self, name: str, whole: Tensor, config: ModelConfig) -> Tensor:
+    def cut(self, name: str, whole: Tensor, config: ModelShape) -> Tensor:
         """This rank's part of `whole`, which is what one rank alone would hold as the parameter `name` of a Decoder."""
         kind = name.rpartition(".")[2]
         if kind not in _FUSED or self.size == 1:
@@ -111,7 +113,7 @@ class Shard:
             start += WHOLE._own(part, config, unit).stop
         return torch.cat(pieces, dim)
 
-    def _own(self, part: str, config: ModelConfig, unit: int) -> slice:
+    def _own(self, part: str, config: ModelShape, unit: int) -> slice:
         """Elements along a divided dimension; `unit` is what one head takes."""
         if part == "vocab":
             share, unit = self.split(config.vocab_size), 1
@@ -125,7 +127,7 @@ class Shard:
 WHOLE = Shard()
 
 
-def _reasons(config: ModelConfig, size: int) -> list[str]:
+def _reasons(config: ModelShape, size: int) -> list[str]:
     reasons = [*config.undivided] if size > 1 else []
     heads, kv = config.num_heads, config.num_kv_heads
     if heads % size:

@@ -9,7 +9,8 @@ from typing import Any
 
 from framework.errors import ModelError, shown
 from framework.interfaces.groups import Kind
-from framework.model.hf_config import layer_names_of, num_layers_of, value_of, with_defaults
+from framework.model.families import layer_names_of, with_defaults
+from framework.model.hf_config import num_layers_of, value_of
 
 ORDER: tuple[Kind, ...] = ("full", "window", "chunk", "state")
 

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from framework.errors import ConfigError, ModelError, shown
 from framework.files.jsonl import read_object
 from framework.interfaces.groups import KVGroup, equal_layers, unified_block_tokens
-from framework.model.hf_config import value_of, with_defaults
+from framework.model.families import with_defaults
+from framework.model.hf_config import value_of
 from framework_hybrid.layers import Layers, kinds_of, layers_of
 
 

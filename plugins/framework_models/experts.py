@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from framework.errors import ModelError, shown
-from framework.model.config import SLIDING, ModelConfig, named_layers
+from framework.model.config import ModelConfig, named_layers
 from framework.model.families import Mistral
 from framework.model.hf_config import num_layers_of, value_of
+from framework.model.shape import SLIDING
 
 if TYPE_CHECKING:
     from framework.model.layers import Mlp, NewWeight

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from framework.errors import ModelError
-from framework.model.config import STATE, named_layers
+from framework.model.config import named_layers
 from framework.model.hf_config import num_layers_of, value_of
+from framework.model.shape import STATE
 from framework_models.experts import RoutedModel, experts_of
 
 if TYPE_CHECKING:

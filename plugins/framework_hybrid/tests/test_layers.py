@@ -13,7 +13,7 @@ from framework.config.sections import CacheOptions
 from framework.engine.executors.checks import attention_spec
 from framework.errors import ModelError
 from framework.groups.serving import groups_of_model
-from framework.model.hf_config import read_hf_config
+from framework.model.families import read_hf_config
 from framework_hybrid.layers import Layers, layers_of
 from framework_hybrid.shapes import SHAPES, groups_of
 from framework_testing.checkpoints import make_checkpoint

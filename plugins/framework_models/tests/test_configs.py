@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework.errors import ModelError
-from framework.model.hf_config import read_hf_config
+from framework.model.families import read_hf_config
 
 WRONG = st.one_of(
     st.none(), st.booleans(), st.integers(), st.sampled_from([10**9, 2**63, 10**400, -1, 0]), st.floats(),

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from framework.errors import ModelError
 from framework.model.dense import greedy
-from framework.model.hf_config import read_hf_config
+from framework.model.families import read_hf_config
 from framework.model.loading import load_model
 from framework.sampling import Sampling
 from framework_testing.checkpoints import make_checkpoint

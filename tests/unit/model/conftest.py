@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from framework.model.checkpoint import weight_targets
 from framework.model.decoder import Decoder
-from framework.model.hf_config import read_config
+from framework.model.families import read_config
 
 CONFIG = {
     "model_type": "qwen3", "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from framework.errors import ModelError
 from framework.model.checkpoint import load_weights
 from framework.model.decoder import Decoder
-from framework.model.hf_config import find_checkpoint, read_config
+from framework.model.families import read_config
+from framework.model.hf_config import find_checkpoint
 from framework.model.loading import load_model
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework.errors import ModelError, OutOfMemory
-from framework.model.hf_config import read_hf_config
+from framework.model.families import read_hf_config
 from framework.model.loading import load_model
 
 BASE = {

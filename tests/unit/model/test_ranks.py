@@ -210,23 +210,6 @@ def test_a_fault_of_rank_0_ends_the_others() -> None:
 
 
 @pytest.mark.slow
-def test_a_dense_pass_that_rank_0_leaves_ends_the_others() -> None:
-    model = load_model("tiny", tensor_parallel_size=2)
-    ranks, layer = model.ranks, model.decoder.layers[1]
-    assert ranks is not None
-
-    def interrupted(*args: Any) -> None:
-        raise KeyboardInterrupt
-
-    layer.forward = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        dense_logits(model.decoder, [1, 2, 3])
-    assert gone(ranks.pids) == []
-    with pytest.raises(RankError, match="the 2 ranks of this model were ended by KeyboardInterrupt"):
-        dense_logits(model.decoder, [1, 2, 3])
-
-
-@pytest.mark.slow
 def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
     from framework_testing.checkpoints import make_checkpoint
 

@@ -17,7 +17,7 @@ from framework.errors import InvalidArgument, ModelError
 from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder
 from framework.model.dense import dense_logits, greedy
-from framework.model.hf_config import read_config
+from framework.model.families import read_config
 from framework.model.loading import TINY_CONFIG, ModelSource
 from framework.model.shard import Shard
 from framework_testing.checkpoints import make_checkpoint

@@ -9,7 +9,7 @@ import pytest
 
 from framework.errors import InvalidArgument, InvalidTokens, ModelError
 from framework.llm import LLM, CacheOptions
-from framework.model.hf_config import read_config
+from framework.model.families import read_config
 from framework.model.tokenizer import ByteTokenizer, CheckpointTokenizer, encode, load_tokenizer
 from framework.sampling import Sampling
 
