@@ -114,7 +114,7 @@ def pool_blocks(
     own, others = ranks.run(
         lambda: num_blocks_for(fraction, device, spec, num_layers), _blocks_of, fraction, spec, num_layers
     )
-    return min(own, *others)
+    return int(min(own, *others))
 
 
 def _blocks_of(worker: Worker, fraction: float, spec: AttentionSpec, num_layers: int) -> int:

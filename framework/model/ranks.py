@@ -295,7 +295,7 @@ class Ranks:
         running = {process.sentinel: rank for rank, (process, _) in enumerate(self._members, 1)}
         deadline = time.monotonic() + _GRACE_S
         while running and (ended := wait(list(running), timeout=max(0.0, deadline - time.monotonic()))):
-            for rank in (running.pop(one) for one in ended):  # type: ignore[call-overload]
+            for rank in (running.pop(one) for one in ended):
                 process, pipe = self._members[rank - 1]
                 with suppress(EOFError, OSError):
                     while True:
