@@ -21,7 +21,7 @@ from framework.errors import (
     StaleHit,
     UnknownRequest,
 )
-from framework.groups.checkpoints import Asked, CheckpointRule, GuardedRule
+from framework.groups.checkpoints import Asked, CheckpointRule
 from framework.groups.memory import Memory
 from framework.groups.pool import ROOT
 from framework.groups.run import Run, give_up, state_tokens, step_end
@@ -127,7 +127,7 @@ class GroupedAllocator(Allocator):
     ) -> None:  # fmt: skip
         if memory.parents or memory.clock.access or not isinstance(memory.parents, dict):
             raise InvalidArgument("the memory of a grouped allocator is fresh and made without parents")
-        self.memory, self.rule, self.num_blocks, self.block_size = memory, GuardedRule(rule), num_blocks, memory.unit
+        self.memory, self.rule, self.num_blocks, self.block_size = memory, rule, num_blocks, memory.unit
         self.groups = memory.groups
         self.group_blocks = tuple(pool.num_blocks for pool in memory.pools)
         self.ends_steps = True

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, ClassVar
-
-from framework.guard.boundary import Guard, is_count
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +59,11 @@ class CheckpointRule(ABC):
         """The states to give up, ascending, among those now resident on the request's path. Default: none."""
         return ()
 
+    @property
+    def gives_up(self) -> bool:
+        """Whether it has a `surplus` of its own."""
+        return type(self).surplus is not CheckpointRule.surplus
+
 
 class Retention(CheckpointRule):
     """vLLM's prefix_cache_retention_interval: the replay boundary, junctions, and one place every `interval` tokens.
@@ -86,42 +88,3 @@ class Turns(Retention):
     """vLLM's default, and the end of each request: the next turn of a conversation goes on from there."""
 
     keeps_end = True
-
-
-class GuardedRule(Guard, CheckpointRule):
-    """A rule whose answers are whole numbers of at least 0, finitely many; else a PluginError names it.
-
-    Attributes:
-        gives_up: whether it has a `surplus` of its own. keeps_end: see CheckpointRule.
-    """
-
-    def __init__(self, rule: CheckpointRule) -> None:
-        super().__init__("checkpoint rule", rule)
-        self.keeps_end = bool(rule.keeps_end)  # type: ignore[misc]
-        self.gives_up = type(rule).surplus is not CheckpointRule.surplus
-
-    def places(self, asked: Asked) -> Sequence[int] | None:
-        answer = self.plugin.places(asked)
-        return None if answer is None else self._numbers("places", answer, asked)
-
-    def pauses(self, asked: Asked) -> Sequence[int]:
-        return self._numbers("pauses", self.plugin.pauses(asked), asked)
-
-    def surplus(self, ends: Sequence[int], asked: Asked) -> Sequence[int]:
-        answer = self._numbers("surplus", self.plugin.surplus(tuple(ends), asked), asked)
-        if not set(answer) <= set(ends):
-            self.wrong("surplus", f"must name some of the ends {[*ends]}", answer)
-        return answer
-
-    def _numbers(self, hook: str, answer: Any, asked: Asked) -> list[int]:
-        """What a rule answers, of which no more is read than a request can have of places, each named twice."""
-        most = 2 * asked.total + 64
-        if not isinstance(answer, Iterable):
-            self.wrong(hook, "must return whole numbers of at least 0", answer)
-        found = [*islice(answer, most + 1)]
-        if len(found) > most:
-            raise self.fault(hook, f"must name at most {most:,} places of {asked.total:,} tokens, names more")
-        for place in found:
-            if not is_count(place):
-                self.wrong(hook, "must return whole numbers of at least 0", place)
-        return [int(place) for place in found]

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from math import inf
 
-from framework.groups.checkpoints import Asked, GuardedRule
+from framework.groups.checkpoints import Asked, CheckpointRule
 from framework.groups.memory import Memory
 from framework.groups.pool import ROOT, Node
 
@@ -179,7 +179,7 @@ def step_end(asked: Asked, block: int, pauses: Sequence[int], start: int, end: i
     return min((stop for stop in stops if start < stop < end), default=end)
 
 
-def give_up(memory: Memory, path: Sequence[Node], rule: GuardedRule, asked: Asked) -> None:
+def give_up(memory: Memory, path: Sequence[Node], rule: CheckpointRule, asked: Asked) -> None:
     """Discard what the rule has too much of, of states that nobody uses."""
     if not rule.gives_up:
         return

@@ -7,9 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from framework.groups.allocator import GroupedAllocator, Running
+from framework.groups.checkpoints import CheckpointRule
+from framework.groups.memory import Memory
 from framework.interfaces.allocator import Hit
 from framework.interfaces.groups import GroupHit
 from framework.types import BlockHash, RequestId, RequestInfo, TokenArray
+from framework_hybrid.guarded import GuardedRule
 from framework_hybrid.replay import GroupCounts
 from framework_hybrid.stranded import stranded_bytes
 
@@ -22,8 +25,8 @@ class CountedGroups(GroupedAllocator):
     It remembers all contents and requests of the trace.
     """
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(self, memory: Memory, rule: CheckpointRule, *given: Any, **options: Any) -> None:
+        super().__init__(memory, GuardedRule(rule), *given, **options)
         self._seen: set[BlockHash] = set()
         self._admitted: dict[RequestId, tuple[int, GroupHit]] = {}
         self._samples: list[tuple[list[int], list[int]]] = []

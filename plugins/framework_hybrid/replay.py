@@ -9,11 +9,12 @@ from typing import Any, Literal
 import numpy as np
 
 from framework.errors import OutOfBlocks
-from framework.groups.checkpoints import Asked, CheckpointRule, GuardedRule
+from framework.groups.checkpoints import Asked, CheckpointRule
 from framework.groups.memory import Memory
 from framework.groups.run import Run, give_up, state_tokens, step_end
 from framework.interfaces.groups import GroupHit, Kind
 from framework_cache_only.paths import Ints, RequestPaths
+from framework_hybrid.guarded import GuardedRule
 from framework_hybrid.stranded import stranded_bytes
 
 

@@ -12,7 +12,7 @@ from groups_plain import LAYOUTS, Rule, brute_hit, group
 
 from framework.errors import InvalidArgument, InvariantViolation, OutOfBlocks, StaleHit
 from framework.groups.allocator import GroupedAllocator
-from framework.groups.checkpoints import Asked, CheckpointRule, GuardedRule, Retention, Turns
+from framework.groups.checkpoints import Asked, CheckpointRule, Retention, Turns
 from framework.groups.memory import Memory
 from framework.interfaces.allocator import CacheEvent, Hit
 from framework.interfaces.groups import KVGroup
@@ -357,7 +357,7 @@ def test_what_was_to_be_loaded_and_never_came_is_not_found(kind: str) -> None:
     allocator, prompt = grouped(PAIRS[kind], blocks=60, rule=Retention(0)), np.arange(60, dtype=np.int32)
     compute(allocator, 1, [*range(48)])
     allocator.free(RequestId(1))
-    allocator.rule = GuardedRule(Turns())
+    allocator.rule = Turns()
     hit = allocator.reaching(allocator.lookup(prompt, NAMESPACE), 24)
     assert hit.num_tokens == 24
     allocator.allocate(info(2, 64), prompt, hit, 25)
