@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,22 +20,6 @@ _STATE_BLOCK = 64
 """Tokens after which a recurrence may begin anew from its state."""
 
 TokenIds = Sequence[int] | npt.NDArray[np.int32] | Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Greedy:
-    """What `greedy` chose, and how narrowly.
-
-    Attributes:
-        tokens: the generated ids, the stop token included if one was reached.
-        gaps: per token, the best logit minus the runner-up: where it is small beside rounding error, another correct
-            implementation may choose otherwise.
-        largest_logit: the largest magnitude seen, to judge the gaps by.
-    """
-
-    tokens: list[int]
-    gaps: list[float]
-    largest_logit: float
 
 
 class DenseCache:
@@ -138,35 +121,6 @@ def dense_logits(decoder: Decoder, tokens: TokenIds) -> Tensor:
     with decoder.during_dense(ids):
         hidden = decoder(ids, torch.arange(len(ids), device=ids.device), DenseCache(decoder).attend)
         return decoder.logits(hidden)
-
-
-def greedy(decoder: Decoder, prompt: TokenIds, max_tokens: int, *, stop_token_ids: Sequence[int] = ()) -> Greedy:
-    """Greedy decoding of one prompt over a contiguous cache; ties go to the lowest id.
-
-    Ends after `max_tokens`, or with the first of `stop_token_ids`, which is kept. O(T) per token.
-
-    Raises:
-        InvalidArgument: no prompt, or a model over several ranks.
-    """
-    if decoder.shard.size > 1:
-        raise InvalidArgument("greedy needs the whole model in one process; dense_logits works over several ranks")
-    ids = _as_ids(decoder, prompt)
-    cache, stops, start = DenseCache(decoder), frozenset(stop_token_ids), 0
-    tokens: list[int] = []
-    gaps: list[float] = []
-    largest = 0.0
-    for _ in range(max_tokens):
-        positions = torch.arange(start, start + len(ids), device=ids.device)
-        logits = decoder.logits(decoder(ids, positions, cache.attend)[-1:])[0]
-        start += len(ids)
-        best, second = logits.topk(2).values.tolist()
-        tokens.append(int(logits.argmax()))
-        gaps.append(best - second)
-        largest = max(largest, float(logits.abs().max()))
-        if tokens[-1] in stops:
-            break
-        ids = torch.tensor(tokens[-1:], device=ids.device)
-    return Greedy(tokens, gaps, largest)
 
 
 def _as_ids(decoder: Decoder, tokens: TokenIds) -> Tensor:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from dense_greedy import greedy
 from fake_engines import make_llm
 
 from framework import registry
-from framework.model.dense import dense_logits, greedy
+from framework.model.dense import dense_logits
 from framework.model.loading import LoadedModel, load_model
 from framework.sampling import Sampling
 from framework_testing.checkpoints import make_checkpoint

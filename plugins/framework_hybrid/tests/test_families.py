@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dense_greedy import greedy
 from fake_engines import finished, make_llm
 from test_recorded import FAMILIES as SMALL
 from tier_helpers import over
 
 from framework.llm import LLM, CacheOptions, EngineOptions, FaultOptions
-from framework.model.dense import greedy
 from framework.model.loading import load_model
 from framework.modes.serve import record
 from framework.sampling import Sampling

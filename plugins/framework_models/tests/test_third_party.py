@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from dense_greedy import greedy
 from fake_engines import make_llm
 from safetensors.torch import load_file, save_file
 
 from framework.errors import ModelError
-from framework.model.dense import greedy
 from framework.model.families import read_hf_config
 from framework.model.loading import load_model
 from framework.sampling import Sampling

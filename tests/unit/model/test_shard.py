@@ -16,7 +16,7 @@ from torch import Tensor
 from framework.errors import InvalidArgument, ModelError
 from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder
-from framework.model.dense import dense_logits, greedy
+from framework.model.dense import dense_logits
 from framework.model.families import read_config
 from framework.model.loading import TINY_CONFIG, ModelSource
 from framework.model.shard import Shard
@@ -141,8 +141,6 @@ def test_a_part_alone_is_refused() -> None:
     part = noisy(TINY_CONFIG, Shard(1, 2))
     with pytest.raises(InvalidArgument, match="part 1 of 2 of a model computes nothing alone"):
         dense_logits(part, [1, 2])
-    with pytest.raises(InvalidArgument, match="whole model"):
-        greedy(part, [1, 2], 3)
 
 
 def test_a_checkpoint_of_another_shape_is_refused_by_a_part_as_by_the_whole(tmp_path: Path) -> None:

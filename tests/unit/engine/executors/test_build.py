@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from dense_greedy import greedy
 from fake_engines import make_llm
 
 from framework.errors import BackendUnavailable, Unsupported
 from framework.llm import LLM, CacheOptions
 from framework.model.config import ModelConfig
-from framework.model.dense import greedy
 from framework.model.loading import LoadedModel, random_model
 from framework.modes.dense_check import measure_loss
 from framework.sampling import Sampling
