@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from framework.interfaces.command import Command
 
 Floats = npt.NDArray[np.float64]
 
-COSTS = tuple(field.name for field in fields(StepCosts))
+COSTS = tuple(StepCosts.model_fields)
 WORK = ("rows", "new_tokens", "context_tokens", "pairs")
 FEWEST_STEPS = 50
 _OWN_SHARE = 0.02  # of a column that no other column explains, in which its cost is looked for
@@ -66,7 +66,8 @@ class Calibrate(Command):
 
     def run(self, options: argparse.Namespace) -> int:
         require_new(options.out, inputs=options.steps, force=options.force)
-        found = asdict(calibrate(*read_steps(options.steps)))
+        made = calibrate(*read_steps(options.steps))
+        found = asdict(made) | {"costs": made.costs.plain()}
         if options.out is not None:
             write_json(options.out, found)
         print(json.dumps(found, indent=2) if options.json else _table(found))  # noqa: T201

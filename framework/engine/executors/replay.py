@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
 from framework.engine.executors.base import BoolArray, Executor, FloatArray, Step, work_of
 from framework.engine.rows import IntArray, Rows
-from framework.errors import ConfigError, Unsupported, shown
+from framework.errors import ConfigError, Unsupported
 from framework.files.jsonl import read_object
 from framework.types import BlockCopy, TokenArray
+from framework.validation import Options
 
 OUTPUT_BASE = 2**30
 """Generated tokens of a replay start here, prompt tokens end below: no output equals a prompt's block by chance."""
@@ -25,15 +28,19 @@ def constant_step(step_s: float) -> StepTime:
     return lambda step, rows: step_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCosts:
+Cost = Annotated[float, Field(ge=0, le=1e9)]
+
+
+class StepCosts(Options):
     """Seconds of a step: `step_s` whatever it does, and so much for each of what `work_of` counts."""
 
-    step_s: float
-    row_s: float
-    token_s: float
-    context_s: float
-    pair_s: float
+    section = "replay.costs"
+
+    step_s: Cost
+    row_s: Cost
+    token_s: Cost
+    context_s: Cost
+    pair_s: Cost
 
     def __call__(self, step: Step, rows: Rows) -> float:
         """Seconds of `step`."""
@@ -58,29 +65,16 @@ class StepCosts:
         """The costs in a file of `python -m framework calibrate`.
 
         Raises:
-            ConfigError: no such file, a cost in it that is missing, unknown or no number of 0 to 10^9.
+            ConfigError: no such file, a cost in it that is missing, unknown or no number of 0 to 10^9, all of them 0.
         """
-        written = "write the file with `python -m framework calibrate STEPS --out FILE`"
         try:
-            costs = read_object(path, ConfigError).get("costs")
-        except ConfigError as error:
-            raise ConfigError(f"replay.costs={error}; {written}") from error
-        names = [field.name for field in fields(cls)]
-        if not isinstance(costs, dict) or {*costs} != {*names}:
-            found = list(costs) if isinstance(costs, dict) else costs
-            raise ConfigError(
-                f"replay.costs={path}: costs must have {', '.join(names)}, found {shown(found)}; {written}"
-            )
-        wrong = [f"{name}={shown(value)}" for name, value in costs.items() if not _is_cost(value)]
-        if wrong:
-            raise ConfigError(f"replay.costs={path}: seconds must be numbers of 0 to 10^9, found {', '.join(wrong)}")
-        if not any(costs.values()):
+            costs = cls(**(read_object(path, ConfigError).get("costs") or {}))
+        except (ConfigError, TypeError) as error:
+            how = "write the file with `python -m framework calibrate STEPS --out FILE`"
+            raise ConfigError(f"replay.costs={path}: {error}; {how}") from error
+        if not any(costs.plain().values()):
             raise ConfigError(f"replay.costs={path}: every cost is 0, and time would stand still")
-        return cls(**{name: float(value) for name, value in costs.items()})
-
-
-def _is_cost(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1e9
+        return costs
 
 
 class ReplayExecutor(Executor):

@@ -39,7 +39,7 @@ def test_a_prompt_costs_what_is_not_cached(tmp_path: Path) -> None:
      dict.fromkeys(COSTS, 0.0)],
 )  # fmt: skip
 def test_costs_that_no_clock_can_have_are_refused(tmp_path: Path, wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=r"0 to 10\^9|costs must have|stand still"):
+    with pytest.raises(ConfigError, match=r"replay.costs\.\w+ (must be|has no value)|unknown key|stand still"):
         StepCosts.read(written(tmp_path / "costs.json", **wrong))
 
 
