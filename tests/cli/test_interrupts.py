@@ -106,7 +106,7 @@ SWEEP = f"{RUN} -m seed=1,2"
     ("words", "where", "status", "said"),
     [(RUN, "&-", 0, ""),
      (RUN, "/dev/full", 1, "standard output cannot be written: No space left on device; the results are in"),
-     ("-m framework plugins --kind hash", "&-", 0, ""),
+     ("-m framework --help", "&-", 0, ""),
      (f"{SWEEP} run.progress=false", "/dev/full", 1, "standard output cannot be written: No space left")],
 )  # fmt: skip
 def test_a_closed_output_is_none_and_a_full_one_a_failure(

@@ -17,7 +17,6 @@ from framework.guard.backend import GuardedBackend
 from framework.guard.boundary import construct
 from framework.interfaces.backend import AttentionSpec
 from framework.interfaces.command import Command
-from framework.registry.contract import DISTRIBUTION
 from framework.registry.culprit import named
 
 SPEC = AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=128, dtype="float32", block_size=16)
@@ -45,6 +44,7 @@ class Entry:
     error: str = ""
     device: str | None = None
     reasons: tuple[str, ...] = ()
+    is_built_in: bool = False
 
     @property
     def verdict(self) -> str:
@@ -70,7 +70,8 @@ def installed(kind: str | None = None, *, device: str | None = None) -> list[Ent
 
 def _entry(plugin: registry.Plugin, device: str | None) -> Entry:
     name = registry.choice(plugin)
-    facts: dict[str, Any] = {**asdict(plugin), "name": name, "summary": registry.read_source(plugin).summary or "-"}
+    facts: dict[str, Any] = {**asdict(plugin), "name": name, "summary": registry.read_source(plugin).summary or "-",
+                             "is_built_in": plugin.is_built_in}  # fmt: skip
     try:
         cls = registry.load(plugin.kind, name)
     except FrameworkError as error:
@@ -115,7 +116,7 @@ def _print(found: Sequence[Entry]) -> None:
 
     console = Console(highlight=False)
     widest = max((len(word) for entry in found for word in (entry.name, entry.kind)), default=0)
-    built_in = next((f"{e.distribution} {e.version}" for e in found if e.distribution == DISTRIBUTION), "")
+    built_in = next((f"{e.distribution} {e.version}" for e in found if e.is_built_in), "")
     for kind in dict.fromkeys(entry.kind for entry in found):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
         table.add_column(kind, width=min(widest, 24), overflow="fold")
@@ -123,7 +124,7 @@ def _print(found: Sequence[Entry]) -> None:
         for entry in (entry for entry in found if entry.kind == kind):
             style = "" if entry.verdict == "ok" else ("red" if entry.error else "yellow")
             text = Text(entry.summary)
-            if entry.distribution != DISTRIBUTION:
+            if not entry.is_built_in:
                 text.append(f" [{entry.distribution} {entry.version}]", style="dim")
             if entry.verdict != "ok":
                 text.append(f"\n{entry.verdict}", style=style)

@@ -1,4 +1,4 @@
-"""`framework.plugins`: everything installed in a line each, whether it loads, where it can run."""
+"""`python -m framework plugins`: everything installed in a line each, whether it loads, where it can run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from command_line import command
 
 from framework import registry
-from framework.plugins import SPEC, installed
+from framework_testing.installed import SPEC, installed
 
 main = command("plugins")
 
@@ -76,20 +76,3 @@ def test_the_table_fits_80_columns_and_says_what_each_is_and_whose(
     assert "varlen One call" in words
     assert "not on cpu: device cpu is not supported" in words
     assert "eviction" not in out
-
-
-@pytest.mark.parametrize("file", ["METADATA", "entry_points.txt"])
-def test_a_distribution_whose_metadata_is_no_utf_8_is_named_and_stops_nothing(
-    file: str, distribution: Any, command: Any
-) -> None:
-    site = distribution("latin", "[framework.eviction]\nlatin = latin:Latin\n", latin="Latin = 1")
-    path = site / "latin-1.5.dist-info" / file
-    path.write_bytes(path.read_bytes() + "\nSummary: caf\u00e9".encode("latin-1"))
-    words = ("mode=replay", "workload=conversations", "cache.num_blocks=64")
-    status, _, err = command(*words, "run.progress=false", "run.dir=one")
-    assert status == 0, err
-    assert err.count("\n") == 1, err
-    assert f"skipped: the metadata in {path.parent} cannot be read: UnicodeDecodeError" in err, err
-    status, _, err = command(*words, "eviction=latin", "run.dir=two")
-    assert status == 2
-    assert "UnknownPlugin: no eviction named 'latin'" in err, err
