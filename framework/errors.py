@@ -118,12 +118,6 @@ class InvalidPlugin(PluginError):
     exit_status = 2
 
 
-class ContractMismatch(PluginError):
-    """The chosen plugin was made for a version of the plugin contract that this framework does not have."""
-
-    exit_status = 2
-
-
 class PluginImportError(FrameworkError, ImportError):
     """The chosen plugin's module fails to import."""
 

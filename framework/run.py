@@ -158,7 +158,6 @@ def _prepare(
     config: DictConfig, hydra: Any, directory: str, sweep: str | None
 ) -> tuple[Config, Callable[[Path], None]]:
     """The settings of one run, checked, and what marks the folder of a sweep's job once that job begins."""
-    from framework import registry
     from framework.config.check import without_effect
     from framework.config.hydra.compose import checked
     from framework.sweep.identity import identity
@@ -169,7 +168,7 @@ def _prepare(
     settings = checked(config)
     on_begin: Callable[[Path], None] = lambda directory: None  # noqa: E731
     if sweep is None:
-        for warning in (*registry.clashes(settings.plain()), *without_effect(settings)):
+        for warning in without_effect(settings):
             complain(warning)
     else:
         on_begin = partial(begin, overrides=list(hydra.overrides.task), wanted=identity(settings.plain()))

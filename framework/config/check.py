@@ -27,7 +27,7 @@ def parse(config: Mapping[str, Any]) -> Config:
 
     Raises:
         ConfigError: an unknown key, a wrong type, a value out of bounds; names the key and the nearest valid one.
-        UnknownPlugin, DuplicatePlugin, ContractMismatch, PluginImportError, PluginError: a chosen component.
+        UnknownPlugin, DuplicatePlugin, PluginImportError, PluginError: a chosen component.
     """
     if not isinstance(config, Mapping):
         raise ConfigError(f"a configuration is a mapping, found {shown(config)}")

@@ -40,7 +40,7 @@ def component(group: str, node: Any) -> Choice:
 
     Raises:
         ConfigError: no name, or an option it does not have or allow.
-        UnknownPlugin, DuplicatePlugin, ContractMismatch, PluginImportError, PluginError: the plugin cannot be had.
+        UnknownPlugin, DuplicatePlugin, PluginImportError, PluginError: the plugin cannot be had.
     """
     if isinstance(node, Choice):
         return node

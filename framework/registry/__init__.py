@@ -3,7 +3,7 @@
 from framework.registry.components import build, check_options, checked_options, options_known, own_options
 from framework.registry.content import content_of, framework_content
 from framework.registry.kinds import SHARED, Kind, check_kind, groups, interface_of, kind_of, kinds
-from framework.registry.lookup import Plugin, choice, clashes, declared, entries, find, load, names, title
+from framework.registry.lookup import Plugin, choice, declared, entries, find, load, names, title
 from framework.registry.points import points
 from framework.registry.sources import read_source, source_path
 
@@ -16,7 +16,6 @@ __all__ = [
     "check_options",
     "checked_options",
     "choice",
-    "clashes",
     "content_of",
     "declared",
     "entries",

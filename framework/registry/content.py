@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 
 from framework import __version__
-from framework.registry.contract import DISTRIBUTION
 from framework.registry.kinds import kinds
 from framework.registry.lookup import NOT_INSTALLED, Plugin, entries
+from framework.registry.points import DISTRIBUTION
 
 _CODE = frozenset({".py", ".so", ".pyd", ".dylib", ".dll", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"})
 """Suffixes of what counts as code. Other files of a package may be what a run writes there."""

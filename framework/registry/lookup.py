@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +19,6 @@ from types import ModuleType
 from typing import Any
 
 from framework.errors import (
-    ContractMismatch,
     DuplicatePlugin,
     FrameworkError,
     InvalidPlugin,
@@ -29,9 +28,8 @@ from framework.errors import (
     listing,
 )
 from framework.guard.boundary import OUTSIDE, remember_origin, shown
-from framework.registry.contract import DISTRIBUTION, canonical, reason_against
-from framework.registry.kinds import check_kind, interface_of, kinds
-from framework.registry.points import points
+from framework.registry.kinds import check_kind, interface_of
+from framework.registry.points import DISTRIBUTION, canonical, points
 
 NOT_INSTALLED = "not installed"
 """Stands for the distribution of a class that is named by its place."""
@@ -128,24 +126,6 @@ def located(kind: str, name: str) -> Plugin | None:
     return Plugin(kind, name, name, NOT_INSTALLED, "") if is_module else None
 
 
-def clashes(config: Mapping[str, Any]) -> list[str]:
-    """Who else offers the chosen name of each component, and how to choose theirs. Imports nothing."""
-    chosen = [(kind, config.get(kind)) for kind in kinds()]
-    words = [(kind, node.get("name") if isinstance(node, Mapping) else node) for kind, node in chosen]
-    return [sentence for kind, name in words if isinstance(name, str) and (sentence := _clash(kind, name))]
-
-
-def _clash(kind: str, name: str) -> str:
-    others = [plugin for plugin in entries(kind) if plugin.name == name]
-    if len(others) < 2 or len(_ours(others)) != 1:
-        return ""
-    chosen = _ours(others)[0]
-    others.remove(chosen)
-    owners = " and ".join(f"{plugin.distribution} {plugin.version}" for plugin in others)
-    words = " or ".join(f"{kind}={plugin.full_name}" for plugin in others)
-    return f"{kind} {name!r} is also offered by {owners}; this is {chosen.distribution}'s, theirs is {words}"
-
-
 def _ours(plugins: Sequence[Plugin]) -> list[Plugin]:
     return [plugin for plugin in plugins if plugin.is_built_in]
 
@@ -160,15 +140,10 @@ def load(kind: str, name: str) -> type:
 
     Raises:
         UnknownPlugin, DuplicatePlugin: see `find`.
-        ContractMismatch: it was made for another version of the plugin contract; its module is not imported.
         PluginImportError: the module does not import, or has no such class.
         PluginError: what it names is no implementation of the kind's interface.
     """
     plugin = find(kind, name)
-    if reason := reason_against(plugin.distribution):
-        raise ContractMismatch(
-            f"{title(plugin)} cannot be used: {reason}; install a version of {plugin.distribution} made for this one"
-        )
     is_installed = plugin.distribution != NOT_INSTALLED
     try:
         found = import_class(plugin.value)

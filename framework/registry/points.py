@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
+
+DISTRIBUTION = "kvcache-framework"
+
+
+def canonical(distribution: str) -> str:
+    """A distribution's name as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def points(group: str) -> list[tuple[importlib.metadata.EntryPoint, str, str]]:

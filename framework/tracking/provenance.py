@@ -19,8 +19,8 @@ from framework.cli import COMMAND
 from framework.errors import FrameworkError
 from framework.files.digest import sha256_of
 from framework.files.secrets import masked
+from framework.registry.points import DISTRIBUTION
 
-DISTRIBUTION = "kvcache-framework"
 CHECKOUT = Path(__file__).resolve().parents[2]
 """Where the package lies, which is a checkout unless it is installed."""
 

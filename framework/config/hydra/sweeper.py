@@ -125,9 +125,6 @@ class ResumableSweeper(Sweeper):
             if not seen.issuperset(words):
                 seen.update(words)
                 configs.append(self.composed(number, words))
-        choices = [config.hydra.runtime.choices for config in configs]
-        for sentence in dict.fromkeys(clash for chosen in choices for clash in registry.clashes(chosen)):
-            print(sentence, file=sys.stderr)  # noqa: T201
         refused: list[FrameworkError] = []
         for config in configs:
             try:

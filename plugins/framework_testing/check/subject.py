@@ -43,7 +43,7 @@ def resolve(what: str, kind: str | None = None, options: Mapping[str, Any] | Non
 
     Raises:
         ConfigError: it is ambiguous, an option is wrong, or there is no such kind.
-        UnknownPlugin, DuplicatePlugin, ContractMismatch, PluginImportError, PluginError: it cannot be had.
+        UnknownPlugin, DuplicatePlugin, PluginImportError, PluginError: it cannot be had.
     """
     kinds = [kind] if kind is not None else _kinds_of(what)
     if len(kinds) > 1:
