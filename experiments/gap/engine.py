@@ -13,7 +13,7 @@ from typing import Any
 from experiments.gap.cells import TRACES, agent_text, kind_of, sources
 from experiments.shared import CONVERSATION, begun, digest, finish, kept, parser_of, table, trace_path
 from framework import api
-from framework.workload.traces.own_format import write_trace
+from framework_traces.writing import write_trace
 
 TIMED = (("lru", 5_000), ("hazard", 5_000), ("lru", 7_500), ("lru", 10_000), ("hazard", 10_000), ("lru", 12_500))
 OVERLAPPING = (

@@ -38,8 +38,8 @@ from experiments.live.server import (
 )
 from experiments.shared import begun, finish, output_of, parser_of, table
 from framework.interfaces.workload import WorkloadRequest
-from framework.workload.traces.own_format import write_trace
 from framework_report.statistics import paired
+from framework_traces.writing import write_trace
 
 BLOCKS = 256
 SHAPE = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}

@@ -15,7 +15,7 @@ from experiments.scaling.__main__ import replayed
 from experiments.shared import begun, finish, parser_of, table
 from framework import registry
 from framework.interfaces.workload import WorkloadRequest
-from framework.workload.traces import write_trace
+from framework_traces.writing import write_trace
 
 BLOCK_TOKENS, NUM_BLOCKS = 16, 20_000
 SYSTEM, LIVE, TURNS = 128, 64, 8

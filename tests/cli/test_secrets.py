@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from traces_of_lengths import write_trace
 
 from framework.errors import ConfigError
-from framework.workload.traces import WorkloadRequest, write_trace
 
 TYPED, TAKEN = "typed-hunter2", "taken-hunter2"
 POLICY = """
@@ -41,12 +41,7 @@ _NUMBER = itertools.count()
 def place(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("THEIR_SERVICE", TAKEN)  # by its name no secret; the option that takes it is one
     monkeypatch.setattr("sys.argv", ["framework.run", *WORDS])
-    requests = [
-        WorkloadRequest(arrival_s=i, input_tokens=48, output_tokens=1, block_ids=[3 * i, 3 * i + 1, 3 * i + 2],
-                     block_tokens=16)
-        for i in range(20)
-    ]  # fmt: skip
-    write_trace(elsewhere / "trace.jsonl", requests)
+    write_trace(elsewhere / "trace.jsonl", [(i, [3 * i, 3 * i + 1, 3 * i + 2], 1) for i in range(20)])
     return elsewhere
 
 

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 from processes import Command, start, wait_until
+from traces_of_lengths import write_trace
 
 from framework import registry
 from framework.errors import BackendUnavailable, RunDirectoryError
 from framework.results.catalogue import is_wall_time
 from framework.results.reading import read_result
 from framework.tracking.run_directory import RunDirectory
-from framework.workload.traces import WorkloadRequest, write_trace
 from framework.workload.traces.reader import Trace
 
 COMMON = (
@@ -49,13 +49,7 @@ def make_trace(folder: Path, num_requests: int = 120) -> Path:
         for number in range(num_requests):
             user, depth = int(rng.zipf(1.3)) % 12, int(rng.integers(2, 7))
             names = [user * 100 + level for level in range(depth - 1)] + [10_000 + number]
-            yield WorkloadRequest(
-                arrival_s=0.1 * number,
-                input_tokens=16 * depth,
-                output_tokens=4,
-                block_ids=np.array(names),
-                block_tokens=16,
-            )
+            yield 0.1 * number, names, 4
 
     write_trace(folder / "trace.jsonl", requests())
     return folder / "trace.jsonl"

@@ -1,7 +1,6 @@
 """Readers of request traces, each an installed format, and the writer of our own."""
 
 from framework.interfaces.workload import WorkloadRequest
-from framework.workload.traces.own_format import write_trace
 from framework.workload.traces.reader import Trace, detect_format, formats, open_trace
 
-__all__ = ["Trace", "WorkloadRequest", "detect_format", "formats", "open_trace", "write_trace"]
+__all__ = ["Trace", "WorkloadRequest", "detect_format", "formats", "open_trace"]

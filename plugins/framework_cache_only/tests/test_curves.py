@@ -11,13 +11,14 @@ import pytest
 from command_line import command
 from replay_helpers import random_requests, workload
 
-from framework.workload.traces import WorkloadRequest, write_trace
+from framework.workload.traces import WorkloadRequest
 from framework_builtin.eviction.arc import Arc
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.optimum import Optimum
 from framework_cache_only.curves import hit_curves
 from framework_cache_only.reference import replay
 from framework_report.figures import curve as figures
+from framework_traces.writing import write_trace
 
 main = command("curve")
 

@@ -15,11 +15,11 @@ from command_line import command
 from framework import api
 from framework.interfaces.workload import WorkloadRequest
 from framework.types import Namespace
-from framework.workload.traces import write_trace
 from framework_engines.vllm_trace import TraceMethods
 from framework_explain.account import OUTCOMES, Account
 from framework_explain.recorded_misses import explain_stream
 from framework_explain.table_of_misses import read_account
+from framework_traces.writing import write_trace
 
 main = command("explain")
 

@@ -13,7 +13,7 @@ from framework import api
 from framework.errors import ConfigError, WorkloadError
 from framework.interfaces.workload import WorkloadRequest
 from framework.workload import build
-from framework.workload.traces import write_trace
+from framework_traces.writing import write_trace
 
 SIZE = 16
 TURNS = [("a", 0.0, 10), ("b", 1.0, 12), ("gone", 2.0, 8), ("a", 3.0, 20), ("b", 6.0, 24), ("new", 7.0, 5),

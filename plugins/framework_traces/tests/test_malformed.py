@@ -13,9 +13,10 @@ from synthetic_workloads import example
 
 from framework import registry
 from framework.errors import WorkloadError
-from framework.workload.traces import detect_format, open_trace, write_trace
+from framework.workload.traces import detect_format, open_trace
 from framework.workload.traces.own_format import name_blocks
 from framework_testing import trace_checks
+from framework_traces.writing import write_trace
 
 READERS = registry.names("trace")
 

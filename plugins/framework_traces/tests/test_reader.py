@@ -14,8 +14,9 @@ from synthetic_workloads import example
 
 from framework.errors import InvalidArgument, WorkloadError
 from framework.types import Namespace
-from framework.workload.traces import WorkloadRequest, detect_format, open_trace, write_trace
+from framework.workload.traces import WorkloadRequest, detect_format, open_trace
 from framework.workload.traces.own_format import name_blocks
+from framework_traces.writing import write_trace
 
 MOONCAKE = {"timestamp": 27, "input_length": 1000, "output_length": 5, "hash_ids": [0, 7]}
 

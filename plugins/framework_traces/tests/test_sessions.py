@@ -10,7 +10,8 @@ import pytest
 
 from framework.errors import WorkloadError
 from framework.interfaces.workload import WorkloadRequest
-from framework.workload.traces import open_trace, write_trace
+from framework.workload.traces import open_trace
+from framework_traces.writing import write_trace
 
 
 def written(folder: Path, *lines: Any, name: str = "trace.jsonl") -> Path:

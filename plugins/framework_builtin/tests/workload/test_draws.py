@@ -11,8 +11,9 @@ from synthetic_workloads import drawn
 
 from framework.errors import ConfigError, WorkloadError
 from framework.workload import build
-from framework.workload.traces import WorkloadRequest, write_trace
+from framework.workload.traces import WorkloadRequest
 from framework_builtin.workload.draws import Draws, Zipf
+from framework_traces.writing import write_trace
 
 
 def test_popularity_follows_zipf() -> None:
