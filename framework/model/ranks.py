@@ -236,7 +236,7 @@ class Ranks:
         """
         self.tell([(function, arguments)], answered=True)
         with self.in_step():
-            return own(), [_told(pipe.recv()) for _, pipe in self._members]
+            return own(), [_answer(pipe.recv()) for _, pipe in self._members]
 
     def tell(self, calls: Sequence[Call], *, answered: bool = False) -> None:
         """Have every other rank make these calls, in order; the last one returns the answer. Raises as `run`."""
@@ -327,7 +327,7 @@ class Ranks:
             group.abort()
 
 
-def _told(answer: Any) -> Any:
+def _answer(answer: Any) -> Any:
     if isinstance(answer, RankError):
         raise answer
     return answer
