@@ -4,7 +4,8 @@
 
 VENV ?= .venv
 PYTHON := $(VENV)/bin/python
-PIP := $(PYTHON) -m pip --disable-pip-version-check install --quiet
+# Modules are compiled as they are first imported: to compile all takes longer than all else of the set-up.
+PIP := $(PYTHON) -m pip --disable-pip-version-check install --quiet --no-compile
 # The name of this machine's benchmark baseline.
 BASELINE ?= $(shell hostname)
 BENCHES ?= tests/bench/test_bench_hot_paths.py tests/bench/test_bench_allocator.py
