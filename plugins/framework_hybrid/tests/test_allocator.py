@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -148,9 +149,14 @@ def info(number: int, tokens: int = 20, **facts: Any) -> RequestInfo:
     return RequestInfo(id=RequestId(number), max_total_tokens=tokens, **facts)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__ + str(getattr(rule, "interval", "")))
+def _crossed() -> Iterator[Any]:
+    """Each two of a way, a layout and a rule meet; that all three do is a slow test."""
+    for (w, way), (k, layout), (r, rule) in itertools.product(*map(enumerate, (WAYS, LAYOUTS, RULES))):
+        name = f"{type(rule).__name__}{getattr(rule, 'interval', '')}-{layout}-{way}"
+        yield pytest.param(way, layout, rule, id=name, marks=[pytest.mark.slow] if (w + k + r) % 3 else [])
+
+
+@pytest.mark.parametrize(("way", "layout", "rule"), [*_crossed()])
 def test_one_request_at_a_time_it_is_the_replay_without_an_engine(way: str, layout: str, rule: CheckpointRule) -> None:
     """Hits, what each group could give and lost, junctions, evictions in order and the states kept."""
     groups = LAYOUTS[layout]
