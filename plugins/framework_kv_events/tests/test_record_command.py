@@ -88,6 +88,8 @@ def recorded(command: Command, elsewhere: Path) -> Path:
     try:
         wait_until((elsewhere / "trace.jsonl").exists, recorder)
         command.ok(*SERVED, published(addresses, ", report_hits: true"), "run.dir=served")
+        last = max(number for number, _ in read_batches(elsewhere / "served" / "kv_events.jsonl"))
+        wait_until(lambda: max(number for number, _ in read_batches(elsewhere / "trace.jsonl")) == last, recorder)
         recorder.send_signal(signal.SIGINT)
         out, _ = recorder.communicate(timeout=30)
     finally:
