@@ -19,9 +19,11 @@ from framework_testing.checkpoints import make_checkpoint
 Pair = tuple[LoadedModel, Any]
 
 _TIERS = pytest.param(
-    "torch", True, marks=pytest.mark.skipif("tiers" not in registry.names("below"), reason="needs tiers below the pool")
+    "gather",
+    True,
+    marks=pytest.mark.skipif("tiers" not in registry.names("below"), reason="needs tiers below the pool"),
 )
-SERVED = [("torch", False), ("gather", False), _TIERS]
+SERVED = [("torch", False), _TIERS]
 """Backend, and whether tiers lie below the pool."""
 
 

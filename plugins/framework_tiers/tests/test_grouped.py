@@ -119,16 +119,24 @@ def alone(models: dict[str, LoadedModel]) -> dict[str, list[Any]]:
     return found
 
 
-@pytest.mark.parametrize("number", range(3), ids=["host", "unreliable", "null"])
-@pytest.mark.parametrize("rule", RULES)
+STORES = ("host", f"{__file__}:Unreliable", "null")
+
+
+@pytest.mark.parametrize(
+    ("rule", "number"),
+    [
+        pytest.param(rule, number, marks=[pytest.mark.slow] if (r - number) % 3 else [])
+        for r, rule in enumerate(RULES)
+        for number in range(3)
+    ],
+)
 def test_tokens_are_those_without_tiers(
     model: LoadedModel, rule: str, number: int, alone: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One copy of each group moves a step: over a host, an unreliable and a null store."""
     monkeypatch.setattr(setup, "WorkerTransfers", InTurn)
     faults = FaultOptions(poison=True, preempt_every=11)
-    store = ("host", f"{__file__}:Unreliable", "null")[number]
-    with tiered(model, RULES[rule], store=store, faults=faults) as llm:
+    with tiered(model, RULES[rule], store=STORES[number], faults=faults) as llm:
         tiers = below(llm)
         for sampling, wanted in zip(SAMPLINGS, alone[model.config.family], strict=True):
             assert finished(llm.generate(mixed_prompts(), sampling)) == wanted
