@@ -37,6 +37,7 @@ def command(main: Callable[P, int]) -> Callable[P, int]:
     @functools.wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
+            require_working_directory()
             return main(*args, **kwargs)
         except BrokenPipeError:
             raise  # `| head` has read enough: see `exit_with`
@@ -50,6 +51,18 @@ def command(main: Callable[P, int]) -> Callable[P, int]:
             return status_of(error)
 
     return run
+
+
+def require_working_directory() -> None:
+    """Refuse to begin where there is no working directory any more: every relative path would fail in its own way.
+
+    Raises:
+        ConfigError: it was removed.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ConfigError("the working directory was removed; cd to one that exists") from error
 
 
 def exit_with(main: Callable[[], int]) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Pipes and devices given as inputs, and disks that are full."""
+"""Pipes and devices given as inputs, disks that are full, and a working directory that is gone."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from command_line import command
 
 from framework import registry
+from framework.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -85,3 +86,20 @@ def test_a_full_disk_is_the_status_of_a_failure_and_leaves_no_file(
     assert command(module)(list(words)) == 1
     assert capsys.readouterr().err == f"{words[-1]}: No space left on device\n"
     assert [path.name for path in elsewhere.iterdir()] == ["t.jsonl"]
+
+
+@pytest.mark.parametrize("module", ["explain", "trace", "run"])
+def test_a_working_directory_that_is_gone_is_said(
+    module: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "gone").mkdir()
+    os.chdir(elsewhere / "gone")
+    (elsewhere / "gone").rmdir()
+    if module == "run":
+        from framework.run import call
+
+        assert call(["mode=replay"]) == 2
+    else:
+        require(module)
+        assert command(module)(["describe", "x"]) == 2
+    assert capsys.readouterr().err.startswith(f"{ConfigError.__name__}: the working directory was removed")
