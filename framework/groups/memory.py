@@ -230,11 +230,3 @@ class Memory(ABC):
     def resident(self) -> list[tuple[int, Node]]:
         """(group, node) of every content that can be found."""
         return [key for pool in dict.fromkeys(self.pools) for key in pool.index]
-
-    def bytes_by_group(self) -> list[int]:
-        """(G,) bytes of what can be found."""
-        found = [0] * len(self.groups)
-        for pool in dict.fromkeys(self.pools):
-            for (group, _), blocks in pool.index.items():
-                found[group] += len(blocks) * self.groups[group].block_bytes
-        return found

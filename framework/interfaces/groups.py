@@ -102,17 +102,6 @@ def alignment(groups: Sequence[KVGroup]) -> int:
     return lcm(*(group.block_tokens for group in groups))
 
 
-def unified_block_tokens(state_bytes: int, token_bytes: int, multiple: int = 16) -> int:
-    """Tokens of the smallest attention block that is no smaller than a state, so that both fit one page.
-
-    Args:
-        state_bytes: of one layer's state.
-        token_bytes: K and V of one token in one attention layer.
-        multiple: of tokens that the kernel takes.
-    """
-    return -(-state_bytes // (multiple * token_bytes)) * multiple
-
-
 Present = Callable[[int, int], bool]
 """Whether block `b` of group `g` is resident: `present(g, b)`. Pure; False beyond what the request has."""
 

@@ -14,7 +14,7 @@ from framework.interfaces.groups import GroupHit
 from framework.types import BlockHash, RequestId, RequestInfo, TokenArray
 from framework_hybrid.guarded import GuardedRule
 from framework_hybrid.replay import GroupCounts
-from framework_hybrid.stranded import stranded_bytes
+from framework_hybrid.stranded import resident_bytes, stranded_bytes
 
 _MOST_SAMPLES = 32
 
@@ -63,7 +63,7 @@ class CountedGroups(GroupedAllocator):
         """Note what is resident and what is stranded, at a few ends of requests, evenly spread."""
         self._ended += 1
         if self._ended % self._every == 0:
-            self._samples.append((self.memory.bytes_by_group(), stranded_bytes(self.memory)))
+            self._samples.append((resident_bytes(self.memory), stranded_bytes(self.memory)))
             if len(self._samples) == _MOST_SAMPLES:
                 self._samples, self._every = self._samples[1::2], 2 * self._every
 

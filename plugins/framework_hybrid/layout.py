@@ -10,11 +10,11 @@ from math import lcm
 from typing import Any
 
 from framework.interfaces.command import Command
-from framework.interfaces.groups import KVGroup, alignment, unified_block_tokens
+from framework.interfaces.groups import KVGroup, alignment
 from framework.results.metric import SCALES
 from framework_hybrid.layers import Layers
 from framework_hybrid.named import padded
-from framework_hybrid.shapes import SHAPES, groups_of, layers_known
+from framework_hybrid.shapes import SHAPES, groups_of, layers_known, unified_block_tokens
 
 _KEEPS = {"full": "every token", "window": "the last {length:,} tokens", "chunk": "chunks of {length:,} tokens",
           "state": "one state at each place"}  # fmt: skip

@@ -15,7 +15,7 @@ from framework.groups.run import Run, give_up, state_tokens, step_end
 from framework.interfaces.groups import GroupHit, Kind
 from framework_cache_only.paths import Ints, RequestPaths
 from framework_hybrid.guarded import GuardedRule
-from framework_hybrid.stranded import stranded_bytes
+from framework_hybrid.stranded import resident_bytes, stranded_bytes
 
 
 @dataclass
@@ -152,7 +152,7 @@ def replay_groups(
         give_up(memory, path, guarded, asked)
         found.append(hit)
         if number in sampled:
-            resident.append(memory.bytes_by_group())
+            resident.append(resident_bytes(memory))
             stranded.append(stranded_bytes(memory))
     return GroupCounts.of(memory, prompt, found, refused=refused, checkpoints=checkpoints, resident=resident,
                           stranded=stranded)  # fmt: skip

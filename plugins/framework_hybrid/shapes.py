@@ -9,10 +9,21 @@ from typing import Any, Literal
 
 from framework.errors import ConfigError, ModelError, shown
 from framework.files.jsonl import read_object
-from framework.interfaces.groups import KVGroup, equal_layers, unified_block_tokens
+from framework.interfaces.groups import KVGroup, equal_layers
 from framework.model.families import with_defaults
 from framework.model.hf_config import value_of
 from framework_hybrid.layers import Layers, kinds_of, layers_of
+
+
+def unified_block_tokens(state_bytes: int, token_bytes: int, multiple: int = 16) -> int:
+    """Tokens of the smallest attention block that is no smaller than a state, so that both fit one page.
+
+    Args:
+        state_bytes: of one layer's state.
+        token_bytes: K and V of one token in one attention layer.
+        multiple: of tokens that the kernel takes.
+    """
+    return -(-state_bytes // (multiple * token_bytes)) * multiple
 
 
 def groups_of(

@@ -1,9 +1,18 @@
-"""What groups of KV keep in vain."""
+"""What groups of KV keep, and what of it in vain."""
 
 from __future__ import annotations
 
 from framework.groups.memory import Memory
 from framework.groups.pool import ROOT, Node
+
+
+def resident_bytes(memory: Memory) -> list[int]:
+    """(G,) bytes of what can be found."""
+    found = [0] * len(memory.groups)
+    for pool in dict.fromkeys(memory.pools):
+        for (group, _), blocks in pool.index.items():
+            found[group] += len(blocks) * memory.groups[group].block_bytes
+    return found
 
 
 def stranded_bytes(memory: Memory) -> list[int]:

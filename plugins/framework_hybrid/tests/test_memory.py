@@ -23,6 +23,7 @@ from framework_builtin.memory.pool_per_group import PoolPerGroup
 from framework_builtin.memory.two_level import TwoLevel
 from framework_hybrid.replay import replay_groups
 from framework_hybrid.rules import Dense, EveryFew
+from framework_hybrid.stranded import resident_bytes
 
 WAYS = ("one pool", "pool per group", "two levels")
 RULES: tuple[CheckpointRule, ...] = (Dense(), Retention(0), EveryFew(12))
@@ -75,7 +76,7 @@ def test_every_hit_is_what_the_resident_contents_of_its_own_branch_allow(
             resident = sum(node >= 0 for node in pool.node)
             inner = sum(node >= 0 and pool.leaf_only and pool.children[at] > 0 for at, node in enumerate(pool.node))
             assert pool.unreferenced == resident == sum(pool.candidate) + inner
-        assert sum(memory.bytes_by_group()) <= budget * len(groups)
+        assert sum(resident_bytes(memory)) <= budget * len(groups)
         assert counts.evictions > 0 or budget == 400, "the smaller budgets must evict"
         assert counts.hits.sum() > 0 or counts.refused, counts
 

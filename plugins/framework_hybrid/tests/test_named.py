@@ -30,6 +30,7 @@ from framework_hybrid.named import (
 from framework_hybrid.replay import replay_groups
 from framework_hybrid.rules import Dense, EveryFew
 from framework_hybrid.shapes import Flops, groups_of
+from framework_hybrid.stranded import resident_bytes
 
 PAIR = (group("full"), group("state"))
 
@@ -76,7 +77,7 @@ def test_a_quota_takes_from_the_group_above_its_share() -> None:
     held = {}
     for share in (0.2, 0.6):
         memory, _, _ = one_pool(lambda share=share: Quota((1 - share, share), lru), prompts, 40, Dense())  # type: ignore[misc]
-        held[share] = memory.bytes_by_group()[1] / sum(memory.bytes_by_group())
+        held[share] = resident_bytes(memory)[1] / sum(resident_bytes(memory))
     assert held[0.2] < 0.3, held
     assert held[0.6] > held[0.2], held
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from framework.errors import ConfigError
-from framework_hybrid.shapes import SHAPES, flops_of, groups_of
+from framework_hybrid.shapes import SHAPES, flops_of, groups_of, unified_block_tokens
 
 EVERY = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 512, "num_key_value_heads": 2}
 
@@ -105,3 +105,19 @@ def test_a_configuration_may_say_its_layers_in_each_known_way() -> None:
 def test_what_is_not_known_is_refused(wrong: object) -> None:
     with pytest.raises(ConfigError):
         groups_of(wrong)  # type: ignore[arg-type]
+
+
+def test_pages_that_hold_a_state_have_the_published_numbers_of_tokens() -> None:
+    """Each is in a log of vLLM: "Setting attention block size to N tokens ... >= mamba page size"."""
+    delta = 128 * 128 * 4  # of a head's matrix, in float32
+
+    def page(heads: int, drafts: int) -> int:  # gated delta rule: 16 key heads, a convolution over 4 tokens
+        return heads * delta + (3 + drafts) * (2 * 16 + heads) * 128 * 2
+
+    assert unified_block_tokens(page(32, 0), 2 * 4 * 256 * 2) == 528, "Qwen3.5-4B, bf16"
+    assert unified_block_tokens(page(48, 3), 2 * 4 * 256) == 1_600, "Qwen3.8-27B, fp8, 3 drafts"
+    assert unified_block_tokens(page(48, 7), 2 * 4 * 256) == 1_648, "Qwen3.8-27B, fp8, 7 drafts"
+    # GLM-5.3-Flash over two ranks: half of 64 heads, vectors of 576 in fp8, 3 drafts, kernels of 64 tokens; the log
+    # counts the tokens of both ranks.
+    half = 32 * delta + (3 + 3) * 3 * 32 * 128 * 2
+    assert 2 * unified_block_tokens(half, 576, 64) == 7_808
