@@ -107,7 +107,7 @@ class ModelConfig(ModelShape):
         """That layer, of both."""
         from framework.model.layers import DecoderLayer
 
-        return DecoderLayer(self, layer, weight)
+        return DecoderLayer(self, layer, weight, self.attention(layer, weight), self.mlp(layer, weight))
 
     def is_unused(self, weight: str) -> bool:
         """Whether a checkpoint's tensor of this name is harmless though it has no place: a tied head stored twice, a

@@ -228,14 +228,14 @@ class GatedMlp(Mlp):
 class DecoderLayer(nn.Module):
     """Attention and MLP, each behind an RMS norm and added to the residual stream."""
 
-    def __init__(self, config: ModelShape, index: int, weight: NewWeight):
+    def __init__(self, config: ModelShape, index: int, weight: NewWeight, attention: Mixer, mlp: Mlp):
         super().__init__()
         self.index, self.slides = index, config.slides(index)
         self.eps, self.plus_one = config.rms_norm_eps, config.norms_plus_one
         self.input_norm = weight(config.hidden_size)
-        self.attention = config.attention(index, weight)
+        self.attention = attention
         self.post_norm = weight(config.hidden_size)
-        self.mlp = config.mlp(index, weight)
+        self.mlp = mlp
 
     def forward(self, x: Tensor, rope: Rope, attention: Callable[..., Tensor], rows: Tensor | None = None) -> Tensor:
         """(T, E) to (T, E), or (R, E) of `rows` alone; without `rope` attention gets q and k unrotated."""

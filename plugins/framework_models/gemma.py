@@ -47,7 +47,7 @@ class Gemma2(ModelConfig):
     def layer(self, layer: int, weight: NewWeight) -> DecoderLayer:
         from framework_models.modules.gemma import SandwichLayer
 
-        return SandwichLayer(self, layer, weight)
+        return SandwichLayer(self, layer, weight, self.attention(layer, weight), self.mlp(layer, weight))
 
 
 class Gemma3(Gemma2):

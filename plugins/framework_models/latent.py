@@ -140,7 +140,7 @@ class MiniCPM3(LatentModel):
     def layer(self, layer: int, weight: NewWeight) -> DecoderLayer:
         from framework_models.modules.latent import ScaledLayer
 
-        return ScaledLayer(self, layer, weight)
+        return ScaledLayer(self, layer, weight, self.attention(layer, weight), self.mlp(layer, weight))
 
 
 def _yarn_scale(config: Mapping[str, Any]) -> float:

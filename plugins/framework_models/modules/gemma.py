@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from framework.model.config import ModelConfig
-from framework.model.layers import DecoderLayer, GatedMlp, NewWeight, Rope, Targets
+from framework.model.layers import DecoderLayer, GatedMlp, Mixer, Mlp, NewWeight, Rope, Targets
 
 
 class GeluMlp(GatedMlp):
@@ -17,8 +17,8 @@ class GeluMlp(GatedMlp):
 
 
 class SandwichLayer(DecoderLayer):
-    def __init__(self, config: ModelConfig, index: int, weight: NewWeight):
-        super().__init__(config, index, weight)
+    def __init__(self, config: ModelConfig, index: int, weight: NewWeight, attention: Mixer, mlp: Mlp):
+        super().__init__(config, index, weight, attention, mlp)
         self.attention_end_norm, self.mlp_end_norm = weight(config.hidden_size), weight(config.hidden_size)
 
     def mix(self, x: Tensor, rope: Rope, attend: Callable[..., Tensor], rows: Tensor | None) -> Tensor:

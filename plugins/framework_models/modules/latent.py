@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from framework.model.functions import linear, rms_norm, rotate
-from framework.model.layers import DecoderLayer, Index, Mixer, NewWeight, Rope, Target, Targets
+from framework.model.layers import DecoderLayer, Index, Mixer, Mlp, NewWeight, Rope, Target, Targets
 from framework_models.latent import LatentModel, MiniCPM3
 
 _EPS = 1e-6
@@ -131,8 +131,8 @@ class Indexer(nn.Module):
 class ScaledLayer(DecoderLayer):
     """What attention and MLP add to the residual stream is scaled."""
 
-    def __init__(self, config: MiniCPM3, index: int, weight: NewWeight):
-        super().__init__(config, index, weight)
+    def __init__(self, config: MiniCPM3, index: int, weight: NewWeight, attention: Mixer, mlp: Mlp):
+        super().__init__(config, index, weight, attention, mlp)
         self.scale = config.residual_scale
 
     def mix(self, x: Tensor, rope: Rope, attend: Callable[..., Tensor], rows: Tensor | None) -> Tensor:
