@@ -135,12 +135,12 @@ def full_error() -> bool:
 @functools.cache
 def end_with_parent() -> None:
     """In a worker process: however its parent ends, SIGKILL included, it does not outlive it. Elsewhere nothing."""
-    if multiprocessing.parent_process() is None:
+    parent = multiprocessing.parent_process()
+    if parent is None:
         return
-    parent = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent:  # a process whose parent is gone gets another
+        while os.getppid() == parent.pid:  # a process whose parent is gone, perhaps before this call, gets another
             time.sleep(_LOOK_S)
         os._exit(FAILED)
 

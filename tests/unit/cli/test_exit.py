@@ -111,9 +111,12 @@ import os, sys, time
 from framework.cli.exit import end_with_parent
 
 def sleep(number):
-    end_with_parent()
     with open(f"{sys.argv[1]}/{number}", "w") as file:
         file.write(str(os.getpid()))
+    parent = os.getppid()
+    while sys.argv[2] == "late" and os.getppid() == parent:
+        time.sleep(0.01)  # as a worker that is still importing when its parent is killed
+    end_with_parent()
     time.sleep(300)
 
 if __name__ == "__main__":
@@ -130,12 +133,14 @@ POOLS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("begun", ["before", "late"])
 @pytest.mark.parametrize("name", POOLS)
-def test_no_worker_outlives_a_parent_that_is_killed(tmp_path: Path, name: str) -> None:
+def test_no_worker_outlives_a_parent_that_is_killed(tmp_path: Path, name: str, begun: str) -> None:
     if name == "joblib":
         pytest.importorskip("joblib")
     (tmp_path / "parent.py").write_text(WORKERS % POOLS[name])
-    parent = subprocess.Popen([sys.executable, tmp_path / "parent.py", tmp_path], start_new_session=True)
+    command = [sys.executable, tmp_path / "parent.py", tmp_path, begun]
+    parent = subprocess.Popen(command, start_new_session=True)
     try:
         wait_until(lambda: all(written(tmp_path / number) for number in "01"), parent)
         workers = [int((tmp_path / number).read_text()) for number in "01"]
