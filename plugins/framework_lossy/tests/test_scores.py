@@ -13,7 +13,7 @@ from framework.model.functions import rotate
 from framework.types import RequestId, RequestInfo
 from framework_lossy.blocks import OpenVINOEviction, PagedEviction
 from framework_lossy.budget import attention, judge
-from framework_lossy.tokens import KeyDiff, SnapKV, Streaming, unrotated
+from framework_lossy.tokens import KeyDiff, KNorm, SnapKV, Streaming, unrotated
 
 LENGTH, DIM = 20, 8
 
@@ -74,6 +74,17 @@ def test_attention_that_is_kept_is_that_of_the_tokens_that_stay() -> None:
 def test_snapkv_keeps_its_window_before_all_else() -> None:
     scores = SnapKV(window=4, kernel=3).score(layer())
     assert float(scores[0, :-4].max()) < float(scores[0, -4:].min())
+
+
+def test_of_keys_those_of_small_norm_stay_and_of_blocks_those_of_high_score() -> None:
+    keys = torch.ones(1, LENGTH, DIM)
+    keys[0, [2, 9, 10, 11, 18]] = 0.5
+    tokens = KNorm(ratio=0.75).choose(written(), [layer(keys=keys)]).tokens
+    assert tokens is not None
+    assert tokens.ravel().tolist() == [2, 9, 10, 11, 18]
+    blocks = PagedEviction(ratio=0.5).choose(written(), [layer(keys=keys, values=torch.ones_like(keys))]).blocks
+    assert blocks is not None
+    assert [*blocks] == [0, 2, 4], "of the first four those with a small key, and the last"
 
 
 def test_keydiff_compares_directions_whatever_their_length() -> None:

@@ -11,6 +11,7 @@ import pytest
 from framework.config.sections import EngineOptions
 from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.replay import ReplayExecutor, constant_step
+from framework.interfaces.observer import Note
 from framework.interfaces.scheduling import QueueView, Scheduling, WaitingRequest
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
@@ -119,3 +120,12 @@ def test_a_request_that_is_cancelled_in_the_queue_waits_no_more() -> None:
     engine.run()
     assert queue.row(1)["wait_rows_s"] == 1.0
     assert queue.row(2)["wait_rows_s"] == 3.0
+
+
+@pytest.mark.parametrize("event", ["admit", "load"])
+def test_who_is_given_a_row_while_its_blocks_are_loaded_from_below_has_passed_older_requests(event: str) -> None:
+    queue = Queue()
+    for number in range(2):
+        queue.noted(Note("arrive", 0, number))
+    queue.noted(Note(event, 1, 1))
+    assert (queue.row(0)["passed_by"], queue.row(1)["passed"]) == (1, 1)
