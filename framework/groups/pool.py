@@ -87,7 +87,7 @@ class Pool:
         self.index: dict[tuple[int, Node], list[int]] = {}
         self.free = list(range(num_blocks, 0, -1))
         self.unreferenced = 0
-        self.needs_groups = bool(getattr(policy, "needs_groups", False))
+        self.needs_groups = policy.needs_groups
         self._host = PolicyHost(policy, self.candidate)
 
     def attach(self, **computed: Callable[[int], Any]) -> None:

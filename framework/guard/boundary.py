@@ -47,7 +47,7 @@ def is_own(cls: type) -> bool:
     return cls.__module__.startswith("framework.") or origin_of(cls).startswith("kvcache-framework ")
 
 
-def shown(value: object) -> str:
+def text_of(value: object) -> str:
     """`repr(value)` on one line, cut short; of a value that cannot be shown, its type."""
     try:
         long = isinstance(value, (list, tuple, dict, set, frozenset, str, bytes))
@@ -81,7 +81,7 @@ class Guard:
 
     def wrong(self, hook: str, rule: str, found: Any) -> NoReturn:
         """Raise the error of a plugin whose `hook` must do as `rule` says and returned `found`."""
-        raise self.fault(hook, f"{rule}, returned {shown(found)} ({type(found).__name__})")
+        raise self.fault(hook, f"{rule}, returned {text_of(found)} ({type(found).__name__})")
 
 
 def where(what: str, cls: type, hook: str) -> str:
@@ -123,7 +123,7 @@ def check_flags(kind: str, made: object) -> None:
     for flag in _flags(type(made)):
         value = getattr(made, flag)
         if type(value) is not bool:
-            raise guard.fault(flag, f"must be True or False, is {shown(value)}")
+            raise guard.fault(flag, f"must be True or False, is {text_of(value)}")
 
 
 def _flags(cls: type) -> tuple[str, ...]:

@@ -128,6 +128,10 @@ class EvictionPolicy(ABC):
     needs_requests: ClassVar[bool] = False
     """True when the policy reads `blocks.last_request`, which is kept for such policies only."""
 
+    needs_groups: ClassVar[bool] = False
+    """True when the policy reads what `blocks` says of groups of KV, where there are any: a block is then also pinned and
+    released anew whenever that changes."""
+
     bypass: ClassVar[bool] = False
     """True when the policy may decline new content: in a cache-only replay the blocks of the request at hand are
     candidates too, and the policy trims the cache after they were released. An engine never asks it to: blocks of a

@@ -8,7 +8,7 @@ from types import CodeType, FrameType
 from typing import NoReturn
 
 from framework.errors import FrameworkError, PluginError, PluginNote, plugin_note
-from framework.guard.boundary import OUTSIDE, Guard, is_own, shown, where
+from framework.guard.boundary import OUTSIDE, Guard, is_own, text_of, where
 
 RUNS_ALL = ("mode", "command")
 """Kinds that call everything else: what leaves the framework's own is no fault of theirs, and a command may exit."""
@@ -37,7 +37,7 @@ def named(error: BaseException) -> BaseException:
         if not is_own(plugin):
             error.add_note(PluginNote(f"{place}: {error}"))
         return error
-    note = PluginNote(f"{place}: raised {shown(error)}")
+    note = PluginNote(f"{place}: raised {text_of(error)}")
     if isinstance(error, Exception):
         error.add_note(note)
         return error

@@ -27,7 +27,7 @@ from framework.errors import (
     did_you_mean,
     listing,
 )
-from framework.guard.boundary import OUTSIDE, remember_origin, shown
+from framework.guard.boundary import OUTSIDE, remember_origin, text_of
 from framework.registry.kinds import check_kind, interface_of
 from framework.registry.points import DISTRIBUTION, canonical, points
 
@@ -152,7 +152,7 @@ def load(kind: str, name: str) -> type:
     except BaseException as error:
         advice = f"; reinstall or uninstall {plugin.distribution}" if is_installed else ""
         raise PluginImportError(
-            f"{title(plugin)} cannot be imported from {plugin.value}: {shown(error)}{advice}"
+            f"{title(plugin)} cannot be imported from {plugin.value}: {text_of(error)}{advice}"
         ) from error
     interface = interface_of(kind)
     if not (isinstance(found, type) and issubclass(found, interface)):

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from framework.guard.boundary import OUTSIDE, origin_of, shown
+from framework.guard.boundary import OUTSIDE, origin_of, text_of
 from framework.interfaces.tracker import RunLabel, Tracker
 from framework.results.layout import METRICS
 from framework.tracking.run_directory import RunDirectory
@@ -59,7 +59,7 @@ class TrackedRun:
             cls, self._tracker = type(self._tracker), None
             warnings.warn(
                 f"{origin_of(cls)}: tracker {cls.__name__}.{what} failed and is left out from here; the run goes "
-                f"on and {self._run.path} has everything: {shown(fault)}",
+                f"on and {self._run.path} has everything: {text_of(fault)}",
                 TrackerWarning,
                 stacklevel=3,
             )

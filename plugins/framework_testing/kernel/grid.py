@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from framework.errors import ConfigError, plugin_note
 from framework.guard.backend import GuardedBackend
-from framework.guard.boundary import OUTSIDE, shown
+from framework.guard.boundary import OUTSIDE, text_of
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, CompiledKernel
 from framework.registry.culprit import named
 from framework.replay.roofline import DEVICES
@@ -106,7 +106,7 @@ def gate(make: Make, spec: AttentionSpec, device: str) -> Gate:
         except AssertionError as error:
             wrong.append(f"{case}: {error}")
         except BaseException as error:  # a plugin may fail in any way: it is named, and not timed
-            wrong.append(f"{case}: raised {shown(error)}")
+            wrong.append(f"{case}: raised {text_of(error)}")
             continue
         verdict = judge(out, problem, backend.capabilities.lossy)
         verdicts.append(verdict)

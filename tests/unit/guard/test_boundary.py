@@ -6,7 +6,7 @@ import pytest
 from planted_faults import Unreadable
 
 from framework.errors import PluginError
-from framework.guard.boundary import construct, origin_of, shown
+from framework.guard.boundary import construct, origin_of, text_of
 from framework.registry.components import build_component
 from framework_builtin.eviction.lru import Lru
 
@@ -17,7 +17,7 @@ class NoTruth:
 
 
 @pytest.mark.parametrize("value", [NoTruth(), 1, None, "no"])
-@pytest.mark.parametrize("flag", ["bypass", "needs_future", "needs_requests", "recency_stack"])
+@pytest.mark.parametrize("flag", ["bypass", "needs_future", "needs_requests", "needs_groups", "recency_stack"])
 def test_a_flag_that_is_neither_true_nor_false_names_the_plugin(flag: str, value: object) -> None:
     odd = type("Odd", (Lru,), {flag: value})
     for make in (lambda: construct("eviction", "odd", odd, {}), lambda: build_component("eviction", odd(), {})):
@@ -30,13 +30,13 @@ def test_what_a_plugin_returns_is_shown_short_and_on_one_line() -> None:
         def __repr__(self) -> str:
             return "a\nb\ud800" + "c" * 10_000
 
-    text = shown(Worst())
+    text = text_of(Worst())
     assert text.startswith("a b")
     assert len(text) < 500
     text.encode()
-    assert shown(Unreadable()) == "Unreadable (its text cannot be read)"
-    assert len(shown(list(range(100_000)))) < 500
-    assert shown([1, 2]) == "[1, 2]"
+    assert text_of(Unreadable()) == "Unreadable (its text cannot be read)"
+    assert len(text_of(list(range(100_000)))) < 500
+    assert text_of([1, 2]) == "[1, 2]"
 
 
 def test_a_class_is_named_by_its_distribution_or_else_its_module() -> None:
