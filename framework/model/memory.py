@@ -15,7 +15,7 @@ def free_bytes(device: str | torch.device) -> int:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
-    return min(_available_host_bytes(), _cgroup_headroom())
+    return min(_available_host_bytes(), _cgroup_headroom(), _process_headroom())
 
 
 def counts(device: str | torch.device) -> bool:
@@ -54,3 +54,15 @@ def _cgroup_headroom() -> int:
         return max(0, int(limit) - used)
     except (OSError, ValueError):
         return 2**62
+
+
+def _process_headroom() -> int:
+    """What `ulimit -v` still allows this process; practically endless without one."""
+    try:
+        import resource
+    except ImportError:  # no POSIX
+        return 2**62
+    limit, status = resource.getrlimit(resource.RLIMIT_AS)[0], Path("/proc/self/statm")
+    if limit == resource.RLIM_INFINITY or not status.exists():
+        return 2**62
+    return max(0, limit - int(status.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE"))
