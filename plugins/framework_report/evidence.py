@@ -224,9 +224,15 @@ class Comparison:
 
     def _not_enough(self) -> str:
         """How many units would show this difference, where those there are do not: its interval narrows with their
-        root."""
+        root. Where settings or traces contradict each other, none would."""
         difference = self.difference
-        if self.p_adjusted is None or self._beyond_chance or difference.interval is None or not difference.value:
+        if (
+            self.p_adjusted is None
+            or self._beyond_chance
+            or self.opposed
+            or difference.interval is None
+            or not difference.value
+        ):
             return ""
         times = ((difference.interval[1] - difference.interval[0]) / 2 / abs(difference.value)) ** 2
         if not 1 < times <= _MOST_TIMES:

@@ -109,7 +109,9 @@ def test_a_router_expects_no_whole_prompt_to_be_found_and_nothing_of_who_has_lef
     assert (stays["expected_hit_tokens"], stays["hit_tokens"]) == (1024, 1024)
     outages = [{"replica": 0, "leaves_s": 10.0, "returns_s": 11.0}]
     left = run(tmp_path / "left", {**mode, "outages": outages}, **twice(tmp_path, 0.0, 5.0, 20.0))
-    assert (left["expected_hit_tokens"], left["hit_tokens"]) == (512, 512), "the second found the first's, the third nothing"
+    assert (left["expected_hit_tokens"], left["hit_tokens"]) == (512, 512), (
+        "the second found the first's, the third nothing"
+    )
 
 
 def test_who_comes_back_has_no_requests(tmp_path: Path) -> None:

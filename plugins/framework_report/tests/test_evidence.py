@@ -189,6 +189,15 @@ def test_capacities_that_contradict_each_other_are_not_pooled(tmp_path: Path, ga
         assert "no verdict over them" in basis(study)
 
 
+@pytest.mark.parametrize(("gains", "advised"), [([0.02, -0.018], False), ([0.001], True)])
+def test_no_more_sessions_are_asked_for_where_settings_contradict_each_other(
+    tmp_path: Path, gains: list[float], advised: bool
+) -> None:
+    make_capacities(tmp_path, gains)
+    (made,) = Study(collect([tmp_path])).comparisons
+    assert (made.verdict, "would show" in made.evidence) == ("not shown", advised), made.evidence
+
+
 def test_settings_that_contradict_each_other_on_every_trace_are_not_pooled(tmp_path: Path) -> None:
     for trace in range(8):
         for num_blocks, gain in ((8, 0.05), (16, -0.02)):
