@@ -129,8 +129,8 @@ class EvictionPolicy(ABC):
     """True when the policy reads `blocks.last_request`, which is kept for such policies only."""
 
     needs_groups: ClassVar[bool] = False
-    """True when the policy reads what `blocks` says of groups of KV, where there are any: a block is then also pinned and
-    released anew whenever that changes."""
+    """True when the policy reads what `blocks` says of groups of KV, where there are any: a block is then also pinned
+    and released anew whenever that changes."""
 
     bypass: ClassVar[bool] = False
     """True when the policy may decline new content: in a cache-only replay the blocks of the request at hand are
