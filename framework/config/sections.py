@@ -136,8 +136,8 @@ class RunOptions(Options):
     record: Annotated[bool, OF_A_MODEL] = Field(
         False, description="serve: write recording.jsonl, for workload=recording"
     )
-    chunk: int = Field(
-        1, description="a sweep: so many jobs one after the other in a process that reads each trace once", ge=1
+    chunk: Positive = Field(
+        1, description="a sweep: so many jobs one after the other in a process that reads each trace once"
     )
     report: Literal[False] | str = Field(
         "report --publish", description="a sweep: the command that is given its folder at its end; false: none"

@@ -65,8 +65,8 @@ class Budgeted(Compression):
 
     def _at_least(self, least: int, *options: str) -> None:
         for option in options:
-            if (value := getattr(self, option)) < least:
-                raise ConfigError(f"compression.{option} must be at least {least}, found {value}")
+            if not least <= (value := getattr(self, option)) < 2**31:  # as engine.max_model_len
+                raise ConfigError(f"compression.{option} must be {least} to {2**31 - 1}, found {value}")
 
     def _boundary(self, request: RequestInfo) -> int:
         return max(1, (request.prompt_tokens or 0) - self.question_tokens)

@@ -99,6 +99,12 @@ def test_a_budget_is_set_by_the_names_of_its_options(name: str) -> None:
     assert build_component("compression", {"name": name, "ratio": 0.25}, {}).ratio == 0.25
 
 
+@pytest.mark.parametrize("window", [0, 2**31, 2**64])
+def test_a_window_is_no_longer_than_a_sequence_may_be(window: int) -> None:
+    with pytest.raises(ConfigError, match=rf"compression\.window must be 1 to {2**31 - 1}, found {window}"):
+        build_component("compression", {"name": "snapkv", "window": window}, {})
+
+
 @pytest.mark.parametrize("options", [{"every": 8}, {"over": "streaming"}, {"over": "adakv"}, {"safeguard": 1.5}])
 def test_what_cannot_be_a_budget_by_head_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"compression.{next(iter(options))}"):

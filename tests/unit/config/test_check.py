@@ -82,6 +82,7 @@ def test_a_name_alone_is_a_component() -> None:
         ({"run": {"dir": "x", "timeout_s": math.nan}}, "run.timeout_s must be a finite number, found nan"),
         ({"run": {"dir": "x", "timeout_s": 10**400}}, "run.timeout_s must be a valid number, found"),
         ({"run": {}}, "run.dir has no value; set run.dir=..."),
+        ({"run": {"dir": "x", "chunk": 2**64}}, "run.chunk must be at most 9223372036854775807"),
         ({"seed": 10**5000}, "seed must be at most 9223372036854775807"),
         ({"mode": "serve", "executor": "roofline"}, "executor=roofline cannot be in mode=serve"),
         ({"replay": {"costs": "x"}}, "replay.costs times the steps of mode=replay executor=none, found mode=serve"),
