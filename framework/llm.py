@@ -15,7 +15,7 @@ from framework.config.sections import CacheOptions as CacheOptions
 from framework.config.sections import EngineOptions as EngineOptions
 from framework.config.sections import FaultOptions as FaultOptions
 from framework.engine import graphs
-from framework.engine.compression import BELOW, WINDOW, require_compressible
+from framework.engine.compression import WINDOW, require_compressible
 from framework.engine.engine import Engine, ModelLimits
 from framework.engine.engine import Trial as Trial
 from framework.engine.executors.base import Executor
@@ -134,8 +134,9 @@ class LLM:
             advice = self._settle_sizes(options)
             built = self._build_allocator()
             by_head, captured = self.compression.by_head, graphs.choose(options, self.backend, self.device)[0]
-            require_compressible(self.compression, built, {
-                WINDOW: self.spec.sliding_window is not None, BELOW: type(self.below) is not Below,
+            require_compressible(self.compression, built, self.below, {
+                WINDOW: self.spec.sliding_window is not None,
+                "something below the pool, by head": by_head and type(self.below) is not Below,
                 "several groups of KV (each has a table of its own)": bool(self.groups),
                 "a latent cache (it has no keys of heads)": self.spec.latent_dim is not None,
                 "several ranks (each sees its own heads alone)": self.model.ranks is not None,

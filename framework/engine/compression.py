@@ -19,13 +19,13 @@ from framework.engine.state import EngineState
 from framework.errors import ConfigError, OutOfBlocks
 from framework.guard.boundary import Guard
 from framework.interfaces.allocator import Allocator
+from framework.interfaces.below import Below
 from framework.interfaces.compression import PAST, Compression, Kept, LayerCache, Written
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 WINDOW = "a sliding window (it counts slots, which are positions no longer)"
-BELOW = "something below the pool (it finds blocks by all tokens before them)"
 """Reasons that serve and replay share."""
 
 
@@ -44,7 +44,9 @@ class Dropped:
     queries: list[list[Tensor]] = field(default_factory=list)
 
 
-def require_compressible(compression: Compression, allocator: Allocator, reasons: Mapping[str, bool]) -> None:
+def require_compressible(
+    compression: Compression, allocator: Allocator, below: Below, reasons: Mapping[str, bool]
+) -> None:
     """Refuse what a compression cannot be combined with; the base class can with everything.
 
     Args:
@@ -55,7 +57,11 @@ def require_compressible(compression: Compression, allocator: Allocator, reasons
     """
     if type(compression) is Compression:
         return
-    all_reasons = {f"allocator {type(allocator).__name__}": not allocator.drops_tokens, **reasons}
+    all_reasons = {
+        f"allocator {type(allocator).__name__}": not allocator.drops_tokens,
+        f"{type(below).__name__} below the pool": type(below) is not Below and not below.drops_tokens,
+        **reasons,
+    }
     if why := [reason for reason, holds in all_reasons.items() if holds]:
         raise ConfigError(
             f"compression {type(compression).__name__} cannot be combined with {', '.join(why)}; change that, or leave "
@@ -178,6 +184,7 @@ class Compressor(Guard):
             moved = (tokens != np.arange(tokens.shape[2])).any((0, 1))
             first = 0 if self.plugin.by_head else int(moved.argmax()) // size if moved.any() else None
             change = state.guarded.drop(seq.id, num_kept, range(-(-num_kept // size), len(before)), first)
+            state.tiers.flush()  # what loses its content below, before it is written anew
             if first is not None:
                 after = state.guarded.table(seq.id)
                 state.executor.compact(row, before, after, tokens, first * size)

@@ -129,7 +129,8 @@ class Lifecycle:
         row, before = seq.row, seq.committed
         change = self.state.guarded.commit(seq.id, self.state.rows.known[row, :num_tokens])
         seq.committed = num_tokens
-        self.state.tiers.committed(seq, before, num_tokens)
+        if not self.state.rows.removed[row]:  # else nothing of it is published
+            self.state.tiers.committed(seq, before, num_tokens)
         if change.start * self._size < self.state.rows.room[row] - self.state.rows.removed[row]:
             self.take_table(seq, change.start)
         if self.state.guarded.groups:

@@ -33,10 +33,13 @@ class Below:
     Attributes:
         metrics: keys of `result.json` that a run with it has besides those of the framework.
         loads: whether requests wait with blocks that are loaded from it: pools are then made for as many more.
+        drops_tokens: whether running requests may lose tokens over it. It is told of no block that such a request
+            computes afterwards, for none is published, and to `flush` before one that loses its content is written anew.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = ()
     loads: ClassVar[bool] = False
+    drops_tokens: ClassVar[bool] = False
 
     def names(self) -> dict[str, str]:
         """What `result.json` calls the parts of it that were chosen."""

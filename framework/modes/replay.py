@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from framework.config.config import Choice, Config
-from framework.engine.compression import BELOW, WINDOW, require_compressible
+from framework.engine.compression import WINDOW, require_compressible
 from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.base import Executor
 from framework.engine.executors.replay import ReplayExecutor, StepCosts, constant_step
@@ -254,9 +254,8 @@ def _engine(
     to_raise = f"cache.num_blocks: the pool's {allocator.num_blocks} blocks hold {pool} tokens"
     below = below or build_component("below", config.below.plain(), {})
     compression: Compression = build_component("compression", config.compression.plain(), {"seed": seed})
-    require_compressible(compression, allocator, {
+    require_compressible(compression, allocator, below, {
         "mode=replay (it has no keys to read)": compression.reads_cache,
-        BELOW: type(below) is not Below,
         WINDOW: recording is not None and recording.window is not None,
     })  # fmt: skip
     recorded = recording.outputs if recording is not None else {}

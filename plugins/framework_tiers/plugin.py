@@ -52,7 +52,7 @@ class Tiers(CacheOnlyBelow):
     """
 
     metrics = METRICS
-    loads = True
+    loads = drops_tokens = True
 
     def __init__(self, *, tiers: Sequence[Mapping[str, Any]], tiering: Any = "on_eviction") -> None:
         from framework.config.config import component

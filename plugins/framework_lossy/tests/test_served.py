@@ -13,6 +13,7 @@ from framework.config.sections import EngineOptions
 from framework.engine.engine import Engine, ModelLimits
 from framework.engine.executors.replay import ReplayExecutor, StepCosts
 from framework.errors import ConfigError, PluginError
+from framework.interfaces.below import Below
 from framework.interfaces.compression import Compression, Kept
 from framework.llm import Trial
 from framework.registry.components import build_allocator, build_component, options_known
@@ -91,6 +92,34 @@ def test_a_prefix_is_found_again_as_far_as_its_blocks_were_left_alone() -> None:
     assert hits["paged_eviction"] == 192  # whole blocks went, and are cached
 
 
+@pytest.mark.parametrize("rule", ["on_eviction", "write_through"])
+@pytest.mark.parametrize("name", ["streaming", "knorm", "paged_eviction"])
+def test_what_leaves_the_pool_is_found_in_a_tier_below(name: str, rule: str) -> None:
+    """A block goes there whole, before its tokens are moved; those that a request computes afterwards do not."""
+    prompts, others = [prompts_of(count, 200, seed) for seed, count in ((0, 1), (3, 6))]
+    long = Sampling(max_tokens=40, ignore_eos=True, logprobs=0)
+    below = {"name": "tiers", "tiers": [{"store": "host", "num_blocks": 400}], "tiering": rule}
+    compression = build_component("compression", {"name": name, "ratio": 0.5, "question_tokens": 7, "every": 16}, {})
+    kept = recorded(compression)
+    with llm_of(compression, num_blocks=40, below=below) as llm:
+        requests = llm.generate([*prompts, *others], long)
+        [again] = llm.generate([[*prompts[0], *requests[0].completions[0].tokens]], long)
+        llm.engine.check()
+    assert again.num_cached_tokens == 192, "all full blocks of the prompt, and none of what followed from less"
+    assert differences(recall_model().decoder, [*requests, again], kept) == []
+
+
+def test_a_replay_finds_below_what_left_its_pool(tmp_path: Path) -> None:
+    hits = {}
+    for below in ("none", {"name": "tiers", "tiers": [{"store": "host", "num_blocks": 4096}]}):
+        result = run({
+            "mode": "replay", "workload": {"name": "conversations"}, "cache": {"num_blocks": 96}, "below": below,
+            "compression": {"name": "streaming", "ratio": 0.5}, "run": {"dir": str(tmp_path / str(below == "none")), "progress": False},
+        })  # fmt: skip
+        hits[below == "none"] = result["hit_tokens"]
+    assert hits[False] > 2 * hits[True], hits
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_budget_is_set_by_the_names_of_its_options(name: str) -> None:
     known = options_known("compression", name)
@@ -154,12 +183,17 @@ def test_an_answer_that_cannot_be_ends_the_run(kept: Any) -> None:
         llm.generate(prompts_of(1), GREEDY)
 
 
+class Unaware(Below):
+    """Says nothing of requests that lose tokens."""
+
+
 @pytest.mark.parametrize(("options", "match"), [
     ({"allocator": "radix"}, "KNorm cannot be combined with allocator RadixAllocator"),
     ({"allocator": "contiguous"}, "KNorm cannot be combined with allocator ContiguousAllocator"),
     ({"name": "adakv", "cache": {"kv_dtype": "int8"}}, "AdaKV cannot be combined with cache.kv_dtype=int8, by head"),
     ({"name": "adakv", "backend": "quest"}, "a backend that declares a loss, by head"),
-    ({"below": {"name": "tiers", "tiers": [{"store": "host", "num_blocks": 20}]}}, "blocks by all tokens before them"),
+    ({"name": "adakv", "below": {"name": "tiers", "tiers": [{"store": "host", "num_blocks": 20}]}}, "pool, by head"),
+    ({"below": Unaware()}, "Unaware below the pool"),
 ])  # fmt: skip
 def test_what_it_cannot_be_combined_with_is_refused(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
