@@ -212,9 +212,8 @@ class Compressor(Guard):
             last, blocks = (stored - 1) // size, np.array([*kept.blocks], dtype=np.int64)
             sound = len(blocks) > 0 and (np.diff(blocks) > 0).all() and blocks[0] >= 0 and blocks[-1] <= last
             if sound and (stored % size == 0 or blocks[-1] == last):
-                tokens = (blocks[:, None] * size + np.arange(size)).ravel()
-                tokens = tokens[tokens < stored]
-                return tokens[None, None], len(tokens)
+                tokens = kept.tokens_of(written)
+                return tokens, tokens.shape[2]
         elif isinstance(kept, Kept) and isinstance(kept.tokens, np.ndarray) and kept.tokens.ndim == 3:
             tokens = kept.tokens
             if by_head:

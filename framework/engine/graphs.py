@@ -102,11 +102,11 @@ class DecodeGraphs:
             return None
         return next(size for size in self.sizes if size >= count)
 
-    def run(self, size: int, step: Step, tokens: IntArray, slots: IntArray) -> Tensor:
+    def run(self, size: int, step: Step, tokens: IntArray, slots: IntArray, context: IntArray) -> Tensor:
         """The logits (B, V) of a step that `size_for` gave `size`: a view, overwritten by the next.
 
         Args:
-            tokens: (B,) token ids. slots: (B,) where each one's K and V go.
+            tokens: (B,) token ids. slots: (B,) where each one's K and V go. context: (B,) tokens in the pool, with it.
         """
         (batch, replay), count = self._recorded[size], len(step.rows)
         index, values = self._tables.take_changes()
@@ -115,7 +115,7 @@ class DecodeGraphs:
             index, values = index[:0], values[:0]
         inputs = self._inputs(size, len(index))
         inputs[0][:count], inputs[1][:count], inputs[2][:count] = tokens, step.computed, slots
-        inputs[3][:count], inputs[4][:count] = step.rows, step.computed + 1
+        inputs[3][:count], inputs[4][:count] = step.rows, context
         inputs[5][:], inputs[6][:] = index, values
         batch.host_context_lens[:] = inputs[4]
         sent = self.staging.upload(*inputs)

@@ -278,6 +278,16 @@ class LayerKV:
 
         return read(self.k, self.k_scale), read(self.v, self.v_scale)
 
+    def move(self, source: tuple[Tensor | int, ...], destination: tuple[Tensor | int, ...]) -> None:
+        """What tokens have at one `index_of`, `source`, goes to another."""
+        heads = 2 if self.layout == "NHD" else 1
+        for name, stored in self.tensors.items():
+            if name == "index":  # one key for all heads, whatever the layout
+                places = [[part for number, part in enumerate(one) if number != heads] for one in (source, destination)]
+                stored[tuple(places[1])] = stored[tuple(places[0])]
+            else:
+                stored[destination] = stored[source]
+
     @property
     def num_blocks(self) -> int:
         """N, the null block included."""

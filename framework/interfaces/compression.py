@@ -29,13 +29,15 @@ class LayerCache:
     """What one layer keeps of one request. Tensors are copies.
 
     Attributes:
-        keys, values: (K, n, D), keys rotated.
+        keys, values: (K, n, D), keys rotated. Of a latent cache its rows (1, n, D), which all query heads read, and
+            of each its latent (1, n, V).
         positions: (K, n) int64, each token's place in its request; rising within a head. Behind the tokens of a head
             that has fewer than another, which only `Compression.by_head` brings about: PAST, with keys and values of 0.
         queries: (w, H, D), rotated: the last that the request computed, as many as `Compression.num_queries` asks for.
         query_positions: (w,) int64.
         scale: of the scores.
-        rotary: positions (n,) -> cos and signed sin (n, 1, D): rotated = x * cos + x's halves swapped * sin.
+        rotary: positions (n,) -> cos and signed sin (n, 1, R): rotated = x * cos + x's halves swapped * sin.
+        turned: the R elements of D that are rotated.
     """
 
     keys: Tensor
@@ -45,6 +47,7 @@ class LayerCache:
     query_positions: Tensor
     scale: float
     rotary: Callable[[Tensor], tuple[Tensor, Tensor]]
+    turned: slice = field(default_factory=lambda: slice(None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,14 @@ class Kept:
 
     tokens: npt.NDArray[np.int64] | None = None
     blocks: Sequence[int] = field(default=())
+
+    def tokens_of(self, written: Written) -> npt.NDArray[np.int64]:
+        """The tokens (L or 1, K or 1, m) that stay, in whatever way they were named."""
+        if self.tokens is not None:
+            return self.tokens
+        size = written.block_size
+        tokens = (np.array([*self.blocks], dtype=np.int64)[:, None] * size + np.arange(size)).ravel()
+        return tokens[tokens < written.stored][None, None]
 
 
 class Compression:

@@ -37,15 +37,17 @@ class OpenVINOEviction(ScoredBlocks):
     Args:
         start_tokens, recent_tokens: at both ends, in whole blocks, that go last: the recent before the first.
         window: last queries whose attention counts.
+        each_layer: as there, each layer keeps blocks of its own. They are then moved together and lose their hashes;
+            else all layers keep the same, by their mean attention, and nothing is moved.
 
-    Source: OpenVINO GenAI 2026, CacheEvictionConfig: 32, 128, and a window of 8 for prompts. There each layer chooses
-    its own blocks; the blocks here belong to all layers, whose attention is averaged. There queries of decode add up
-    over a token's life (NORM_SUM); here the last `window` count.
+    Source: OpenVINO GenAI 2026, CacheEvictionConfig: 32, 128, and a window of 8 for prompts. There queries of decode
+    add up over a token's life (NORM_SUM); here the last `window` count.
     """
 
     start_tokens: int = 32
     recent_tokens: int = 128
     window: int = 8
+    each_layer: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

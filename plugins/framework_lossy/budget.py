@@ -91,7 +91,7 @@ class Budgeted(Compression):
         layers = written.layers()
         kept = self.choose(written, layers)
         if layers:
-            tokens = kept.tokens if kept.tokens is not None else tokens_of(kept.blocks, written)
+            tokens = kept.tokens_of(written)
             self._judged += [judge(layer, tokens[min(i, len(tokens) - 1)]) for i, layer in enumerate(layers)]
         return kept
 
@@ -123,11 +123,16 @@ class ScoredBlocks(Budgeted):
     """The same for whole blocks, which all heads and layers keep or lose together: nothing is moved.
 
     The last block, which may not be full, stays. As many blocks are dropped as leave no fewer tokens than the budget.
+
+    Attributes:
+        each_layer: whether each layer keeps blocks of its own. They are then moved together.
     """
+
+    each_layer: bool = False
 
     @abstractmethod
     def score(self, layer: LayerCache) -> Tensor:
-        """(n,); of a block the mean over its tokens, and of these the mean over layers, decides."""
+        """(n,); of a block the mean over its tokens decides, and of these the mean over the layers that keep the same."""
 
     def protected(self, num_blocks: int, written: Written) -> npt.NDArray[np.int64]:
         """(num_blocks,) how much more than any score a block is worth by its place: 0 of most."""
@@ -137,17 +142,14 @@ class ScoredBlocks(Budgeted):
         size, stored = written.block_size, written.stored
         count = -(-stored // size)
         drop = min((stored - self.num_kept(written)) // size, count - 1)
-        totals = np.mean([self.score(layer).double().cpu().numpy() for layer in layers], axis=0)[: (count - 1) * size]
-        worth = totals.reshape(count - 1, size).mean(1)
-        order = np.lexsort((worth, self.protected(count, written)[:-1]))  # least first
-        return Kept(blocks=[*np.sort(order[drop:]).tolist(), count - 1])
-
-
-def tokens_of(blocks: Sequence[int], written: Written) -> npt.NDArray[np.int64]:
-    """(1, 1, m): the tokens of these blocks of a request."""
-    size = written.block_size
-    tokens = (np.array([*blocks])[:, None] * size + np.arange(size)).ravel()
-    return tokens[tokens < written.stored][None, None]
+        scores = np.stack([self.score(layer).double().cpu().numpy() for layer in layers])[:, : (count - 1) * size]
+        worth = scores.reshape(len(layers), count - 1, size).mean(2)
+        places = self.protected(count, written)[:-1]
+        kept = [
+            Kept(blocks=[*np.sort(np.lexsort((one, places))[drop:]).tolist(), count - 1])  # least first
+            for one in (worth if self.each_layer else [worth.mean(0)])
+        ]
+        return Kept(tokens=np.concatenate([one.tokens_of(written) for one in kept])) if self.each_layer else kept[0]
 
 
 def attention(layer: LayerCache, queries: Tensor, positions: Tensor) -> Tensor:

@@ -135,12 +135,14 @@ class ExpectedAttention(Scored):
         spread = centred.transpose(1, 2) @ centred / queries.shape[1]
         first = int(layer.query_positions[-1]) + 1
         cos, sin = layer.rotary(torch.arange(first, first + self.future, device=layer.keys.device))
-        half = torch.eye(dim, device=layer.keys.device).roll(dim // 2, 1)  # swaps the halves; the sign is in `sin`
-        turn = torch.diag(cos[:, 0].float().mean(0)) + torch.diag(sin[:, 0].float().mean(0)) @ half
+        turn, width = torch.eye(dim, device=layer.keys.device), cos.shape[-1]
+        half = torch.eye(width, device=layer.keys.device).roll(width // 2, 1)  # swaps halves; the sign is in `sin`
+        ahead = torch.diag(cos[:, 0].float().mean(0)) + torch.diag(sin[:, 0].float().mean(0)) @ half
+        turn[layer.turned, layer.turned] = ahead
         mean, spread = mean @ turn.T, turn @ spread @ turn.T
         sinks = min(self.sinks, layer.keys.shape[1] - 1)
         keys = layer.keys[:, sinks:].float().repeat_interleave(len(mean) // heads, 0)  # (H, n, D)
-        scores = (keys @ mean[..., None])[..., 0] * dim**-0.5 + ((keys @ spread) * keys).sum(-1) / dim / 2
+        scores = (keys @ mean[..., None])[..., 0] * layer.scale + ((keys @ spread) * keys).sum(-1) * layer.scale**2 / 2
         scores = scores.softmax(-1).view(heads, -1, keys.shape[1]).mean(1)
         scores = scores * layer.values[:, sinks:].float().norm(dim=-1)
         return functional.pad(scores, (sinks, 0), value=float(scores.max()) + 1)
@@ -149,5 +151,6 @@ class ExpectedAttention(Scored):
 def unrotated(layer: LayerCache) -> Tensor:
     """(w, H, D): the queries before their rotation, which is turned back."""
     cos, sin = layer.rotary(layer.query_positions)
-    half = layer.queries.shape[-1] // 2
-    return layer.queries * cos - layer.queries.roll(half, -1) * sin
+    found, rotated = layer.queries.clone(), layer.queries[..., layer.turned]
+    found[..., layer.turned] = rotated * cos - rotated.roll(cos.shape[-1] // 2, -1) * sin
+    return found

@@ -60,7 +60,8 @@ def recorded(compression: Compression) -> dict[int, list[tuple[int, int, Kept]]]
 
 
 def masked_logits(decoder: Any, tokens: Sequence[int], history: History) -> torch.Tensor:
-    """(T, V): each token attends to what was there when it was computed, of each head of each layer."""
+    """(T, V): each token attends to what was there when it was computed, of each head of each layer; with an indexer, to
+    what it selects of that."""
     config, length = decoder.config, len(tokens)
     alive = torch.ones(config.num_layers, config.num_kv_heads, length, length, dtype=torch.bool).tril()
     there = [[np.arange(length)] * config.num_kv_heads for _ in range(config.num_layers)]
@@ -72,11 +73,16 @@ def masked_logits(decoder: Any, tokens: Sequence[int], history: History) -> torc
                 alive[layer, head, computed:, np.setdiff1d(old, left)] = False
                 heads[head] = np.concatenate([left, np.arange(computed, length)])
 
-    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, index: Any = None) -> torch.Tensor:
         group = config.num_heads // config.num_kv_heads
         q, k, v = q.transpose(0, 1), *(one.transpose(0, 1).repeat_interleave(group, 0) for one in (k, v))
-        scores = q @ k.transpose(1, 2) * config.head_dim**-0.5
-        mask = alive[layer].repeat_interleave(group, 0)
+        scores = q @ k.transpose(1, 2) * (config.attention_scale or config.head_dim**-0.5)
+        mask = alive[layer]
+        if index is not None:
+            worth = ((index.queries @ index.keys.T).relu() * index.weights[..., None]).sum(1)
+            best = worth.masked_fill(~mask[0], -torch.inf).topk(min(config.index_count, length)).indices
+            mask = mask & torch.zeros_like(mask).scatter(-1, best[None], value=True)
+        mask = mask.repeat_interleave(group, 0)
         out: torch.Tensor = (scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v).transpose(0, 1)
         return out
 

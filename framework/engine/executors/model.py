@@ -175,9 +175,12 @@ class ModelExecutor(Executor):
     ) -> LayerCache:
         """What one layer has stored `where`; `queries` of it alone, or none."""
         keys, values = kv.values_at(where, self.decoder.dtype)
-        asked = torch.cat([*queries[0]]) if queries else keys.new_empty(0, self.decoder.config.num_heads, keys.shape[2])
+        config = self.decoder.config
+        asked = torch.cat([*queries[0]]) if queries else keys.new_empty(0, config.num_heads, keys.shape[2])
+        width = config.rotary_dim
+        turned = slice(-width, None) if width and config.latent_dim else slice(width)
         return LayerCache(
-            keys=keys, values=values, scale=self.by_layer[0].spec.softmax_scale, rotary=self.decoder.rope,
+            keys=keys, values=values, scale=self.by_layer[0].spec.softmax_scale, rotary=self.decoder.rope, turned=turned,
             positions=torch.from_numpy(positions.copy()).to(self.device), queries=asked,
             query_positions=torch.arange(computed - len(asked), computed, device=self.device),
         )  # fmt: skip
@@ -195,8 +198,7 @@ class ModelExecutor(Executor):
         each = np.broadcast_to(tokens, (len(self.pool.layers), *tokens.shape[1:]))
         for layer, kept in zip(self.pool.layers, each, strict=True):
             old, new = layer.index_of(source, kept[:, start:]), layer.index_of(destination, to)
-            for stored in layer.tensors.values():
-                stored[new] = stored[old]
+            layer.move(old, new)
 
     def fresh(self, ids: npt.NDArray[np.int32], group: int = 0) -> None:
         if group and self.states is not None:
@@ -218,7 +220,7 @@ class ModelExecutor(Executor):
             self.num_eager_steps += 1
             self._logits = self._eager(step, packed, tokens, slots, context)
             return
-        logits = self.graphs.run(size, step, tokens, slots)
+        logits = self.graphs.run(size, step, tokens, slots, context)
         if len(step.sampled) < len(step.rows):
             logits = logits[self._drawing.upload(step.sampled)[0]]
         self._logits = logits

@@ -11,6 +11,7 @@ import pytest
 from framework.api import run
 from framework.config.sections import EngineOptions
 from framework.engine.engine import Engine, ModelLimits
+from framework.engine.executors.model import ModelExecutor
 from framework.engine.executors.replay import ReplayExecutor, StepCosts
 from framework.errors import ConfigError, PluginError
 from framework.interfaces.below import Below
@@ -18,6 +19,7 @@ from framework.interfaces.compression import Compression, Kept
 from framework.llm import Trial
 from framework.registry.components import build_allocator, build_component, options_known
 from framework.sampling import Sampling
+from framework_testing.attention_runs import ReplayRecorder
 from framework_testing.compression import differences, recorded
 
 from .reference import GREEDY, METHODS, llm_of, prompts_of, recall_model, served
@@ -66,6 +68,45 @@ def test_what_a_narrower_pool_keeps_is_chosen_by_its_values(kv_dtype: str, close
         np.isin(*pair).mean() for pair in zip(*(np.concatenate(one, 2).reshape(-1, 151) for one in kept), strict=True)
     ]
     assert min(same) > 0.85, same
+
+
+@pytest.mark.parametrize("name", ["streaming", "knorm", "paged_eviction"])
+def test_decode_steps_that_were_captured_read_what_stays(name: str) -> None:
+    compression = build_component("compression", {"name": name, "ratio": 0.5, "every": 16}, {})
+    kept = recorded(compression)
+    llm = llm_of(compression)
+    llm.executor.capture(ReplayRecorder(check=False), (1, 2, 4))  # type: ignore[attr-defined]
+    requests = llm.generate(prompts_of(3), Sampling(max_tokens=40, ignore_eos=True, logprobs=0))
+    llm.engine.check()
+    assert llm.executor.summary()["graph_steps"] > 30
+    assert llm.stats()["num_compressions"] > 3
+    assert differences(recall_model().decoder, requests, kept) == []
+
+
+@pytest.mark.parametrize("kind", [ModelExecutor, ReplayExecutor])
+def test_a_step_looks_for_dropped_tokens_only_where_something_drops_them(
+    kind: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would cost every step of every run."""
+    forward = kind.forward
+
+    def unable(self: Any, step: Any, rows: Any) -> None:
+        removed, rows.removed = rows.removed, None
+        try:
+            forward(self, step, rows)
+        finally:
+            rows.removed = removed
+
+    def serve(compression: Any) -> None:
+        if kind is ModelExecutor:
+            llm_of(compression).generate(prompts_of(1), GREEDY)
+        else:
+            replayed(compression)
+
+    monkeypatch.setattr(kind, "forward", unable)
+    serve(build_component("compression", "none", {}))
+    with pytest.raises(TypeError, match="not subscriptable"):
+        serve(build_component("compression", {"name": "streaming", "ratio": 0.5}, {}))
 
 
 def test_at_ratio_zero_all_is_as_without() -> None:
@@ -214,10 +255,9 @@ def test_a_replay_at_ratio_zero_is_the_same_to_the_byte(tmp_path: Path) -> None:
     assert logs[0] == logs[1]
 
 
-def test_the_time_of_a_replay_counts_what_is_still_in_the_pool() -> None:
-    """A second for each token whose K and V a step reads: 99 of a prompt, then those that stayed and the new ones."""
+def replayed(compression: Any) -> Engine:
+    """A prompt of 100 tokens and four more; a second for each token whose K and V a step reads."""
     read = StepCosts(step_s=0, row_s=0, token_s=0, context_s=1, pair_s=0)
-    compression = build_component("compression", {"name": "streaming", "ratio": 0.5, "question_tokens": 1}, {})
     engine = Engine(
         build_allocator("prefix_cow", "lru", "sha256", num_blocks=32, block_size=4, max_model_len=128),
         ReplayExecutor(read), limits=ModelLimits(max_model_len=128), options=EngineOptions(max_batch_tokens=256),
@@ -226,5 +266,11 @@ def test_the_time_of_a_replay_counts_what_is_still_in_the_pool() -> None:
     engine.submit(list(range(100)), Sampling(max_tokens=4, ignore_eos=True))
     while engine.num_unfinished:
         engine.step()
+    return engine
+
+
+def test_the_time_of_a_replay_counts_what_is_still_in_the_pool() -> None:
+    """99 tokens of a prompt, then those that stayed and the new ones."""
+    engine = replayed(build_component("compression", {"name": "streaming", "ratio": 0.5, "question_tokens": 1}, {}))
     kept = int(99 * 0.5)
     assert engine.executor.now() == sum(kept + more for more in range(4)), engine.executor.now()

@@ -1,0 +1,59 @@
+"""Compressions over caches of other kinds than K and V of each head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from framework.llm import LLM, CacheOptions, EngineOptions
+from framework.model.loading import LoadedModel, load_model
+from framework.registry.components import build_component
+from framework.sampling import Sampling
+from framework_testing.checkpoints import make_checkpoint
+from framework_testing.compression import differences, recorded
+
+from .reference import GREEDY
+
+pytest.importorskip("transformers")
+
+LATENT = {
+    "num_key_value_heads": 4, "head_dim": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12,
+    "kv_lora_rank": 32, "q_lora_rank": 24,
+}  # fmt: skip
+EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 40}
+MODELS: dict[str, dict[str, Any]] = {
+    "minicpm3": LATENT | {"tie_word_embeddings": False, "dim_model_base": 32},
+    "deepseek_v32": LATENT | EXPERTS | {"first_k_dense_replace": 1, "index_topk": 16, "index_head_dim": 16,
+                                        "index_n_heads": 16},
+    "phi": {"partial_rotary_factor": 0.5},
+}  # fmt: skip
+PROMPTS = [[(7 * i + 3 * n) % 250 + 4 for i in range(50 + 7 * n)] for n in range(3)]
+
+
+@pytest.fixture(scope="module", params=["minicpm3", "deepseek_v32"])
+def model(request: Any, tmp_path_factory: Any) -> LoadedModel:
+    return load_model(make_checkpoint(tmp_path_factory.mktemp(request.param), request.param, **MODELS[request.param]))
+
+
+def served(model: LoadedModel, compression: Any, sampling: Sampling = GREEDY, **options: Any) -> tuple[LLM, list[Any]]:
+    llm = LLM(model, compression=compression, device="cpu", engine=EngineOptions(max_batch_requests=8),
+              cache=CacheOptions(num_blocks=200, block_size=4, **options))  # fmt: skip
+    requests = llm.generate(PROMPTS, sampling)
+    llm.engine.check()
+    return llm, requests
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("name", ["streaming", "keydiff", "snapkv", "expected_attention", "paged_eviction", "openvino"])
+def test_rows_of_a_latent_cache_are_chosen_and_moved(model: LoadedModel, name: str, layout: str) -> None:
+    """With their rotated keys, and with those of an indexer that selects among what is left."""
+    own = {"window": 8} if name == "snapkv" else {"start_tokens": 4, "recent_tokens": 4} if name == "openvino" else {}
+    compression = build_component("compression", {"name": name, "ratio": 0.5, "every": 8, **own}, {})
+    kept = recorded(compression)
+    llm, requests = served(model, compression, layout=layout)
+    stats = llm.stats()
+    assert stats["num_compressions"] > 3, stats
+    assert stats["returned_blocks"] > 20, stats
+    assert 0 < stats["kept_attention_mass"] < 1 or name == "streaming", stats
+    assert differences(model.decoder, requests, kept) == []
