@@ -138,7 +138,7 @@ class LLM:
                 WINDOW: self.spec.sliding_window is not None,
                 "something below the pool, by head": by_head and type(self.below) is not Below,
                 "several groups of KV (each has a table of its own)": bool(self.groups),
-                "several ranks (each sees its own heads alone)": self.model.ranks is not None,
+                "several ranks, by head": by_head and self.model.ranks is not None,
                 "a latent cache (no head has keys of its own), by head": by_head and self.spec.latent_dim is not None,
                 "CUDA graphs (engine.cuda_graphs), by head": by_head and bool(captured),
                 "attention sinks, by head": by_head and self.spec.sinks,

@@ -34,7 +34,7 @@ class Below:
         metrics: keys of `result.json` that a run with it has besides those of the framework.
         loads: whether requests wait with blocks that are loaded from it: pools are then made for as many more.
         drops_tokens: whether running requests may lose tokens over it. It is told of no block that such a request
-            computes afterwards, for none is published, and to `flush` before one that loses its content is written anew.
+            computes afterwards, for none is published, and to `flush` before one that loses its content is written.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = ()

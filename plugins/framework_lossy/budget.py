@@ -132,7 +132,7 @@ class ScoredBlocks(Budgeted):
 
     @abstractmethod
     def score(self, layer: LayerCache) -> Tensor:
-        """(n,); of a block the mean over its tokens decides, and of these the mean over the layers that keep the same."""
+        """(n,); of a block the mean over its tokens, and of these that over the layers that keep the same, decides."""
 
     def protected(self, num_blocks: int, written: Written) -> npt.NDArray[np.int64]:
         """(num_blocks,) how much more than any score a block is worth by its place: 0 of most."""

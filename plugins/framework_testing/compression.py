@@ -60,8 +60,8 @@ def recorded(compression: Compression) -> dict[int, list[tuple[int, int, Kept]]]
 
 
 def masked_logits(decoder: Any, tokens: Sequence[int], history: History) -> torch.Tensor:
-    """(T, V): each token attends to what was there when it was computed, of each head of each layer; with an indexer, to
-    what it selects of that."""
+    """(T, V): each token attends to what was there when it was computed, of each head of each layer; of a model with an
+    indexer, to what that selects."""
     config, length = decoder.config, len(tokens)
     alive = torch.ones(config.num_layers, config.num_kv_heads, length, length, dtype=torch.bool).tril()
     there = [[np.arange(length)] * config.num_kv_heads for _ in range(config.num_layers)]

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from framework.engine.executors.base import BoolArray, FloatArray, Step
 from framework.engine.executors.model import ModelExecutor
@@ -17,7 +19,10 @@ from framework.engine.rows import IntArray, Rows
 from framework.engine.served_pass import Gaps, served_pass
 from framework.errors import RankError
 from framework.interfaces.backend import AttentionSpec
+from framework.interfaces.compression import LayerCache
+from framework.model.decoder import Decoder
 from framework.model.ranks import Call, Ranks, Worker
+from framework.model.shard import Shard
 from framework.types import BlockCopy
 
 T = TypeVar("T")
@@ -26,13 +31,16 @@ T = TypeVar("T")
 class LeaderExecutor(ModelExecutor):
     """Over rank 0's part of the model and of the pool. Sends the calls of a step to the other ranks, in one message.
 
-    Tokens are drawn here alone, from the logits of the whole vocabulary.
+    Tokens are drawn here alone, from the logits of the whole vocabulary. What a compression reads is that of all heads:
+    the other ranks send theirs, which costs a message more for each step that somebody listens to, and for each read.
     """
 
     def __init__(self, ranks: Ranks, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.ranks = ranks
         self._calls: list[Call] = []
+        self._listens: Callable[[int, Tensor], Any] | None = None
+        self._heard: list[tuple[int, Tensor]] = []  # of the step at hand: layers, and the queries of this rank's heads
         ranks.leader = self
 
     def reset(self) -> None:
@@ -70,9 +78,56 @@ class LeaderExecutor(ModelExecutor):
         if self.ranks.leader is not self:
             raise RankError("another LLM was made over the same ranks, and their KV pool is now its own; load twice")
         calls, self._calls = self._calls, []
+        removed = rows.removed[step.rows] if rows.drops else None
         with self.ranks.in_step():
-            self.ranks.tell([*calls, (forward, (step, rows.tokens[step.packed]))])
+            self.ranks.tell([*calls, (forward, (step, rows.tokens[step.packed], removed))])
+            if self._listens is not None:
+                self.ranks.post(queries)
             super().forward(step, rows)
+            others = self.ranks.answers() if self._listens is not None else []
+        heard, self._heard = self._heard, []
+        for number, (layer, own) in enumerate(heard):
+            assert self._listens is not None
+            self._listens(layer, torch.cat([own, *(torch.from_numpy(rank[number]).to(own) for rank in others)], 1))
+
+    def listen(self, listener: Callable[[int, Tensor], Any]) -> None:
+        self._listens = listener
+        self._calls.append((listen, ()))
+        super().listen(lambda layer, queries: self._heard.append((layer, queries)))
+
+    def read(
+        self, row: int, positions: npt.NDArray[np.int64], queries: Sequence[Sequence[Tensor]], computed: int
+    ) -> Sequence[LayerCache]:
+        calls, self._calls = self._calls, []
+        with self.ranks.in_step():
+            self.ranks.tell(calls)
+            self.ranks.post(read, row, positions, computed)
+            own = super().read(row, _own_heads(positions, self.decoder), queries, computed)
+            others = self.ranks.answers()
+        config, size = self.decoder.config, self.ranks.size
+        held = [head for rank in range(size) for head in Shard(rank, size).kv_heads(config)]
+        first = [held.index(head) for head in range(config.num_kv_heads)]  # several ranks may hold one
+        found = []
+        for layer, cache in enumerate(own):
+            keys, values = (
+                torch.cat([mine, *(torch.from_numpy(rank[layer][part]).to(mine) for rank in others)])[first]
+                for part, mine in enumerate((cache.keys, cache.values))
+            )
+            places = np.broadcast_to(positions, (len(own), len(first), positions.shape[2]))[layer]
+            at = torch.from_numpy(places.copy()).to(keys.device)
+            found.append(replace(cache, keys=keys, values=values, positions=at))
+        return found
+
+    def compact(
+        self,
+        row: int,
+        source: npt.NDArray[np.int32],
+        destination: npt.NDArray[np.int32],
+        tokens: npt.NDArray[np.int64],
+        start: int,
+    ) -> None:
+        self._calls.append((compact, (row, source.copy(), destination.copy(), tokens, start)))
+        super().compact(row, source, destination, _own_heads(tokens, self.decoder), start)
 
     def sample(self, indices: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
         return self._drawn(super().sample(indices, streams, step, rows))
@@ -93,6 +148,7 @@ class Serving:
     executor: ModelExecutor
     spec: AttentionSpec
     rows: Rows
+    heard: list[Tensor] = field(default_factory=list)
 
 
 def execute(worker: Worker, name: str, *arguments: Any) -> None:
@@ -100,12 +156,52 @@ def execute(worker: Worker, name: str, *arguments: Any) -> None:
     getattr(worker.serving.executor, name)(*arguments)
 
 
-def forward(worker: Worker, step: Step, tokens: IntArray) -> None:
-    """On another rank: compute the step's tokens (T,), packed row by row."""
+def forward(worker: Worker, step: Step, tokens: IntArray, removed: IntArray | None) -> None:
+    """On another rank: compute the step's tokens (T,), packed row by row, of rows that lost `removed` (B,) if any."""
     rows = worker.serving.rows
     rows.tokens[step.packed] = tokens
     rows.length[step.rows] = step.computed + step.num_new
+    if removed is not None:
+        rows.drops = True
+        rows.removed[step.rows] = removed
     worker.serving.executor.forward(step, rows)
+
+
+def listen(worker: Worker) -> None:
+    """On another rank: keep what `queries` answers."""
+    worker.serving.executor.listen(lambda layer, queries: worker.serving.heard.append(queries))
+
+
+def queries(worker: Worker) -> list[npt.NDArray[np.float64]]:
+    """On another rank: the queries of its heads in the last step, (T, H, D) for each layer. Exact: float64."""
+    heard = [one.double().cpu().numpy() for one in worker.serving.heard]
+    worker.serving.heard.clear()
+    return heard
+
+
+def read(
+    worker: Worker, row: int, positions: npt.NDArray[np.int64], computed: int
+) -> list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
+    """On another rank: keys and values of its heads in each layer; see `Executor.read`. Exact: float64."""
+    found = worker.serving.executor.read(row, _own_heads(positions, worker.decoder), (), computed)
+    return [(one.keys.double().cpu().numpy(), one.values.double().cpu().numpy()) for one in found]
+
+
+def compact(
+    worker: Worker,
+    row: int,
+    source: npt.NDArray[np.int32],
+    destination: npt.NDArray[np.int32],
+    tokens: npt.NDArray[np.int64],
+    start: int,
+) -> None:
+    """On another rank: see `Executor.compact`; `tokens` of all heads."""
+    worker.serving.executor.compact(row, source, destination, _own_heads(tokens, worker.decoder), start)
+
+
+def _own_heads(each: npt.NDArray[np.int64], decoder: Decoder) -> npt.NDArray[np.int64]:
+    """Of (L or 1, K or 1, n) what one rank's heads have."""
+    return each if each.shape[1] == 1 else each[:, [*decoder.shard.kv_heads(decoder.config)]]
 
 
 def measure_gaps(worker: Worker, tokens: list[int], num_prompt: int) -> Gaps:

@@ -180,7 +180,8 @@ class ModelExecutor(Executor):
         width = config.rotary_dim
         turned = slice(-width, None) if width and config.latent_dim else slice(width)
         return LayerCache(
-            keys=keys, values=values, scale=self.by_layer[0].spec.softmax_scale, rotary=self.decoder.rope, turned=turned,
+            keys=keys, values=values, scale=self.by_layer[0].spec.softmax_scale,
+            rotary=self.decoder.rope, turned=turned,
             positions=torch.from_numpy(positions.copy()).to(self.device), queries=asked,
             query_positions=torch.arange(computed - len(asked), computed, device=self.device),
         )  # fmt: skip

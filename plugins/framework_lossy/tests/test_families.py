@@ -10,10 +10,11 @@ from framework.llm import LLM, CacheOptions, EngineOptions
 from framework.model.loading import LoadedModel, load_model
 from framework.registry.components import build_component
 from framework.sampling import Sampling
+from framework_recall.model import CHECKPOINT
 from framework_testing.checkpoints import make_checkpoint
 from framework_testing.compression import differences, recorded
 
-from .reference import GREEDY
+from .reference import GREEDY, prompts_of, recall_model
 
 pytest.importorskip("transformers")
 
@@ -26,7 +27,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "minicpm3": LATENT | {"tie_word_embeddings": False, "dim_model_base": 32},
     "deepseek_v32": LATENT | EXPERTS | {"first_k_dense_replace": 1, "index_topk": 16, "index_head_dim": 16,
                                         "index_n_heads": 16},
-    "phi": {"partial_rotary_factor": 0.5},
 }  # fmt: skip
 PROMPTS = [[(7 * i + 3 * n) % 250 + 4 for i in range(50 + 7 * n)] for n in range(3)]
 
@@ -34,6 +34,14 @@ PROMPTS = [[(7 * i + 3 * n) % 250 + 4 for i in range(50 + 7 * n)] for n in range
 @pytest.fixture(scope="module", params=["minicpm3", "deepseek_v32"])
 def model(request: Any, tmp_path_factory: Any) -> LoadedModel:
     return load_model(make_checkpoint(tmp_path_factory.mktemp(request.param), request.param, **MODELS[request.param]))
+
+
+@pytest.fixture(scope="module")
+def spread() -> Any:
+    models = [load_model(str(CHECKPOINT), device="cpu", tensor_parallel_size=size) for size in (2, 4)]
+    yield models
+    for model in models:
+        model.close()
 
 
 def served(model: LoadedModel, compression: Any, sampling: Sampling = GREEDY, **options: Any) -> tuple[LLM, list[Any]]:
@@ -57,3 +65,20 @@ def test_rows_of_a_latent_cache_are_chosen_and_moved(model: LoadedModel, name: s
     assert stats["returned_blocks"] > 20, stats
     assert 0 < stats["kept_attention_mass"] < 1 or name == "streaming", stats
     assert differences(model.decoder, requests, kept) == []
+
+
+@pytest.mark.parametrize("name", ["streaming", "knorm", "snapkv", "expected_attention", "paged_eviction"])
+def test_heads_of_several_ranks_keep_what_those_of_one_would(spread: Any, name: str) -> None:
+    """Two KV heads over two ranks, and over four, of which two hold the same one."""
+    own = {"window": 8} if name == "snapkv" else {}
+    kept = []
+    for model in (recall_model(), *spread):
+        compression = build_component("compression", {"name": name, "ratio": 0.5, "every": 8, **own}, {})
+        kept.append(recorded(compression))
+        size = 1 if model.ranks is None else model.ranks.size
+        llm = LLM(model, compression=compression, device="cpu", cache=CacheOptions(num_blocks=120, block_size=4),
+                  engine=EngineOptions(max_batch_requests=8, tensor_parallel_size=size))  # fmt: skip
+        requests = llm.generate(prompts_of(3, 60), GREEDY)
+        llm.engine.check()
+        assert differences(recall_model().decoder, requests, kept[-1]) == []
+    assert repr(kept[0]) == repr(kept[1]) == repr(kept[2])

@@ -155,7 +155,8 @@ def test_a_replay_finds_below_what_left_its_pool(tmp_path: Path) -> None:
     for below in ("none", {"name": "tiers", "tiers": [{"store": "host", "num_blocks": 4096}]}):
         result = run({
             "mode": "replay", "workload": {"name": "conversations"}, "cache": {"num_blocks": 96}, "below": below,
-            "compression": {"name": "streaming", "ratio": 0.5}, "run": {"dir": str(tmp_path / str(below == "none")), "progress": False},
+            "compression": {"name": "streaming", "ratio": 0.5},
+            "run": {"dir": str(tmp_path / str(below == "none")), "progress": False},
         })  # fmt: skip
         hits[below == "none"] = result["hit_tokens"]
     assert hits[False] > 2 * hits[True], hits
