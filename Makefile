@@ -18,14 +18,19 @@ test: $(VENV)/installed-test
 
 # Where there is no NVIDIA GPU, PyTorch's own index has a build without CUDA, a few hundred megabytes instead of gigabytes.
 # It is asked for torch alone: with a second index beside it every other package could come from either.
+# $(1): the python of an environment; $(2): which torch.
+define without_cuda
+@if [ "$$(uname)" = Linux ] && ! nvidia-smi -L >/dev/null 2>&1 && ! $(1) -m pip show -qq torch 2>/dev/null; then \
+	$(1) -m pip --disable-pip-version-check install --quiet --no-deps --retries 0 --timeout 15 \
+		--index-url https://download.pytorch.org/whl/cpu "$(2)" >/dev/null 2>&1 \
+	|| echo "PyTorch's index of builds without CUDA cannot be reached; torch comes from PyPI"; \
+fi
+endef
+
 $(VENV)/installed: pyproject.toml
 	@echo "setting up $(VENV), which takes some minutes"
 	@$(PYTHON) -m pip --version >/dev/null 2>&1 || python3 -m venv $(VENV)
-	@if [ "$$(uname)" = Linux ] && ! nvidia-smi -L >/dev/null 2>&1 && ! $(PYTHON) -m pip show -qq torch 2>/dev/null; then \
-		$(PIP) --no-deps --retries 0 --timeout 15 --index-url https://download.pytorch.org/whl/cpu \
-			"$$(sed -n 's/^ *"\(torch>=[^"]*\)",$$/\1/p' pyproject.toml)" >/dev/null 2>&1 \
-		|| echo "PyTorch's index of builds without CUDA cannot be reached; torch comes from PyPI"; \
-	fi
+	$(call without_cuda,$(PYTHON),$$(sed -n 's/^ *"\(torch>=[^"]*\)",$$/\1/p' pyproject.toml))
 	@$(PIP) -e .
 	@touch $@
 
@@ -119,13 +124,20 @@ live-speed: .live/ready
 	.live/bin/python -m pip install --quiet --no-deps -e .
 	touch $@
 
-# OpenVINO GenAI's block eviction beside ours, in an environment of its own, on this repository's checkpoint in OpenVINO's format.
-peers: .peers/recall/openvino_model.xml | $(VENV)/installed-test
+# Others that drop KV beside ours: kvpress's choice of tokens, of whose package what scores is enough; and OpenVINO GenAI's block
+# eviction, in an environment of its own, on this repository's checkpoint in OpenVINO's format.
+peers: .peers/recall/openvino_model.xml .peers/kvpress | $(VENV)/installed-test
+	PYTHONPATH=.peers/kvpress $(PYTHON) -m pytest -n 0 plugins/framework_lossy/tests/test_kvpress.py
 	$(PYTHON) -m experiments.lossy.peer $(ARGS)
+
+.peers/kvpress: | $(VENV)/installed
+	@$(PIP) --no-deps --target $@ kvpress==0.5.5
 
 .peers/recall/openvino_model.xml: experiments/lossy/peer_requirements.txt plugins/framework_recall/checkpoint/model.safetensors
 	python3 -m venv .peers
-	.peers/bin/python -m pip install --quiet -r experiments/lossy/peer_requirements.txt
+	$(call without_cuda,.peers/bin/python,$$(grep ^torch== $<))
+	.peers/bin/python -m pip install --quiet -c $< torch
+	.peers/bin/python -m pip install --quiet --no-deps -r $<
 	.peers/bin/optimum-cli export openvino --model plugins/framework_recall/checkpoint --task text-generation-with-past \
 		--weight-format fp32 .peers/recall
 

@@ -142,7 +142,6 @@ class LLM:
                 "a latent cache (no head has keys of its own), by head": by_head and self.spec.latent_dim is not None,
                 "CUDA graphs (engine.cuda_graphs), by head": by_head and bool(captured),
                 "attention sinks, by head": by_head and self.spec.sinks,
-                f"cache.kv_dtype={self.kv_dtype}, by head": by_head and self.kv_dtype != dtype,
                 "a backend that declares a loss, by head": by_head and self.backend.capabilities.lossy is not None,
             })  # fmt: skip
             executor = serving_executor(
@@ -430,7 +429,7 @@ class LLM:
         with self.engine.between_steps():
             state = self.engine.state
             served = state.summary(complete=not self.engine.interrupted) | self.executor.summary()
-            return served | state.holdings() | group_facts(self) | {"kv_bytes": self.kv_bytes}
+            return served | state.holdings() | pool_facts(self) | {"kv_bytes": self.kv_bytes}
 
     def drain(self, *, progress: bool = False, on_step: Callable[[Engine], Any] | None = None) -> None:
         """Step until every submitted request has ended."""
@@ -467,12 +466,15 @@ def _memory_of(cache: CacheOptions) -> Memory:
     return made
 
 
-def group_facts(llm: LLM) -> dict[str, Any]:
+def pool_facts(llm: LLM) -> dict[str, Any]:
     """What each group of KV holds and found, of a model that mixes full attention with windows or states, or why
-    all layers share one table."""
+    all layers share one table; and the bytes that compressions gave back."""
     if isinstance(llm.allocator, GroupedAllocator):
         return llm.allocator.results()
-    return {"kv_groups_off": llm.kv_groups_off} if llm.kv_groups_off else {}
+    facts: dict[str, Any] = {"kv_groups_off": llm.kv_groups_off} if llm.kv_groups_off else {}
+    if (compressor := llm.engine.state.compressor) is not None:
+        facts["returned_bytes"] = compressor.returned_blocks * (llm.kv_bytes // (llm.num_blocks + 1))
+    return facts
 
 
 def _pools(llm: LLM, allocator: Allocator) -> ServedPools:

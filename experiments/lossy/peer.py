@@ -39,11 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "answer_tokens": ANSWER, "sizes": [{"max_tokens": size} for size in SIZES],
     }  # fmt: skip
     version, theirs = _peer(options.python, options.model, asked)
-    ours = [_ours(prompts, size) for size in SIZES]
+    ours = {each: [_ours(prompts, size, each_layer=each) for size in SIZES] for each in (False, True)}
     rows = [
         {"engine": engine, "max_tokens": size, "seed": number // DOCUMENTS, "document": number,
          "right_words": _right(tokens, answer)}
-        for engine, found in (("framework", ours), (f"openvino-genai {version}", theirs))
+        for engine, found in (
+            ("framework, all layers alike", ours[False]), ("framework, each layer", ours[True]),
+            (f"openvino-genai {version}", theirs),
+        )
         for size, each in zip(SIZES, found, strict=True)
         for number, (tokens, answer) in enumerate(zip(each, answers, strict=True))
     ]  # fmt: skip
@@ -66,12 +69,12 @@ def _lists(seeds: int) -> tuple[list[list[int]], list[list[int]]]:
     return prompts, answers
 
 
-def _ours(prompts: list[list[int]], max_tokens: int | None) -> list[list[int]]:
+def _ours(prompts: list[list[int]], max_tokens: int | None, *, each_layer: bool) -> list[list[int]]:
     """Blocks go when the prompt is computed, and again whenever a block was filled."""
     length = len(prompts[0])
     compression: Any = "none" if max_tokens is None else {
         "name": "openvino", "ratio": 1 - max_tokens / length, "start_tokens": START, "recent_tokens": RECENT,
-        "window": WINDOW, "every": BLOCK,
+        "window": WINDOW, "every": BLOCK, "each_layer": each_layer,
     }  # fmt: skip
     llm = LLM(
         load_model(str(CHECKPOINT), device="cpu"), compression=compression, device="cpu",

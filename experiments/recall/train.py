@@ -7,7 +7,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "cpu_s": round(time.process_time() - start), "parameters": sum(weight.numel() for weight in model.parameters()),
         "torch": torch.__version__, "machine": f"{platform.machine()}, one thread",
     }  # fmt: skip
-    accuracy = measure(model, np.random.default_rng(options.seed + 1))
+    accuracy = measure(model, np.random.default_rng(options.seed + 1), dict.fromkeys(TASKS, LENGTHS))
     save(model, options.to, {**facts, "accuracy": accuracy})
     for row in accuracy:
         print(f"{row['task']:>10} {row['length']:>6} {row['right']:>5} of {row['asked']}")
@@ -127,15 +127,17 @@ def loss_of(model: Any, rows: torch.Tensor, labels: torch.Tensor) -> tuple[torch
     return torch.nn.functional.cross_entropy(logits, wanted[asked]), float(right)
 
 
-def measure(model: Any, rng: np.random.Generator) -> list[dict[str, Any]]:
-    """Right first tokens for each task and length, one question a document, with a 95 % interval (Wilson)."""
+def measure(
+    model: Any, rng: np.random.Generator, lengths: Mapping[str, Sequence[int]], asked: int = MEASURED
+) -> list[dict[str, Any]]:
+    """Right first tokens for each task and its lengths, one question a document, with a 95 % interval (Wilson)."""
     found = []
-    for task in TASKS:
-        for length in LENGTHS:
-            right = sum(_is_right(model, document, rng) for document in islice(_documents(rng, task, length), MEASURED))
-            interval = binomtest(right, MEASURED).proportion_ci(method="wilson")
+    for task in lengths:
+        for length in lengths[task]:
+            right = sum(_is_right(model, document, rng) for document in islice(_documents(rng, task, length), asked))
+            interval = binomtest(right, asked).proportion_ci(method="wilson")
             found.append({
-                "task": task, "length": length, "right": right, "asked": MEASURED,
+                "task": task, "length": length, "right": right, "asked": asked,
                 "low": round(interval.low, 4), "high": round(interval.high, 4),
             })  # fmt: skip
     return found

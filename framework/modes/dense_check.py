@@ -78,9 +78,9 @@ def compare(llm: LLM, requests: Sequence[Request], limit: int) -> tuple[Sequence
     own_dtype = llm.kv_dtype == llm.spec.dtype
     if limit == 0 or (ranks is not None and ranks.broken):
         return (), dict(_NOT_JUDGED)
-    compressor = llm.engine.state.compressor
-    dropped = compressor is not None and compressor.dropped_tokens
-    if (loss is not None or not own_dtype) and not dropped:
+    compressor, rounds = llm.engine.state.compressor, loss is not None or not own_dtype
+    dropped = compressor is not None and (compressor.dropped_tokens or (rounds and llm.compression.by_head))
+    if rounds and not dropped:
         measured = measure_loss(llm, requests, limit)
         # What rounded K and V lose is for the reader to judge: no backend has declared it.
         return measured, summarise_loss(measured, loss.max_error if loss is not None and own_dtype else None)

@@ -106,6 +106,9 @@ def full_replay(session: Session, cache: OtherCache | None = None) -> dict[str, 
         summary["goodput_requests_per_s"] = engine.metrics.goodput(options.slo_ttft_s, options.slo_tpot_s)
         summary = in_steps(summary) if unit == "steps" else summary
         summary.pop("engine_overhead", None)  # measured by the wall
+        if "returned_blocks" in summary:
+            size = block_bytes(options, session.config.cache)
+            summary["returned_bytes"] = summary["returned_blocks"] * size
         if cache is not None:
             summary = cache.results(engine.allocator, summary)
         if "offline_next_use_hit_rate" in measured:

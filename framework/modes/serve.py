@@ -26,7 +26,7 @@ from framework.guard.workload import GuardedWorkload
 from framework.interfaces.below import Below
 from framework.interfaces.mode import OnBegin
 from framework.interfaces.workload import Answer
-from framework.llm import LLM, Trial, group_facts, namespace_of
+from framework.llm import LLM, Trial, namespace_of, pool_facts
 from framework.model.loading import LoadedModel
 from framework.model.options import Model, model_of
 from framework.model.tokenizer import encode
@@ -200,9 +200,10 @@ def record(llm: LLM, requests: Sequence[Request], path: Path) -> None:
 
 
 def what_fewer_bits_buy(config: Config, llm: LLM, requests: Sequence[Request]) -> dict[str, Any]:
-    """See `equal_bytes`: the run is replayed over a pool of the model's dtype. Empty where that is the pool's, or where
-    several pools would have to be weighed against each other."""
-    if llm.kv_dtype == llm.spec.dtype or llm.groups:
+    """See `equal_bytes`: the run is replayed over a pool of the model's dtype. Empty where that is the pool's, where
+    several pools would have to be weighed against each other, or where tokens were dropped by their keys."""
+    reads_keys = llm.engine.state.compressor is not None and llm.compression.reads_cache
+    if llm.kv_dtype == llm.spec.dtype or llm.groups or reads_keys:
         return {}
     num_layers = len(llm.pool.layers)
     stored, model_dtype_bytes = (block_bytes(spec, num_layers) for spec in (llm.spec, replace(llm.spec, kv_dtype=None)))
@@ -231,7 +232,7 @@ def summarise(llm: LLM, config: Config, *, complete: bool) -> dict[str, Any]:
     size = llm.model.decoder.shard.size
     result.update(tensor_parallel_size=size, kv_bytes=llm.kv_bytes, kv_bytes_per_rank=llm.kv_bytes // size)
     result.update(llm.engine.state.summary(complete=complete) | llm.below.names())
-    result.update(llm.executor.summary(), warm_up_s=llm.warm_up_s, **group_facts(llm))
+    result.update(llm.executor.summary(), warm_up_s=llm.warm_up_s, **pool_facts(llm))
     if not complete:  # one of them may be what failed
         return result
     plugins: dict[str, Reporting] = {

@@ -75,8 +75,8 @@ def plots_of(study: Study) -> list[Plot]:
         *_differences(study), *_curves(study),
         *_tradeoff(study, "throughput_latency", "Latency over throughput", _THROUGHPUTS, _LATENCIES),
         *_tradeoff(
-            study, "returned_quality", "Right answers over the share of KV that came back to the pool",
-            ("returned_share",), ("workload_accuracy", "kept_attention_mass"), better="Up",
+            study, "returned_quality", "Right answers over the bytes that came back to the pool",
+            ("returned_bytes",), ("workload_accuracy", "kept_attention_mass"), better="Up",
         ),
         *_tradeoff(study, "hits_first_token", "Time to first token over hits", ("hit_rate",), ("ttft_s_p99",)),
     ]  # fmt: skip

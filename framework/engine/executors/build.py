@@ -124,6 +124,9 @@ def make_executor(
         sinks = decoder.mixer(layer).sinks
         kv.sinks = None if sinks is None else sinks.float()
     set_scales(pool, decoder, kv_scales)
+    for kv in pool.layers if by_head else ():  # heads share the blocks of a layer, and so the largest of their scales
+        if kv.k_scale is not None and kv.v_scale is not None and kv.k_scale.dim() == 1:
+            kv.k_scale, kv.v_scale = kv.k_scale.amax(0, keepdim=True), kv.v_scale.amax(0, keepdim=True)
     tables, *others = (
         BlockTables(options.max_batch_requests, sizes.blocks_of(sizes.max_len), sizes.spec.block_size, device)
         for _ in range(max(len(groups), 1 + (states is not None)))

@@ -54,6 +54,22 @@ def test_another_layout_changes_nothing() -> None:
         assert served(name, prompts_of(3), cache={"layout": "HND"}, own=OPTIONS.get(name))[2] == []
 
 
+@pytest.mark.parametrize(("kv_dtype", "close"), [("int8", 0.5), ("float8_e4m3fn", 2.0), ("bfloat16", 0.1)])
+def test_budgets_by_head_are_kept_in_a_narrower_pool(kv_dtype: str, close: float, tmp_path: Path) -> None:
+    compression = build_component("compression", {"name": "adakv", "over": "knorm", "ratio": 0.5}, {})
+    kept = recorded(compression)
+    requests = llm_of(compression, cache={"kv_dtype": kv_dtype}).generate(prompts_of(2), GREEDY)
+    assert differences(recall_model().decoder, requests, kept, close) == []
+    assert differences(recall_model().decoder, requests, kept, 1e-5) != [], "nothing was rounded"
+    result = run({
+        "mode": "serve", "model": "recall", "workload": {"name": "recall", "documents": 2, "length": 60},
+        "device": "cpu",
+        "compression": {"name": "adakv", "ratio": 0.0}, "cache": {"kv_dtype": kv_dtype},
+        "run": {"dir": str(tmp_path / kv_dtype), "progress": False},
+    })  # fmt: skip
+    assert result["dense_agreement"] > 0.8, result
+
+
 @pytest.mark.parametrize(("kv_dtype", "close"), [("int8", 0.5), ("float8_e4m3fn", 2.0)])
 def test_what_a_narrower_pool_keeps_is_chosen_by_its_values(kv_dtype: str, close: float) -> None:
     """Nearly the same tokens stay as of K in float32, and they are served as far as the dtype allows."""
@@ -232,7 +248,6 @@ class Unaware(Below):
 @pytest.mark.parametrize(("options", "match"), [
     ({"allocator": "radix"}, "KNorm cannot be combined with allocator RadixAllocator"),
     ({"allocator": "contiguous"}, "KNorm cannot be combined with allocator ContiguousAllocator"),
-    ({"name": "adakv", "cache": {"kv_dtype": "int8"}}, "AdaKV cannot be combined with cache.kv_dtype=int8, by head"),
     ({"name": "adakv", "backend": "quest"}, "a backend that declares a loss, by head"),
     ({"name": "adakv", "below": {"name": "tiers", "tiers": [{"store": "host", "num_blocks": 20}]}}, "pool, by head"),
     ({"below": Unaware()}, "Unaware below the pool"),

@@ -81,13 +81,13 @@ def test_latency_over_throughput_shows_every_point_whole_on_axes_from_zero_with_
 
 def test_right_answers_stand_over_what_compressions_returned_a_line_each(tmp_path: Path) -> None:
     found = {
-        ("knorm", 0.25): (0.24, 0.7),
-        ("knorm", 0.5): (0.5, 0.4),
-        ("paged", 0.25): (0.2, 0.8),
-        ("paged", 0.5): (0.4, 0.6),
+        ("knorm", 0.25): (24 << 20, 0.7),
+        ("knorm", 0.5): (50 << 20, 0.4),
+        ("paged", 0.25): (20 << 20, 0.8),
+        ("paged", 0.5): (40 << 20, 0.6),
     }
     for (name, ratio), (returned, right) in found.items():
-        result = {"returned_share": returned, "workload_accuracy": right}
+        result = {"returned_bytes": returned, "workload_accuracy": right}
         make_run(tmp_path / f"{name}{ratio}", result=result, eviction=name, options={"ratio": ratio})
     (plot,) = [plot for plot in plots_of(Study(collect([tmp_path]))) if plot.name == "returned_quality"]
     (axes,) = plot.figure.axes
