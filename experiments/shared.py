@@ -219,7 +219,9 @@ def panels(
     from framework_report.figures.style import new_axes, new_figure, series_style
 
     figure, names = new_figure(8.0, 3.4), list(dict.fromkeys(row[by] for row in rows))
-    for place, (panel, (key, unit, label)) in enumerate(zip(figure.subfigures(1, len(shown)), shown, strict=True)):
+    for place, (panel, (key, unit, label)) in enumerate(
+        zip(figure.subfigures(1, len(shown), squeeze=False)[0], shown, strict=True)
+    ):
         axes = new_axes(panel)
         for index, name in enumerate(names):
             mine = [row for row in rows if row[by] == name]

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from framework.errors import ConfigError
-from framework.interfaces.backend import Capabilities, DenseBackend, Loss, Row
+from framework.interfaces.backend import Capabilities, DenseBackend, LayerKV, Loss, Row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +40,7 @@ class Quest(DenseBackend):
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         dtypes=frozenset({"float64", "float32", "bfloat16", "float16"}),
+        kv_dtypes=frozenset({"float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "int8"}),
         devices=frozenset({"cpu", "cuda"}),
         layouts=frozenset({"NHD", "HND"}),
         batch_invariant=True,
@@ -64,6 +67,16 @@ class Quest(DenseBackend):
             "kept_attention_mass": self._mass / self._queries,
             "top_block_recall": self._found / max(1, self._wanted),
         }
+
+    def gather(self, pool: LayerKV, block_table: Tensor, context: int) -> tuple[Tensor, Tensor]:
+        """See DenseBackend; in the dtype of the queries, whatever the pool's."""
+        if self.spec.kv_dtype in (None, self.spec.dtype):
+            return super().gather(pool, block_table, context)
+        import torch
+
+        where = pool.index_of(block_table.cpu().numpy(), np.arange(context)[None])
+        keys, values = pool.values_at(where, getattr(torch, self.spec.dtype))
+        return keys.transpose(0, 1), values.transpose(0, 1)
 
     def attend_one(self, q: Tensor, k: Tensor, v: Tensor, row: Row) -> Tensor:
         import torch

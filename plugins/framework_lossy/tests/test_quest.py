@@ -12,8 +12,8 @@ from framework.errors import ConfigError
 from .reference import GREEDY, llm_of, prompts_of
 
 
-def served(**options: Any) -> tuple[list[list[int]], dict[str, Any]]:
-    llm = llm_of("none", backend={"name": "quest", **options})
+def served(cache: Any = None, **options: Any) -> tuple[list[list[int]], dict[str, Any]]:
+    llm = llm_of("none", backend={"name": "quest", **options}, cache=cache or {})
     requests = llm.generate(prompts_of(3), GREEDY)
     llm.engine.check()
     return [request.completions[0].tokens for request in requests], llm.backend.facts()
@@ -24,6 +24,16 @@ def test_with_all_blocks_it_is_exact() -> None:
     tokens, facts = served(share=1.0)
     assert tokens == dense
     assert facts == {}  # nothing was selected
+
+
+@pytest.mark.parametrize(("kv_dtype", "layout"), [("int8", "NHD"), ("int8", "HND"), ("float8_e4m3fn", "NHD")])
+def test_blocks_of_a_narrower_pool_are_found_by_their_values(kv_dtype: str, layout: str) -> None:
+    """With all blocks the tokens are those of a backend that reads such a pool; with fewer nearly the same are best."""
+    cache = {"kv_dtype": kv_dtype, "layout": layout}
+    plain = [one.completions[0].tokens for one in llm_of("none", cache=cache).generate(prompts_of(3), GREEDY)]
+    assert served(cache=cache)[0] == plain
+    exact, rounded = (served(cache=one, blocks=3)[1]["top_block_recall"] for one in ({}, cache))
+    assert abs(exact - rounded) < 0.1, (exact, rounded)
 
 
 def test_fewer_blocks_are_read_and_most_attention_is_kept() -> None:
