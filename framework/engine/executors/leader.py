@@ -78,16 +78,15 @@ class LeaderExecutor(ModelExecutor):
         if self.ranks.leader is not self:
             raise RankError("another LLM was made over the same ranks, and their KV pool is now its own; load twice")
         calls, self._calls = self._calls, []
-        removed = rows.removed[step.rows] if rows.drops else None
+        removed, compute = rows.removed[step.rows] if rows.drops else None, super().forward
         with self.ranks.in_step():
             self.ranks.tell([*calls, (forward, (step, rows.tokens[step.packed], removed))])
-            if self._listens is not None:
-                self.ranks.post(queries)
-            super().forward(step, rows)
-            others = self.ranks.answers() if self._listens is not None else []
+            if self._listens is None:
+                compute(step, rows)
+                return
+        _, others = self.ranks.run(lambda: compute(step, rows), queries)
         heard, self._heard = self._heard, []
         for number, (layer, own) in enumerate(heard):
-            assert self._listens is not None
             self._listens(layer, torch.cat([own, *(torch.from_numpy(rank[number]).to(own) for rank in others)], 1))
 
     def listen(self, listener: Callable[[int, Tensor], Any]) -> None:
@@ -98,20 +97,19 @@ class LeaderExecutor(ModelExecutor):
     def read(
         self, row: int, positions: npt.NDArray[np.int64], queries: Sequence[Sequence[Tensor]], computed: int
     ) -> Sequence[LayerCache]:
-        calls, self._calls = self._calls, []
-        with self.ranks.in_step():
-            self.ranks.tell(calls)
-            self.ranks.post(read, row, positions, computed)
-            own = super().read(row, _own_heads(positions, self.decoder), queries, computed)
-            others = self.ranks.answers()
+        calls, self._calls, mine = self._calls, [], super().read
+        self.ranks.tell(calls)
+        own, others = self.ranks.run(
+            lambda: mine(row, _own_heads(positions, self.decoder), queries, computed), read, row, positions, computed
+        )
         config, size = self.decoder.config, self.ranks.size
         held = [head for rank in range(size) for head in Shard(rank, size).kv_heads(config)]
         first = [held.index(head) for head in range(config.num_kv_heads)]  # several ranks may hold one
         found = []
         for layer, cache in enumerate(own):
             keys, values = (
-                torch.cat([mine, *(torch.from_numpy(rank[layer][part]).to(mine) for rank in others)])[first]
-                for part, mine in enumerate((cache.keys, cache.values))
+                torch.cat([one, *(torch.from_numpy(rank[layer][part]).to(one) for rank in others)])[first]
+                for part, one in enumerate((cache.keys, cache.values))
             )
             places = np.broadcast_to(positions, (len(own), len(first), positions.shape[2]))[layer]
             at = torch.from_numpy(places.copy()).to(keys.device)
