@@ -33,8 +33,8 @@ class Below:
     Attributes:
         metrics: keys of `result.json` that a run with it has besides those of the framework.
         loads: whether requests wait with blocks that are loaded from it: pools are then made for as many more.
-        drops_tokens: whether running requests may lose tokens over it. It is told of no block that such a request
-            computes afterwards, for none is published, and to `flush` before one that loses its content is written.
+        drops_tokens: whether running requests may lose tokens over it. `committed` leaves out what such a request
+            computes afterwards, for none is published; `flush` comes before a block that loses its content is written.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = ()
