@@ -185,7 +185,7 @@ class Fleet:
         assert item.tokens is not None
         tokens = item.tokens
         if item.output is not None and item.sampling.beam_width == 1:
-            tokens = np.concatenate([tokens, item.output])  # what it generates again is found by later prompts
+            tokens = np.concatenate([tokens, item.output[:-1]])  # later prompts find it; the last token has no KV
         root = self._hash.root(item.namespace, self._size)
         hashes = self._hash.blocks(root, tokens, self._size)
         prompt = hashes[: item.input_tokens // self._size]

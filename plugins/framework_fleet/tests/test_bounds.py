@@ -89,3 +89,10 @@ def test_a_request_that_no_replica_can_hold_is_in_no_bound(tmp_path: Path) -> No
     assert found["num_rejected"] > 0
     assert found["shared_optimum_hit_tokens"] <= found["prompt_tokens"]
     assert found["hit_tokens"] <= found["shared_optimum_hit_tokens"]
+
+
+def test_with_room_for_all_one_replica_hits_the_shared_optimum_with_earlier_answers(tmp_path: Path) -> None:
+    mode = {"name": "fleet", "bounds": True, "concurrency": 1}
+    found = run(tmp_path, mode, cache={"block_size": 16, "num_blocks": 4000})
+    assert found["num_evictions"] == 0
+    assert found["hit_tokens"] == found["shared_optimum_hit_tokens"] > 0
