@@ -209,8 +209,8 @@ class OpenTelemetry(TraceReader):
                     yield number, FieldError(place, str(error))
         found.sort(key=lambda span: span.request.arrival_s)
         sessions = defaultdict[str | None, list[_Span]](list)
-        for span in _named(found, self.block_tokens) if self.block_tokens else found:
-            sessions[span.request.session].append(span)
+        for one in _named(found, self.block_tokens) if self.block_tokens else found:
+            sessions[one.request.session].append(one)
         for session in sessions.values():
             yield from _chained(session)
 
