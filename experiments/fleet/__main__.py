@@ -25,10 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """All cells: rows, comparisons, tables, provenance."""
     parser = jobs_parser(__doc__, "fleet")
     parser.add_argument("--traces", nargs="+", choices=cells.TRACES, default=["agentic_b"], help="behind routers")
+    parser.add_argument("--kept", action="store_true", help="of routers the cells that were run before, and no other")
     options = begun(parser, arguments)
     sessions = 20 if options.quick else SESSIONS
     loop = loop_cells(quick=options.quick)
-    router = [cell for cell in router_cells(quick=options.quick) if cell["trace"] in options.traces]
+    router = [cell for cell in router_cells(quick=options.quick) if cell["trace"] in options.traces
+              and not (options.kept and not _file(options.out / "cells", cell, sessions)[1].exists())]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(options.jobs) as pool:
         for trace, speed in {(cell["trace"], cell["speed"]) for cell in (*loop, *router)}:
             cells.cut(trace, speed, sessions, _path(folder, trace, speed))
@@ -103,17 +105,23 @@ def _path(folder: str, trace: str, speed: float) -> Path:
 
 def _kept(folder: Path, traces: str, sessions: int, cell: Cell) -> dict[str, Any]:
     """A cell that was run before with this code is not run again."""
-    key = digest(cell, sessions, files=[Path(cells.__file__)])
     path = _path(traces, cell["trace"], cell["speed"])
-    return _made(folder, key, lambda: run_cell(cell, path))
+    return _made(_file(folder, cell, sessions), lambda: run_cell(cell, path))
 
 
 def _case(folder: Path, quick: bool, one: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    return _made(folder, digest(one, quick, files=[Path(cells.__file__)]), lambda: case(*one, quick=quick))
+    return _made(_file(folder, one, quick), lambda: case(*one, quick=quick))
 
 
-def _made(folder: Path, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    found = kept(folder / f"{key[:16]}.json", key, make)
+def _file(folder: Path, *what: Any) -> tuple[str, Path]:
+    """The key of a result of this code, and where it is kept."""
+    key = digest(*what, files=[Path(cells.__file__)])
+    return key, folder / f"{key[:16]}.json"
+
+
+def _made(place: tuple[str, Path], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    key, path = place
+    found = kept(path, key, make)
     del found["key"]
     return found
 
@@ -168,6 +176,8 @@ def crossed_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _range(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    if not rows:
+        return ""
     values, shown = [row[name] for row in rows], sum(_verdict(row, name) == "shown" for row in rows)
     low, high = f"{min(values):+.1f}", f"{max(values):+.1f}"
     return (low if low == high else f"{low} to {high}") + (f", {shown} of {len(rows)} shown" if shown else "")
