@@ -71,13 +71,6 @@ def test_attention_that_is_kept_is_that_of_the_tokens_that_stay() -> None:
     assert judge(given, torch.arange(LENGTH)[None].numpy()) == pytest.approx((1.0, 0.0), abs=1e-6)
 
 
-def test_small_keys_are_worth_the_most() -> None:
-    keys = torch.ones(1, LENGTH, DIM) * torch.arange(LENGTH, 0, -1)[None, :, None]
-    kept = KNorm(ratio=0.75).choose(written(), [layer(keys=keys)])
-    assert kept.tokens is not None
-    assert kept.tokens.ravel().tolist() == [15, 16, 17, 18, 19]
-
-
 @pytest.mark.parametrize("each_layer", [False, True])
 def test_the_blocks_of_the_most_attention_stay_of_all_layers_or_of_each(each_layer: bool) -> None:
     """Two layers attend to one token each, in blocks 1 and 3 of 5: the first to it alone, the second half as much."""
