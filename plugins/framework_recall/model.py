@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from framework.errors import ConfigError
 from framework.model.options import Checkpoint
+
+if TYPE_CHECKING:
+    from framework.model.config import ModelConfig
+    from framework.model.loading import LoadedModel
 
 CHECKPOINT = Path(__file__).resolve().parent / "checkpoint"
 """A folder as transformers and vLLM load it: Qwen3, float32, a tokenizer of whole words."""
@@ -13,6 +19,26 @@ CHECKPOINT = Path(__file__).resolve().parent / "checkpoint"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecallModel(Checkpoint):
-    """A small model that answers workload=recall. No download."""
+    """A small model that answers workload=recall. No download.
+
+    Attributes:
+        window: tokens that each layer sees, itself included, to measure what a window costs; None: all, as it was
+            trained.
+    """
 
     path: str = field(default=str(CHECKPOINT), init=False)
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ConfigError(f"model.window must be at least 1 token, found {self.window}")
+
+    def config(self) -> ModelConfig:
+        return replace(Checkpoint.config(self), sliding_window=self.window)
+
+    def load(self, *, device: str, seed: int, tensor_parallel_size: int) -> LoadedModel:
+        from framework.model.loading import load_model
+
+        return load_model(
+            self.path, dtype=self.dtype, device=device, tensor_parallel_size=tensor_parallel_size, config=self.config()
+        )

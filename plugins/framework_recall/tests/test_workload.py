@@ -10,6 +10,7 @@ import pytest
 from framework.api import run
 from framework.errors import ConfigError, PluginError
 from framework.interfaces.workload import Answer
+from framework_recall.model import RecallModel
 from framework_recall.workload import Recall
 from framework_testing import workload_checks
 
@@ -110,6 +111,22 @@ def test_the_model_answers_behind_hits_and_what_a_backend_loses_shows_where_it_w
     (tmp_path / "recent.py").write_text(RECENT)
     lossy = served(tmp_path / "lossy", f"{tmp_path / 'recent.py'}:Recent")
     assert lossy["workload_accuracy_depth_1"] < 0.2 < 0.8 < lossy["workload_accuracy_depth_5"]
+
+
+@pytest.mark.parametrize(("window", "least", "most"), [(512, 0.97, 1.0), (64, 0.0, 0.5)])
+def test_a_window_loses_what_lies_before_it(window: int, least: float, most: float, tmp_path: Path) -> None:
+    workload = {"name": "recall", "documents": 16, "length": 200}
+    model = {"name": "recall", "window": window}
+    result = run(
+        {"model": model, "workload": workload, "run": {"dir": str(tmp_path), "progress": False}, "device": "cpu"}
+    )
+    assert least <= result["workload_accuracy"] <= most, result["workload_accuracy"]
+    assert result["dense_mismatches"] == 0, "a dense model with this window"
+
+
+def test_a_window_of_no_token_is_refused() -> None:
+    with pytest.raises(ConfigError, match="window must be at least 1"):
+        RecallModel(window=0)
 
 
 FORGETFUL = """
