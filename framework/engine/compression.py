@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WINDOW = "a sliding window (it counts slots, which are positions no longer)"
-"""Reasons that serve and replay share."""
+"""A reason that serve and replay share."""
 
 
 @dataclass(slots=True)
