@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "cpu_s": round(time.process_time() - start), "parameters": sum(weight.numel() for weight in model.parameters()),
         "torch": torch.__version__, "machine": f"{platform.machine()}, one thread",
     }  # fmt: skip
-    accuracy = measure(model, np.random.default_rng(options.seed + 1), dict.fromkeys(TASKS, LENGTHS))
+    accuracy = measure(model, np.random.default_rng(options.seed + 1), dict.fromkeys(TASKS, LENGTHS), MEASURED)
     save(model, options.to, {**facts, "accuracy": accuracy})
     for row in accuracy:
         print(f"{row['task']:>10} {row['length']:>6} {row['right']:>5} of {row['asked']}")
@@ -128,7 +128,7 @@ def loss_of(model: Any, rows: torch.Tensor, labels: torch.Tensor) -> tuple[torch
 
 
 def measure(
-    model: Any, rng: np.random.Generator, lengths: Mapping[str, Sequence[int]], asked: int = MEASURED
+    model: Any, rng: np.random.Generator, lengths: Mapping[str, Sequence[int]], asked: int
 ) -> list[dict[str, Any]]:
     """Right first tokens for each task and its lengths, one question a document, with a 95 % interval (Wilson)."""
     found = []

@@ -178,19 +178,25 @@ def watched(
         every_s: seconds between two looks.
     """
     before = {folder: (_stamp(folder / RESULT), _stamp(folder / FAILURE)) for folder in folders}
-    running, ended = dict.fromkeys(before), threading.Event()
+    running, ended, one_at_a_time = list(before), threading.Event(), threading.Lock()
+
+    def tell(folder: Path, outcome: Outcome) -> None:
+        with one_at_a_time:  # the thread that looks on and whoever launched may both have seen it
+            if folder in running:
+                running.remove(folder)
+                report(outcome)
 
     def look_on() -> None:
         while not ended.wait(every_s):
             for folder in list(running):
                 if (outcome := _end_of(folder, *before[folder])) is not None:
-                    del running[folder]
-                    report(outcome)
+                    tell(folder, outcome)
 
     def finish(outcome: Outcome) -> None:
         folder = Path(outcome.directory or "")
-        if folder in running or folder not in before:
-            running.pop(folder, None)
+        if folder in before:
+            tell(folder, outcome)
+        else:
             report(outcome)
 
     thread = threading.Thread(target=look_on, name="sweep-watch", daemon=True)

@@ -241,7 +241,7 @@ def test_an_engine_in_a_step_refuses_another_thread_and_its_own_callbacks() -> N
 
 def test_ranks_that_were_left_in_a_step_are_a_clear_refusal() -> None:
     with LLM("tiny", cache=CacheOptions(num_blocks=24), engine=EngineOptions(tensor_parallel_size=2)) as llm:
-        llm.executor.inner.forward = interrupt  # type: ignore[attr-defined]
+        llm.executor._eager = interrupt  # type: ignore[attr-defined]
         with pytest.raises(KeyboardInterrupt):
             llm.generate("abc")
         with pytest.raises(RankError, match="load it again"):

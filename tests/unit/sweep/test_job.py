@@ -6,8 +6,10 @@ import errno
 import json
 import queue
 import random
+import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,6 +123,24 @@ def test_a_job_is_reported_as_soon_as_its_files_say_that_it_ended(folders: list[
         finish(Outcome(directory=str(folder), state="ok"))
     assert said(reports) == ("c", "ok")
     assert reports.empty(), "each once"
+
+
+def test_a_job_that_its_launcher_and_its_files_end_at_once_is_reported_once(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports, returned = Reports(), threading.Event()
+
+    def end_of(folder: Path, *before: Any) -> Outcome | None:
+        if folder != folders[0] or returned.is_set():
+            return None
+        finish(Outcome(directory=str(folder), state="ok"))  # while its files are looked at
+        returned.set()
+        return Outcome(directory=str(folder), state="ok")
+
+    monkeypatch.setattr("framework.sweep.job._end_of", end_of)
+    with watched(folders, reports.put, every_s=0.01) as finish:
+        assert returned.wait(20)
+    assert (said(reports), reports.empty()) == (("a", "ok"), True)
 
 
 def test_what_lay_in_a_folder_before_is_not_this_job_s_end(folders: list[Path]) -> None:
