@@ -87,7 +87,9 @@ class Checkpoint(Model):
     def load(self, *, device: str, seed: int, tensor_parallel_size: int) -> LoadedModel:
         from framework.model.loading import load_model
 
-        return load_model(self.path, dtype=self.dtype, device=device, tensor_parallel_size=tensor_parallel_size)
+        return load_model(
+            self.path, dtype=self.dtype, device=device, tensor_parallel_size=tensor_parallel_size, config=self.config()
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ from framework.model.options import Checkpoint
 
 if TYPE_CHECKING:
     from framework.model.config import ModelConfig
-    from framework.model.loading import LoadedModel
 
 CHECKPOINT = Path(__file__).resolve().parent / "checkpoint"
 """A folder as transformers and vLLM load it: Qwen3, float32, a tokenizer of whole words."""
@@ -35,10 +34,3 @@ class RecallModel(Checkpoint):
 
     def config(self) -> ModelConfig:
         return replace(Checkpoint.config(self), sliding_window=self.window)
-
-    def load(self, *, device: str, seed: int, tensor_parallel_size: int) -> LoadedModel:
-        from framework.model.loading import load_model
-
-        return load_model(
-            self.path, dtype=self.dtype, device=device, tensor_parallel_size=tensor_parallel_size, config=self.config()
-        )
