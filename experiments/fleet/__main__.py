@@ -25,12 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """All cells: rows, comparisons, tables, provenance."""
     parser = jobs_parser(__doc__, "fleet")
     parser.add_argument("--traces", nargs="+", choices=cells.TRACES, default=["agentic_b"], help="behind routers")
-    parser.add_argument("--kept", action="store_true", help="of routers the cells that were run before, and no other")
     options = begun(parser, arguments)
     sessions = 20 if options.quick else SESSIONS
     loop = loop_cells(quick=options.quick)
-    router = [cell for cell in router_cells(quick=options.quick) if cell["trace"] in options.traces
-              and not (options.kept and not _file(options.out / "cells", cell, sessions)[1].exists())]  # fmt: skip
+    router = [cell for cell in router_cells(quick=options.quick) if cell["trace"] in options.traces]
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(options.jobs) as pool:
         for trace, speed in {(cell["trace"], cell["speed"]) for cell in (*loop, *router)}:
             cells.cut(trace, speed, sessions, _path(folder, trace, speed))
