@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -155,7 +156,7 @@ def load_model(
     device: str | torch.device = "cpu",
     seed: int = 0,
     tensor_parallel_size: int = 1,
-    config: ModelConfig | None = None,
+    change: Callable[[ModelConfig], ModelConfig] | None = None,
 ) -> LoadedModel:
     """A model by name: "tiny", a local folder with a Hugging Face checkpoint, or a hub id ("Qwen/Qwen3-0.6B").
 
@@ -164,7 +165,7 @@ def load_model(
         seed: of the tiny model's weights; a checkpoint has none to draw.
         tensor_parallel_size: ranks that the model is divided over, each a process and, on CUDA, a device. Close such a
             model when done.
-        config: of a checkpoint, in place of what its folder says.
+        change: makes the config that is served of the one in a checkpoint's folder; None: that one.
 
     Raises:
         ModelError: nothing there, offline, an unsupported family or feature, or weights that do not fit the config.
@@ -175,7 +176,7 @@ def load_model(
         source = ModelSource(name="tiny", config=TINY_CONFIG, dtype=as_dtype(dtype), seed=seed)
         return _load(source, ByteTokenizer(), device, tensor_parallel_size)
     folder = find_checkpoint(name_or_path)
-    config = config or read_config(folder)
+    config = read_config(folder) if change is None else change(read_config(folder))
     source = ModelSource(name=str(name_or_path), config=config, folder=folder.absolute(), dtype=as_dtype(dtype))
     return _load(source, load_tokenizer(folder, config), device, tensor_parallel_size)
 

@@ -82,13 +82,17 @@ class Checkpoint(Model):
     def config(self) -> ModelConfig:
         from framework.model.loading import read_model_config
 
-        return read_model_config(self.path)
+        return self.changed(read_model_config(self.path))
+
+    def changed(self, config: ModelConfig) -> ModelConfig:
+        """The config that is served, by the checkpoint's own: the same, unless a subclass says otherwise."""
+        return config
 
     def load(self, *, device: str, seed: int, tensor_parallel_size: int) -> LoadedModel:
         from framework.model.loading import load_model
 
         return load_model(
-            self.path, dtype=self.dtype, device=device, tensor_parallel_size=tensor_parallel_size, config=self.config()
+            self.path, dtype=self.dtype, device=device, tensor_parallel_size=tensor_parallel_size, change=self.changed
         )
 
 

@@ -227,14 +227,19 @@ class Ranks:
             theirs.close()
             self._members.append((process, ours))
 
-    def run(self, own: Callable[[], T], function: Callable[..., Any], *arguments: Any) -> tuple[T, list[Any]]:
+    def run(
+        self, own: Callable[[], T], function: Callable[..., Any], *arguments: Any, before: Sequence[Call] = ()
+    ) -> tuple[T, list[Any]]:
         """What `own()` returns here, and `function(worker, *arguments)` meanwhile on each of the others, by rank.
+
+        Args:
+            before: calls that the others make first.
 
         Raises:
             ConfigError: an argument that cannot be sent to another process. Nobody was asked.
             RankError: a rank failed.
         """
-        self.tell([(function, arguments)], answered=True)
+        self.tell([*before, (function, arguments)], answered=True)
         with self.in_step():
             return own(), [_answer(pipe.recv()) for _, pipe in self._members]
 

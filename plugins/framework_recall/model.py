@@ -32,5 +32,5 @@ class RecallModel(Checkpoint):
         if self.window is not None and self.window < 1:
             raise ConfigError(f"model.window must be at least 1 token, found {self.window}")
 
-    def config(self) -> ModelConfig:
-        return replace(Checkpoint.config(self), sliding_window=self.window)
+    def changed(self, config: ModelConfig) -> ModelConfig:
+        return replace(config, sliding_window=self.window)

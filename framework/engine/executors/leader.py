@@ -20,7 +20,6 @@ from framework.engine.served_pass import Gaps, served_pass
 from framework.errors import RankError
 from framework.interfaces.backend import AttentionSpec
 from framework.interfaces.compression import LayerCache
-from framework.model.decoder import Decoder
 from framework.model.ranks import Call, Ranks, Worker
 from framework.model.shard import Shard
 from framework.types import BlockCopy
@@ -32,7 +31,7 @@ class LeaderExecutor(ModelExecutor):
     """Over rank 0's part of the model and of the pool. Sends the calls of a step to the other ranks, in one message.
 
     Tokens are drawn here alone, from the logits of the whole vocabulary. What a compression reads is that of all heads:
-    the other ranks send theirs, which costs a message more for each step that somebody listens to, and for each read.
+    the others send theirs, which costs an answer to each step that somebody listens to, and a message for each read.
     """
 
     def __init__(self, ranks: Ranks, *arguments: Any) -> None:
@@ -77,14 +76,14 @@ class LeaderExecutor(ModelExecutor):
         """
         if self.ranks.leader is not self:
             raise RankError("another LLM was made over the same ranks, and their KV pool is now its own; load twice")
-        calls, self._calls = self._calls, []
         removed, compute = rows.removed[step.rows] if rows.drops else None, super().forward
-        with self.ranks.in_step():
-            self.ranks.tell([*calls, (forward, (step, rows.tokens[step.packed], removed))])
-            if self._listens is None:
+        calls = [*self._taken(), (forward, (step, rows.tokens[step.packed], removed))]
+        if self._listens is None:
+            with self.ranks.in_step():
+                self.ranks.tell(calls)
                 compute(step, rows)
-                return
-        _, others = self.ranks.run(lambda: compute(step, rows), queries)
+            return
+        _, others = self.ranks.run(lambda: compute(step, rows), queries, before=calls)
         heard, self._heard = self._heard, []
         for number, (layer, own) in enumerate(heard):
             self._listens(layer, torch.cat([own, *(torch.from_numpy(rank[number]).to(own) for rank in others)], 1))
@@ -97,10 +96,9 @@ class LeaderExecutor(ModelExecutor):
     def read(
         self, row: int, positions: npt.NDArray[np.int64], queries: Sequence[Sequence[Tensor]], computed: int
     ) -> Sequence[LayerCache]:
-        calls, self._calls, mine = self._calls, [], super().read
-        self.ranks.tell(calls)
+        mine = super().read
         own, others = self.ranks.run(
-            lambda: mine(row, _own_heads(positions, self.decoder), queries, computed), read, row, positions, computed
+            lambda: mine(row, positions, queries, computed), read, row, positions, computed, before=self._taken()
         )
         config, size = self.decoder.config, self.ranks.size
         held = [head for rank in range(size) for head in Shard(rank, size).kv_heads(config)]
@@ -124,14 +122,19 @@ class LeaderExecutor(ModelExecutor):
         tokens: npt.NDArray[np.int64],
         start: int,
     ) -> None:
-        self._calls.append((compact, (row, source.copy(), destination.copy(), tokens, start)))
-        super().compact(row, source, destination, _own_heads(tokens, self.decoder), start)
+        self._calls.append((execute, ("compact", row, source.copy(), destination.copy(), tokens, start)))
+        super().compact(row, source, destination, tokens, start)
 
     def sample(self, indices: IntArray, streams: IntArray, step: Step, rows: Rows) -> tuple[IntArray, BoolArray]:
         return self._drawn(super().sample(indices, streams, step, rows))
 
     def logprobs(self, indices: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
         return self._drawn(super().logprobs(indices, tokens, k))
+
+    def _taken(self) -> list[Call]:
+        """The calls that the other ranks have yet to make."""
+        calls, self._calls = self._calls, []
+        return calls
 
     def _drawn(self, drawn: T) -> T:
         """What was read of the device means nothing if a rank died meanwhile."""
@@ -181,25 +184,8 @@ def read(
     worker: Worker, row: int, positions: npt.NDArray[np.int64], computed: int
 ) -> list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
     """On another rank: keys and values of its heads in each layer; see `Executor.read`. Exact: float64."""
-    found = worker.serving.executor.read(row, _own_heads(positions, worker.decoder), (), computed)
+    found = worker.serving.executor.read(row, positions, (), computed)
     return [(one.keys.double().cpu().numpy(), one.values.double().cpu().numpy()) for one in found]
-
-
-def compact(
-    worker: Worker,
-    row: int,
-    source: npt.NDArray[np.int32],
-    destination: npt.NDArray[np.int32],
-    tokens: npt.NDArray[np.int64],
-    start: int,
-) -> None:
-    """On another rank: see `Executor.compact`; `tokens` of all heads."""
-    worker.serving.executor.compact(row, source, destination, _own_heads(tokens, worker.decoder), start)
-
-
-def _own_heads(each: npt.NDArray[np.int64], decoder: Decoder) -> npt.NDArray[np.int64]:
-    """Of (L or 1, K or 1, n) what one rank's heads have."""
-    return each if each.shape[1] == 1 else each[:, [*decoder.shard.kv_heads(decoder.config)]]
 
 
 def measure_gaps(worker: Worker, tokens: list[int], num_prompt: int) -> Gaps:

@@ -157,7 +157,7 @@ class ModelExecutor(Executor):
         self, row: int, positions: npt.NDArray[np.int64], queries: Sequence[Sequence[Tensor]], computed: int
     ) -> Sequence[LayerCache]:
         layers, heads = self.pool.layers, self.by_layer[0].spec.num_kv_heads
-        places = np.broadcast_to(positions, (len(layers), heads, positions.shape[2]))
+        places = np.broadcast_to(self._own_heads(positions), (len(layers), heads, positions.shape[2]))
         slots = np.arange(positions.shape[2])[None]
         found = []
         for layer, kv in enumerate(layers):
@@ -186,6 +186,11 @@ class ModelExecutor(Executor):
             query_positions=torch.arange(computed - len(asked), computed, device=self.device),
         )  # fmt: skip
 
+    def _own_heads(self, each: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """What this rank's heads have of (L or 1, K or 1, n), which is of all heads."""
+        shard = self.decoder.shard
+        return each if shard.size == 1 or each.shape[1] == 1 else each[:, [*shard.kv_heads(self.decoder.config)]]
+
     @torch.inference_mode()
     def compact(
         self,
@@ -196,6 +201,7 @@ class ModelExecutor(Executor):
         start: int,
     ) -> None:
         to = np.arange(start, tokens.shape[2])[None]
+        tokens = self._own_heads(tokens)
         each = np.broadcast_to(tokens, (len(self.pool.layers), *tokens.shape[1:]))
         for layer, kept in zip(self.pool.layers, each, strict=True):
             old, new = layer.index_of(source, kept[:, start:]), layer.index_of(destination, to)
