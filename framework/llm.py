@@ -153,8 +153,7 @@ class LLM:
             self.executor: Executor = executor
             self.engine = self._make_engine(built, options, advice)
             weakref.finalize(self, _close_below, self.engine, drain=True)
-            # A window's own table has no warm-up.
-            warms_up = self.device.startswith("cuda") and (not self.groups or self._states is not None)
+            warms_up = self.device.startswith("cuda")
             self.warm_up_s = warm_up(executor, self.engine.state.rows, self.sizes, options) if warms_up else None
         except BaseException as error:
             self.close()
@@ -181,13 +180,11 @@ class LLM:
         if memory.equal_pages:
             served = groups_of_model(self.model.config, self.spec, equal_pages=True)
         self._served_groups, self._equal_pages = served, memory.equal_pages
-        sizes, _ = graphs.choose(options, self.backend, self.device)
         reasons = {
             "several ranks": self.model.ranks is not None and states,
             f"{name}, whose blocks are parts of pages": memory.splits_pages,
             f"states in the equal pages of {name}": states and memory.equal_pages,
             f"something below the pool beside {name}": has_below and self.cache.memory is not None,
-            "CUDA graphs (engine.cuda_graphs)": bool(sizes) and not (states and options.cuda_graphs == "auto"),
             "compilation (engine.compile)": options.compile and states,
             "a policy that is an object: each group has its own": not isinstance(
                 self._components[1], (str, Mapping, type)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,8 +22,8 @@ from framework.errors import ConfigError
 from framework.interfaces.backend import AttentionBackend, Batch
 
 Work = Callable[[], None]
-Compute = Callable[[Tensor, Tensor, Batch], Tensor]
-"""(tokens (P,), positions (P,), batch) -> logits (P, V)."""
+Compute = Callable[[Tensor, Tensor, Sequence[Batch]], Tensor]
+"""(tokens (P,), positions (P,), a batch for each group of KV) -> logits (P, V)."""
 
 
 class Recorder(Protocol):
@@ -73,6 +73,7 @@ class DecodeGraphs:
 
     Args:
         compute: gives logits; waits for no device and reads no lengths on the host.
+        tables: of each group of KV.
         sizes: batch sizes to record, see `bucket_sizes`.
 
     Attributes:
@@ -81,16 +82,19 @@ class DecodeGraphs:
         capture_s: seconds that warming up and recording took.
     """
 
-    def __init__(self, compute: Compute, tables: BlockTables, sizes: Iterable[int], recorder: Recorder) -> None:
+    def __init__(
+        self, compute: Compute, tables: Sequence[BlockTables], sizes: Iterable[int], recorder: Recorder
+    ) -> None:
         start = time.perf_counter()
         self._compute, self._tables = compute, tables
         self.sizes = tuple(sorted(set(sizes)))
         self.num_replays = self.num_padded_rows = 0
-        largest = self.sizes[-1]
+        largest, device = self.sizes[-1], tables[0].device
         self._room = 4 * largest + 1024
-        self.staging = Staging(tables.device, layout(*self._inputs(largest, self._room))[1], fixed=True)
-        self._spill = Staging(tables.device)
-        self._table = torch.zeros(largest, tables.max_blocks, dtype=torch.int32, device=tables.device)
+        capacity = layout(*self._inputs(largest, [self._room] * len(tables)))[1]
+        self.staging = Staging(device, capacity, fixed=True)
+        self._spill = Staging(device)
+        self._gathered = [torch.zeros(largest, each.max_blocks, dtype=torch.int32, device=device) for each in tables]
         self._logits: Tensor | None = None
         self._recorded = {size: self._record(size, recorder) for size in reversed(self.sizes)}
         self.capture_s = time.perf_counter() - start
@@ -102,70 +106,86 @@ class DecodeGraphs:
             return None
         return next(size for size in self.sizes if size >= count)
 
-    def run(self, size: int, step: Step, tokens: IntArray, slots: IntArray, context: IntArray) -> Tensor:
+    def run(self, size: int, step: Step, tokens: IntArray, slots: Sequence[IntArray], context: IntArray) -> Tensor:
         """The logits (B, V) of a step that `size_for` gave `size`: a view, overwritten by the next.
 
         Args:
-            tokens: (B,) token ids. slots: (B,) where each one's K and V go. context: (B,) tokens in the pool, with it.
+            tokens: (B,) token ids. slots: (B,) of each group, where each one's K and V go. context: (B,) tokens in the
+                pool, with it.
         """
-        (batch, replay), count = self._recorded[size], len(step.rows)
-        index, values = self._tables.take_changes()
-        if len(index) > self._room:  # a flood, such as many long prompts admitted at once
-            self._tables.apply(*self._spill.upload(index, values))
-            index, values = index[:0], values[:0]
-        inputs = self._inputs(size, len(index))
-        inputs[0][:count], inputs[1][:count], inputs[2][:count] = tokens, step.computed, slots
-        inputs[3][:count], inputs[4][:count] = step.rows, context
-        inputs[5][:], inputs[6][:] = index, values
-        batch.host_context_lens[:] = inputs[4]
+        (batches, replay), count, changes = self._recorded[size], len(step.rows), list[npt.NDArray[Any]]()
+        for tables in self._tables:
+            index, values = tables.take_changes()
+            if len(index) > self._room:  # a flood, such as many long prompts admitted at once
+                tables.apply(*self._spill.upload(index, values))
+                index, values = index[:0], values[:0]
+            changes += index, values
+        inputs = self._inputs(size, [len(index) for index in changes[::2]])
+        inputs[0][:count], inputs[1][:count] = tokens, step.computed
+        inputs[2][:count], inputs[3][:count] = step.rows, context
+        behind = 4 + len(slots)
+        for given, slot in zip(inputs[4:], slots, strict=False):
+            given[:count] = slot
+        for given, change in zip(inputs[behind:], changes, strict=True):
+            given[:] = change
+        batches[0].host_context_lens[:] = inputs[3]
         sent = self.staging.upload(*inputs)
-        if len(index):
-            self._tables.apply(sent[5], sent[6])
+        for number, tables in enumerate(self._tables):
+            changed = sent[behind + 2 * number : behind + 2 * number + 2]
+            if len(changed[0]):
+                tables.apply(*changed)
         replay()
         self.num_replays += 1
         self.num_padded_rows += size - count
         assert self._logits is not None
         return self._logits[:count]
 
-    def _inputs(self, size: int, num_changes: int) -> list[npt.NDArray[Any]]:
-        """A step's upload with nothing but padding in it: tokens, positions, slots, rows, contexts, table changes."""
-        of_row = [np.full(size, value, dtype=np.int64) for value in (0, 0, -1, self._tables.max_rows)]
-        changes = np.zeros(num_changes, dtype=np.int64), np.zeros(num_changes, dtype=np.int32)
-        return [*of_row, np.zeros(size, dtype=np.int32), *changes]
+    def _inputs(self, size: int, num_changes: Sequence[int]) -> list[npt.NDArray[Any]]:
+        """A step's upload with nothing but padding in it: tokens, positions, rows, contexts, slots of each group, and
+        behind all that a graph reads, changes of each table."""
+        of_row = [np.full(size, value, dtype=np.int64) for value in (0, 0, self._tables[0].max_rows)]
+        slots = [np.full(size, -1) for _ in self._tables]
+        changes = [np.zeros(count, dtype) for count in num_changes for dtype in (np.int64, np.int32)]
+        return [*of_row, np.zeros(size, dtype=np.int32), *slots, *changes]
 
-    def _record(self, size: int, recorder: Recorder) -> tuple[Batch, Work]:
-        """The batch of a size, whose inputs' places are fixed, and what reads them and writes logits (P, V).
+    def _record(self, size: int, recorder: Recorder) -> tuple[list[Batch], Work]:
+        """The batches of a size, whose inputs' places are fixed, and what reads them and writes logits (P, V).
 
         Warms up on padding alone, which touches no block.
         """
-        arrays = self._inputs(size, 0)
-        places, _ = layout(*arrays)
-        tokens, positions, slots, rows, contexts = (
-            self.staging.view(array, place) for array, place in zip(arrays[:5], places[:5], strict=True)
+        arrays = self._inputs(size, [0] * len(self._tables))
+        tokens, positions, rows, contexts, *slots = (
+            self.staging.view(array, place)
+            for array, place in zip(arrays[: 4 + len(self._tables)], layout(*arrays)[0], strict=False)
         )
         starts = np.arange(size + 1, dtype=np.int32)
-        batch = Batch(
-            block_tables=self._table[:size],
-            context_lens=contexts,
-            query_starts=torch.from_numpy(starts).to(self._tables.device),
-            slot_mapping=slots,
-            max_query_len=1,
-            max_context_len=self._tables.max_blocks * self._tables.block_size,
-            num_decodes=size,
-            host_context_lens=np.zeros(size, dtype=np.int32),
-            host_query_starts=starts,
-        )
+        lengths, on_device = np.zeros(size, dtype=np.int32), torch.from_numpy(starts).to(rows.device)
+        batches = [
+            Batch(
+                block_tables=gathered[:size],
+                context_lens=contexts,
+                query_starts=on_device,
+                slot_mapping=slot,
+                max_query_len=1,
+                max_context_len=tables.max_blocks * tables.block_size,
+                num_decodes=size,
+                host_context_lens=lengths,
+                host_query_starts=starts,
+            )
+            for tables, gathered, slot in zip(self._tables, self._gathered, slots, strict=True)
+        ]
         self.staging.upload(*arrays)
 
         def work() -> None:
-            self._tables.gather(rows, self._tables.max_blocks, out=batch.block_tables)
-            logits = self._compute(tokens, positions, batch)
+            for tables, batch in zip(self._tables, batches, strict=True):
+                tables.gather(rows, tables.max_blocks, out=batch.block_tables)
+            logits = self._compute(tokens, positions, batches)
             if self._logits is None:  # one tensor for all sizes: the largest is warmed up first
                 self._logits = torch.empty_like(logits)
             self._logits[:size].copy_(logits)
 
         recorder.warm_up(work)
-        return batch, recorder.capture(work)
+        return batches, recorder.capture(work)
 
 
 def bucket_sizes(max_rows: int) -> tuple[int, ...]:

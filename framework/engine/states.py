@@ -1,6 +1,6 @@
 """The recurrent states of running rows and of cached prefixes, and a step's way through them."""
 
-# Shapes: T packed tokens  B rows  S blocks
+# Shapes: T packed tokens  B rows  M blocks of a row's table
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from framework.engine.executors.base import Step
 from framework.errors import OutOfMemory
+from framework.interfaces.backend import Batch
 from framework.model.decoder import Decoder
 from framework.model.layers import Recurrence, State
 from framework.model.memory import free_bytes
@@ -52,19 +53,26 @@ class StatePool:
             self._held[layer] = tuple(part.new_zeros((num_blocks + 1, *part.shape)) for part in zero)
         self._step: tuple[Tensor, Tensor, list[tuple[int, int, int, list[int]]]] | None = None
 
-    def begin(self, step: Step, tables: npt.NDArray[np.int32]) -> None:
-        """The step that `recur` will compute next. `tables` (rows, S): the block tables on the host."""
-        count, size = step.num_decodes, self.block_size
-        rows, computed = step.rows[:count], step.computed[:count]
-        moves = np.stack((tables[rows, np.maximum(computed - 1, 0) // size], tables[rows, computed // size]))
-        moves[0, computed == 0] = 0
-        read, written = torch.from_numpy(moves.astype(np.int64)).to(self._device)
-        starts = np.cumsum(step.num_new) - step.num_new
-        others = [
-            (int(starts[i]), int(step.num_new[i]), int(step.computed[i]), tables[step.rows[i]].tolist())
-            for i in range(count, len(step.rows))
-        ]
-        self._step = read, written, others
+    def begin(self, batch: Batch, step: Step | None = None, tables: npt.NDArray[np.int32] | None = None) -> None:
+        """The step that `recur` will compute next.
+
+        Args:
+            batch: over the block tables of states; its first rows decode.
+            step: with the rows after those. None: there are none.
+            tables: (rows, M): of `step`, on the host.
+        """
+        count, size = batch.num_decodes, self.block_size
+        computed = batch.context_lens[:count].long() - 1
+        at = torch.stack((computed - 1, computed), 1).clamp(min=0) // size
+        read, written = batch.block_tables[:count].gather(1, at).long().unbind(1)
+        others = []
+        if step is not None and tables is not None:
+            starts = np.cumsum(step.num_new) - step.num_new
+            others = [
+                (int(starts[i]), int(step.num_new[i]), int(step.computed[i]), tables[step.rows[i]].tolist())
+                for i in range(count, len(step.rows))
+            ]
+        self._step = read * (computed > 0), written, others
 
     @property
     def _device(self) -> torch.device:
@@ -77,10 +85,8 @@ class StatePool:
         mixer, stored, (read, written, others) = self._mixers[layer], self._held[layer], self._step
         count, parts = len(read), []
         if count:
-            fresh = read == 0
-            state = tuple(part[read] for part in stored)
-            for part in state:
-                part[fresh] = 0  # block 0 may hold anything
+            fresh = read == 0  # and block 0 may hold anything
+            state = tuple(part[read].masked_fill(fresh.view(-1, *[1] * (part.dim() - 1)), 0) for part in stored)
             out, after = mixer.step(*(x[:count] for x in inputs), state=state)
             for part, new in zip(stored, after, strict=True):
                 part[written] = new

@@ -29,9 +29,11 @@ def warm_up(executor: Executor, rows: Rows, sizes: Sizes, options: EngineOptions
     Args:
         rows: of the engine, none in use.
     """
-    start, blocks = time.perf_counter(), np.arange(1, sizes.blocks_of(sizes.longest) + 1, dtype=np.int32)
+    start, every = time.perf_counter(), np.arange(sizes.blocks_of(sizes.longest), dtype=np.int32)
+    # As many of each group as there are, over and over: what is read does not matter.
+    blocks, *further = (every % (group.num_blocks if group else len(every)) + 1 for group in sizes.groups or (None,))
     for kind in kinds_of_steps(sizes.longest, options):
-        _compute(executor, rows, kind, blocks, sizes)
+        _compute(executor, rows, kind, (blocks, *further), sizes)
     if len(blocks) >= 3:
         chain = [BlockCopy(BlockId(a), BlockId(b)) for a, b in ((1, 2), (2, 3))]
         for copies in (chain[:1], [chain[0], BlockCopy(BlockId(1), BlockId(3))], chain):
@@ -66,12 +68,15 @@ def kinds_of_steps(longest: int, options: EngineOptions) -> Iterator[list[Row]]:
                 yield [(1, context - 1), prompt, *([prompt] if max_tokens > 2 * chunk else [])]
 
 
-def _compute(executor: Executor, rows: Rows, kind: Sequence[Row], blocks: npt.NDArray[np.int32], sizes: Sizes) -> None:
-    """One step of these rows, whose tables all name the same blocks, and a draw of each way from its logits."""
+def _compute(
+    executor: Executor, rows: Rows, kind: Sequence[Row], blocks: Sequence[npt.NDArray[np.int32]], sizes: Sizes
+) -> None:
+    """One step of these rows, whose tables name the same blocks of a group, and a draw of each way from its logits."""
     count = len(kind)
     new, computed = (np.array(column, dtype=np.int64) for column in zip(*kind, strict=True))
     for row, length in enumerate((new + computed).tolist()):
-        executor.set_table(row, 0, blocks[: sizes.blocks_of(length)])
+        for group, ids in enumerate(blocks):
+            executor.set_table(row, 0, ids[: sizes.blocks_of(length)], group)
         rows.tokens[row, :length] = 0
         rows.length[row], rows.computed[row] = length, computed[row]
     every = np.arange(count)

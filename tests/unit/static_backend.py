@@ -13,6 +13,7 @@ class StaticBackend(AttentionBackend):
     capabilities = Capabilities(
         dtypes=frozenset({"float32", "float64", "bfloat16"}),
         devices=frozenset({"cpu", "meta", "cuda"}),
+        features=frozenset({"sliding_window"}),
         graph_safe=True,
     )
 
@@ -35,6 +36,8 @@ class StaticBackend(AttentionBackend):
         tables = batch.block_tables.long()[self.row]
         keys = torch.arange(tables.shape[1] * pool.block_size, device=q.device)
         seen = keys[None, :] <= self.position[:, None]
+        if self.spec.sliding_window is not None:
+            seen &= keys[None, :] > self.position[:, None] - self.spec.sliding_window
         group = q.shape[1] // pool.k.shape[2]
         k, v = (x[tables].flatten(1, 2).repeat_interleave(group, dim=2) for x in (pool.k, pool.v))
         # What is not seen may hold NaN.

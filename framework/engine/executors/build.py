@@ -132,8 +132,6 @@ def make_executor(
         for _ in range(max(len(groups), 1 + (states is not None)))
     )
     captured, off = graphs.choose(options, backend, device)
-    if states is not None:
-        captured, off = (), "recurrent layers are not captured"
     sparse = sparse_attention(decoder, backends, sizes.spec)
     if sparse is not None:
         captured, off = (), "what an indexer selects is not captured"

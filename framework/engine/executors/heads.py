@@ -86,8 +86,14 @@ class HeadExecutor(ModelExecutor):
         return found
 
     def _eager(
-        self, step: Step, packed: tuple[IntArray, IntArray], tokens: IntArray, slots: IntArray, context: IntArray
+        self,
+        step: Step,
+        packed: tuple[IntArray, IntArray],
+        tokens: IntArray,
+        slots: Sequence[IntArray],
+        context: IntArray,
     ) -> Tensor:
+        [place] = slots
         heads, size, num_new = self._heads, self.tables.block_size, step.num_new
         table, full = self.tables.host[step.rows], self._full[step.rows]
         shared, ends = self._shared(full), np.cumsum(num_new)
@@ -95,7 +101,7 @@ class HeadExecutor(ModelExecutor):
         starts = np.array([0, *np.cumsum(each)], dtype=np.int32)
         head = np.repeat(np.tile(np.arange(heads), len(num_new)), each)
         token = np.arange(starts[-1]) - np.repeat(starts[:-1] - np.repeat(ends - num_new, heads), each)
-        slot = (slots[token] // size * heads + head) * size + slots[token] % size
+        slot = (place[token] // size * heads + head) * size + place[token] % size
         sent = self._inputs.upload(tokens, packed[1], slot, starts, token, head, (ends - 1)[step.sampled])
         self._where = sent[4], sent[5]
         batches = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ class ModelExecutor(Executor):
     Args:
         by_layer: the backend of each layer with attention, each set up.
         pool, tables: on the decoder's device.
-        further: tables of the pool's groups after the first; with `states` of theirs alone.
+        further: tables of the groups after the first, that of `states` the last.
         states: of the recurrent layers, where the decoder has any.
         sparse: of a decoder with an indexer.
 
@@ -81,7 +80,7 @@ class ModelExecutor(Executor):
     @torch.inference_mode()
     def capture(self, recorder: Recorder, sizes: Sequence[int]) -> None:
         """From here on replay decode steps of up to max(`sizes`) rows. Only while nothing runs."""
-        self.graphs = DecodeGraphs(self._compute, self.tables, sizes, recorder)
+        self.graphs = DecodeGraphs(self._compute, (self.tables, *self._further), sizes, recorder)
         self.graphs_off = ""
 
     def compile(self) -> None:
@@ -221,7 +220,9 @@ class ModelExecutor(Executor):
         if rows.drops:
             removed = rows.removed[step.rows]
             stored, context = stored - np.repeat(removed, step.num_new), context - removed
-        slots = self.tables.slots(packed[0], stored)
+        attended, nowhere = {*self.pool.group_of}, np.full(len(tokens), -1)
+        slots = [tables.slots(packed[0], stored) if group in attended else nowhere
+                 for group, tables in enumerate((self.tables, *self._further))]  # fmt: skip
         size = self.graphs.size_for(step) if self.graphs else None
         if self.graphs is None or size is None:
             self.num_eager_steps += 1
@@ -233,44 +234,47 @@ class ModelExecutor(Executor):
         self._logits = logits
 
     def _eager(
-        self, step: Step, packed: tuple[IntArray, IntArray], tokens: IntArray, slots: IntArray, context: IntArray
+        self,
+        step: Step,
+        packed: tuple[IntArray, IntArray],
+        tokens: IntArray,
+        slots: Sequence[IntArray],
+        context: IntArray,
     ) -> Tensor:
         """The logits of `step.sampled`, of a ragged batch of any shape; `context` (B,) in tokens, in the pool."""
         lengths = context.astype(np.int32)
         starts = np.zeros(len(step.rows) + 1, dtype=np.int32)
         np.cumsum(step.num_new, out=starts[1:])
         longest = int(lengths.max())
-        changes = self.tables.take_changes()
-        more: list[IntArray | npt.NDArray[np.int32]] = []
-        if self.states is not None:
-            self.states.begin(step, self._further[0].host)
-        for further in self._further if self.states is None else ():
-            more += further.slots(*packed), *further.take_changes()
+        groups = (self.tables, *self._further)
         last = starts[1:][step.sampled].astype(np.int64) - 1
-        sent = self._inputs.upload(tokens, packed[1], slots, lengths, starts, step.rows, last, *changes, *more)
-        if len(changes[0]):
-            self.tables.apply(sent[7], sent[8])
-        batch = Batch(
-            block_tables=self.tables.gather(sent[5], -(-longest // self.tables.block_size)),
-            context_lens=sent[3],
-            query_starts=sent[4],
-            slot_mapping=sent[2],
-            max_query_len=int(step.num_new.max()),
-            max_context_len=longest,
-            num_decodes=step.num_decodes,
-            host_context_lens=lengths,
-            host_query_starts=starts,
-        )
-        batches = [batch]
-        for further, first in zip(self._further, range(9, len(sent), 3), strict=self.states is None):
-            further.apply(sent[first + 1], sent[first + 2])
-            table = further.gather(sent[5], batch.block_tables.shape[1])
-            batches.append(replace(batch, block_tables=table, slot_mapping=sent[first]))
-        return self.decoder.logits(self._hidden(sent[0], sent[1], batches, sent[6]))
+        of_groups = [array for slot, tables in zip(slots, groups, strict=True)
+                     for array in (slot, *tables.take_changes())]  # fmt: skip
+        sent = self._inputs.upload(tokens, packed[1], lengths, starts, step.rows, last, *of_groups)
+        batches = list[Batch]()
+        for tables, first in zip(groups, range(6, len(sent), 3), strict=True):
+            if len(sent[first + 1]):
+                tables.apply(sent[first + 1], sent[first + 2])
+            batches.append(Batch(
+                block_tables=tables.gather(sent[4], -(-longest // tables.block_size)),
+                context_lens=sent[2],
+                query_starts=sent[3],
+                slot_mapping=sent[first],
+                max_query_len=int(step.num_new.max()),
+                max_context_len=longest,
+                num_decodes=step.num_decodes,
+                host_context_lens=lengths,
+                host_query_starts=starts,
+            ))  # fmt: skip
+        if self.states is not None:
+            self.states.begin(batches[-1], step, self._further[-1].host)
+        return self.decoder.logits(self._hidden(sent[0], sent[1], batches, sent[5]))
 
-    def _compute(self, tokens: Tensor, positions: Tensor, batch: Batch) -> Tensor:
-        """The logits (T, V) of every token."""
-        return self.decoder.logits(self._hidden(tokens, positions, (batch,)))
+    def _compute(self, tokens: Tensor, positions: Tensor, batches: Sequence[Batch]) -> Tensor:
+        """The logits (T, V) of every token, one of each row."""
+        if self.states is not None:
+            self.states.begin(batches[-1])
+        return self.decoder.logits(self._hidden(tokens, positions, batches))
 
     def _hidden(
         self, tokens: Tensor, positions: Tensor, batches: Sequence[Batch], rows: Tensor | None = None

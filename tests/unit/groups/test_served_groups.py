@@ -12,11 +12,13 @@ import pytest
 from dense_greedy import greedy
 from fake_engines import finished, make_llm, noted_steps, warm
 from groups_plain import Rule
+from static_backend import StaticBackend
 
 from framework.config.check import parse
 from framework.engine.engine import Engine, ModelLimits
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.request import Request
+from framework.engine.warm_up import warm_up
 from framework.errors import ConfigError, FrameworkError, OutOfMemory
 from framework.groups.allocator import GroupedAllocator
 from framework.groups.memory import Memory
@@ -24,6 +26,7 @@ from framework.groups.pool import Pool
 from framework.llm import LLM, CacheOptions, EngineOptions, FaultOptions
 from framework.model.loading import LoadedModel, load_model
 from framework.sampling import Sampling
+from framework_testing.attention_runs import ReplayRecorder
 from framework_testing.checkpoints import make_checkpoint
 
 pytest.importorskip("framework_models")
@@ -157,6 +160,23 @@ def test_a_share_of_memory_holds_more_where_the_window_spares_some(model: Loaded
     )
     assert groups.num_blocks > one.num_blocks
     assert 0 <= one.kv_bytes - groups.kv_bytes < 2 * groups.groups[0].block_bytes + groups.groups[1].block_bytes
+
+
+@pytest.mark.parametrize(("name", "memory"), [("gemma3", None), ("gemma3", "one_pool"), ("qwen3_5", None)])
+def test_captured_steps_over_groups_give_greedy_tokens_after_a_warm_up(
+    name: str, memory: str | None, request: Any
+) -> None:
+    model = request.getfixturevalue("states" if name == "qwen3_5" else "windows")
+    model = model if isinstance(model, LoadedModel) else model[name]
+    llm = make_llm(model, block_size=SIZE, num_blocks=40, backend=StaticBackend(), memory=memory, max_model_len=64,
+                   max_batch_requests=3, max_batch_tokens=52, prepack=False, poison=True)  # fmt: skip
+    assert len(llm.groups) > 1, llm.kv_groups_off
+    warm_up(llm.executor, llm.engine.state.rows, llm.sizes, EngineOptions(max_batch_requests=1, max_batch_tokens=9))
+    llm.executor.capture(ReplayRecorder(), (3,))  # type: ignore[attr-defined]
+    prompts, sampling = PROMPTS[3:5], Sampling(max_tokens=7, ignore_eos=True)
+    assert finished(llm.generate(prompts, sampling)) == [[greedy(model.decoder, one, 7).tokens] for one in prompts]
+    assert llm.stats()["graph_steps"] >= 5
+    llm.engine.check()
 
 
 @pytest.mark.parametrize("memory", ["one_pool", "pool_per_group"])
