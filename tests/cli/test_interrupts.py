@@ -18,7 +18,8 @@ from framework.results.reading import read_result
 SERVE = ("model=tiny", "workload=chat", "workload.num_requests=600", "cache.num_blocks=2048", "run.dir=run")
 REPLAY = ("mode=replay", "workload=trace", "workload.path=trace.jsonl", "cache.num_blocks=64", "run.dir=run")
 ENDINGS = [
-    (REPLAY, signal.SIGTERM, 143, "SIGTERM"), (REPLAY, signal.SIGHUP, 129, "SIGHUP"),
+    pytest.param(REPLAY, signal.SIGTERM, 143, "SIGTERM", marks=pytest.mark.slow),
+    pytest.param(REPLAY, signal.SIGHUP, 129, "SIGHUP", marks=pytest.mark.slow),
     (REPLAY, signal.SIGINT, 130, "Ctrl-C"), (SERVE, signal.SIGTERM, 143, "SIGTERM"),
 ]  # fmt: skip
 

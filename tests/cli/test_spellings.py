@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,22 @@ SPELLINGS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("+workload=prompts.txt", "+workload.limit=3"), {"workload.path": "prompts.txt", "workload.limit": 3}),
     (("+tracker=wandb", "+tracker.project=mine"), {"tracker.name": "wandb", "tracker.project": "mine"}),
 ]
-NAMES = [" ".join(words) or "nothing" for words, _ in SPELLINGS]
+ALIKE = {
+    "++allocator=prefix",
+    "allocator=prefix",
+    "+allocator=prefix ++allocator.watermark=0.02",
+    "allocator=cow +allocator=prefix",
+    "+experiment=x",
+    "experiment=x eviction=lru",
+    "+experiment=x cache.num_blocks=9",
+}
+"""Spellings whose parts other ones have, too: slow tests."""
+
+
+def spelt() -> Iterator[Any]:
+    for words, expected in SPELLINGS:
+        name = " ".join(words) or "nothing"
+        yield pytest.param(words, expected, id=name, marks=[pytest.mark.slow] if name in ALIKE else [])
 
 
 @pytest.fixture
@@ -55,7 +71,7 @@ def conf(tmp_path: Path) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize(("words", "expected"), SPELLINGS, ids=NAMES)
+@pytest.mark.parametrize(("words", "expected"), [*spelt()])
 def test_a_choice_means_the_same_alone_under_multirun_composed_and_shown(
     words: Any, expected: Any, command: Any, runs: list[Any], conf: str
 ) -> None:

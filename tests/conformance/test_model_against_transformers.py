@@ -56,6 +56,7 @@ def test_logits_agree_to_1e_4(pair):
     check_logits(pair, 1e-4)
 
 
+@pytest.mark.slow
 def test_greedy_tokens_agree_over_160_steps(pair):
     check_greedy(pair)
 

@@ -153,7 +153,7 @@ def _crossed() -> Iterator[Any]:
     """Each two of a way, a layout and a rule meet; that all three do is a slow test."""
     for (w, way), (k, layout), (r, rule) in itertools.product(*map(enumerate, (WAYS, LAYOUTS, RULES))):
         name = f"{type(rule).__name__}{getattr(rule, 'interval', '')}-{layout}-{way}"
-        yield pytest.param(way, layout, rule, id=name, marks=[pytest.mark.slow] if (w + k + r) % 3 else [])
+        yield pytest.param(way, layout, rule, id=name, marks=[pytest.mark.slow] if (w + k + r) % 5 else [])
 
 
 @pytest.mark.parametrize(("way", "layout", "rule"), [*_crossed()])

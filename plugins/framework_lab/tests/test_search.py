@@ -163,7 +163,7 @@ def test_a_search_whose_policy_has_changed_begins_anew(place: Path) -> None:
     )
     policy.write_text(text)
     call = [sys.executable, "-m", "framework", "search", "x", *FIXED, "eviction=searched_policy.py:Mine"]
-    call += ["cache.num_blocks=16,32", "--trials", "3"]
+    call += ["cache.num_blocks=16,32", "--trials", "2"]
 
     def values() -> list[float]:
         return [trial["value"] for trial in json.loads(Path("sweeps/x/search.json").read_text())["trials"]]
@@ -177,7 +177,7 @@ def test_a_search_whose_policy_has_changed_begins_anew(place: Path) -> None:
     old = values()
     policy.write_text(text.replace("return block", "return -block"))
     assert "the search begins anew, since settings, code or files have changed" in said()
-    assert len(values()) == 3, "trials of the old code count"
+    assert len(values()) == 2, "trials of the old code count"
     assert not set(values()) & set(old), (values(), old)
     policy.write_text(text)
     assert "begins anew" not in said(), "its trials are in the journal"

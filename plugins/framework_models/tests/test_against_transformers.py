@@ -116,6 +116,7 @@ def test_logits_agree(pair: Pair) -> None:
     check_logits(pair, 3e-3 if pair[0].config.state_layers else 1e-4)
 
 
+@pytest.mark.slow
 def test_greedy_tokens_agree_over_160_steps(pair: Pair) -> None:
     check_greedy(pair)
 

@@ -30,6 +30,7 @@ def live(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return imported
 
 
+@pytest.mark.slow
 def test_live_replays_what_was_recorded_and_finds_it_equal(
     live: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -135,7 +135,9 @@ def config_of(folder: Path, size: int, kv_dtype: str, **more: Any) -> dict[str, 
     }
 
 
-@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    "kv_dtype", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("bfloat16", "float8_e4m3fn")), "int8"]
+)
 def test_two_ranks_report_the_fidelity_of_one(tmp_path: Path, kv_dtype: str) -> None:
     """Sums over ranks are rounded otherwise, and a number at the edge of two steps of int8 may fall to either side."""
     one, two = (api.run(config_of(tmp_path, size, kv_dtype)) for size in (1, 2))

@@ -51,7 +51,14 @@ def test_the_blocks_are_those_that_the_bytes_hold_and_none_has_no_hit_rate() -> 
     assert equal_bytes(1, 100, 200, lambda blocks: 1.0) == {"equal_bytes_num_blocks": 0, "equal_bytes_hit_rate": None}
 
 
-@pytest.mark.parametrize(("kv_dtype", "blocks"), [("bfloat16", 60), ("int8", 37), ("float8_e4m3fn", 30)])
+@pytest.mark.parametrize(
+    ("kv_dtype", "blocks"),
+    [
+        ("int8", 37),
+        pytest.param("bfloat16", 60, marks=pytest.mark.slow),
+        pytest.param("float8_e4m3fn", 30, marks=pytest.mark.slow),
+    ],
+)
 def test_a_serve_run_says_what_float32_would_have_hit_and_a_run_of_float32_hits_it(
     tmp_path: Path, kv_dtype: str, blocks: int
 ) -> None:

@@ -62,7 +62,9 @@ def judged(make: Any, problem: Problem) -> None:
     assert not wrong_lse(lse, problem, verdict), make
 
 
-@pytest.mark.parametrize("name", ["sm_90's shapes, split", "interpreter's shapes, split"])  # unsplit: tests/conformance
+@pytest.mark.parametrize(  # unsplit: tests/conformance
+    "name", [pytest.param("sm_90's shapes, split", marks=pytest.mark.slow), "interpreter's shapes, split"]
+)
 @pytest.mark.parametrize(
     "check",
     [check for check in backend_checks if check is not check_blocks_beyond_2_31_elements_are_addressed],
@@ -91,7 +93,15 @@ def test_the_kernels_keep_the_backends_contract(check: Any, name: str) -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES.keys())
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(
+            make, id=name, marks=[pytest.mark.slow] if name in ("sm_90's shapes", "interpreter's shapes") else []
+        )
+        for name, make in MAKES.items()
+    ],
+)
 def test_features_together_match_fp64_in_decode_and_mixed_batches(make: Any, changes: dict[str, Any]) -> None:
     for queries in ((1,) * len(LENGTHS), CHUNKS):
         judged(make, build_problem(Case(make_spec(**changes), LENGTHS, queries)))

@@ -28,9 +28,14 @@ def installed(kind: str) -> list[EntryPoint]:
 
 
 def allocators() -> list[object]:
-    """Each installed allocator, in each of its variants."""
+    """Each installed allocator, in each of its variants; other than the first they are slow tests."""
     return [
-        pytest.param(point, options, id="-".join([point.name, *map(str, options.values())]))
+        pytest.param(
+            point,
+            options,
+            id="-".join([point.name, *map(str, options.values())]),
+            marks=[pytest.mark.slow] if options and point.name != "contiguous" else [],
+        )
         for point in installed("allocator")
         for options in VARIANTS.get(point.name, [{}])
     ]
