@@ -176,7 +176,7 @@ class LLM:
                 )
             return
         memory = _memory_of(self.cache)
-        name, has_below = type(memory).__name__, type(self.below) is not Below
+        name = type(memory).__name__
         if memory.equal_pages:
             served = groups_of_model(self.model.config, self.spec, equal_pages=True)
         self._served_groups, self._equal_pages = served, memory.equal_pages
@@ -184,7 +184,6 @@ class LLM:
             "several ranks": self.model.ranks is not None and states,
             f"{name}, whose blocks are parts of pages": memory.splits_pages,
             f"states in the equal pages of {name}": states and memory.equal_pages,
-            f"something below the pool beside {name}": has_below and self.cache.memory is not None,
             "compilation (engine.compile)": options.compile and states,
             "a policy that is an object: each group has its own": not isinstance(
                 self._components[1], (str, Mapping, type)
@@ -480,8 +479,8 @@ def _pools(llm: LLM, allocator: Allocator) -> ServedPools:
     groups = [BlockTensors(tensors=pool.tensors_of(0))]
     for number, group in enumerate(llm.groups[1:], 1):
         tensors = pool.tensors_of(number) if llm._states is None else llm._states.parts
-        share = llm.group_blocks[number] / llm.num_blocks
-        groups.append(BlockTensors(tensors=tensors, kind=group.kind, share=share))
+        share = min(1.0, llm.group_blocks[number] / llm.num_blocks)
+        groups.append(BlockTensors(tensors=tensors, name=group.name, kind=group.kind, share=share))
     return ServedPools(
         allocator=allocator,
         hash=build_component("hash", llm._components[2], {"seed": llm.seed}),

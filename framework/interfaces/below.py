@@ -96,11 +96,12 @@ class BlockTensors:
 
     Attributes:
         tensors: each (N + 1, ...), a block each row; block 0 is the null block.
-        kind: of a further group of KV; empty of the first.
-        share: blocks of its pool for each of the first group's.
+        name, kind: of a further group of KV; empty of the first.
+        share: blocks of its pool for each of the first group's, 1 where they share a pool.
     """
 
     tensors: SequenceOf[Tensor]
+    name: str = ""
     kind: str = ""
     share: float = 1.0
 

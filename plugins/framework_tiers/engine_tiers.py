@@ -98,7 +98,8 @@ class EngineTiers(EngineBelow):
         super().__init__()
         self._state, self._life, self._size = state, life, state.guarded.block_size
         self.placement = Placement(state, setup)
-        self.placements = [self.placement, *(Placement(state, other, first=self.placement) for other in further)]
+        others = (Placement(state, other, group, self.placement) for group, other in enumerate(further, 1))
+        self.placements = [self.placement, *others]
         self._waiting: RequestId | None = None  # last asked about for a prefetch
         state.listeners.append(self.placement.heard)
         self.transfers, self._lower = self.placement.transfers, self.placement.lower
@@ -369,7 +370,8 @@ class EngineTiers(EngineBelow):
             for tier, (loads, stores) in zip(placement.lower.tiers, failed, strict=True):
                 facts = {**tier.facts(placement.setup.block_bytes), "failed_loads": loads, "failed_stores": stores}
                 if placement.group:  # bytes and failures are a tier's, of all groups
-                    facts = {f"{kind}_hit_blocks": facts["hit_blocks"], **{key: facts[key] for key in _TOTALS}}
+                    hits = {} if kind == "full" else {f"{kind}_hit_blocks": facts["hit_blocks"]}
+                    facts = {**hits, **{key: facts[key] for key in _TOTALS}}
                 for key, value in facts.items():
                     key = f"tier{tier.number}_{key}"
                     measured[key] = measured.get(key, 0) + value

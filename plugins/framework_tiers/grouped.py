@@ -1,4 +1,4 @@
-"""Tiers below the pools of a model with full attention and a sliding window or recurrent states."""
+"""Tiers below the pools of a model with several groups of KV."""
 
 from __future__ import annotations
 
@@ -19,29 +19,26 @@ if TYPE_CHECKING:
 
 
 class GroupedTiers(EngineTiers):
-    """Each group has tiers of its own; a prompt is loaded to where both can go on from, pools and tiers together.
+    """Each group has tiers of its own; a prompt is loaded to where all can go on from, pools and tiers together.
 
-    The rule is asked how far to load the full group; what the window or state needs there is loaded with it. Of
-    windows and states those are stored that the allocator publishes, as its rule keeps them.
+    The rule is asked how far to load the first group, of full attention; what the others need there is loaded with it.
+    Of windows and states those are stored that the allocator publishes, as its rule keeps them.
 
-    A load that fails leaves the window's table without what it needs, and nothing shorter would do: the request begins
-    anew with what the pools hold, and loads no more.
+    A load that fails leaves a table without what it needs, and nothing shorter would do: the request begins anew with
+    what the pools hold, and loads no more.
 
     Raises:
-        InvalidArgument: not over a GroupedAllocator of two groups.
+        InvalidArgument: not over a GroupedAllocator.
     """
 
-    def __init__(self, state: EngineState, life: Lifecycle, setup: TierSetup, further: TierSetup) -> None:
-        super().__init__(state, life, setup, further)
+    def __init__(self, state: EngineState, life: Lifecycle, *setups: TierSetup) -> None:
+        super().__init__(state, life, *setups)
         groups = state.guarded.plugin
-        if not isinstance(groups, GroupedAllocator) or len(groups.groups) != 2:
-            raise InvalidArgument(
-                f"tiers of groups lie below a GroupedAllocator of two, found {type(groups).__name__} of "
-                f"{len(groups.groups)}"
-            )
-        self._groups, self._further = groups, self.placements[1]
+        if not isinstance(groups, GroupedAllocator):
+            raise InvalidArgument(f"tiers of groups lie below a GroupedAllocator, found {type(groups).__name__}")
+        self._groups, self._further = groups, self.placements[1:]
         self._loads_no_more: set[RequestId] = set()
-        state.listeners.append(self._further.heard)
+        state.listeners += [placement.heard for placement in self._further]
 
     def plan(self, seq: Sequence, hit: Hit) -> Plan | None:
         first, further, size = self.placement, self._further, self._size
@@ -57,19 +54,21 @@ class GroupedTiers(EngineTiers):
                 first.contents.learn(path)
             in_pool = [n < num_full or key in first.pool for n, key in enumerate(path)]
             places = first.lower.find(path, in_pool, first.now)
-        window = self._groups.groups[1]
-        resumed = find_hit([window], lambda _, n: further.holds(path[n]), len(places) * size).tokens
+        others = self._groups.groups[1:]
+        resumed = find_hit(others, lambda g, n: further[g].holds(path[n]), len(places) * size).tokens
         if resumed <= hit.num_tokens:
             return None
-        found, end, needed = hit.num_tokens // size, resumed // size, window.needs(resumed)
-        wanted = [
-            Wanted(first, min(num_full, end), path[num_full:end], places[num_full:end]),
-            Wanted(further, needed.start, path[needed.start : needed.stop], []),
-        ]
-        wanted[1].places = [0 if key in further.pool else further.lower.where(key) for key in wanted[1].keys]
+        found, end = hit.num_tokens // size, resumed // size
+        wanted = [Wanted(first, min(num_full, end), path[num_full:end], places[num_full:end])]
+        for at, group in zip(further, others, strict=True):
+            needed = group.needs(resumed)
+            keys = path[needed.start : needed.stop]
+            lies = [0 if key in at.pool else at.lower.where(key) for key in keys]
+            wanted.append(Wanted(at, needed.start, keys, lies))
         if not any(place for part in wanted for place in part.places):
             return None
-        origins = [0] * found + [max(place, *wanted[1].places) for place in places[found:end]]
+        lowest = max(place for part in wanted[1:] for place in part.places)
+        origins = [0] * found + [max(place, lowest) for place in places[found:end]]
         return Plan(self._groups.reaching(hit, resumed), found, origins, wanted, resumed)
 
     def _usable(self, load: Load) -> int | None:

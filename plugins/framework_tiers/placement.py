@@ -56,18 +56,17 @@ class Placement:
     """Which content lies where: it follows the allocator's events, asks the rule about stores and begins them.
 
     Args:
-        first: that of the first group of KV, for a further one; None for the first.
+        group: number of the group of KV. first: that of the first one, for a further one; None for the first.
 
     Attributes:
-        group: of KV.
         names: contents of the pool's published blocks, those included that the step at hand computes.
         pool: contents whose KV the pool holds, and the block of each.
         arriving: contents on their way from a tier to a request that waits, each with its copy.
         reading: blocks of the pool with stores under way.
     """
 
-    def __init__(self, state: EngineState, setup: TierSetup, first: Placement | None = None) -> None:
-        self._state, self.setup, self.group = state, setup, int(first is not None)
+    def __init__(self, state: EngineState, setup: TierSetup, group: int = 0, first: Placement | None = None) -> None:
+        self._state, self.setup, self.group = state, setup, group
         self.transfers, self.block_size = setup.transfers, state.guarded.block_size
         capacity = state.guarded.num_blocks + sum(num_blocks for num_blocks, _ in setup.tiers)
         requests = any(policy.needs_requests for _, policy in setup.tiers)

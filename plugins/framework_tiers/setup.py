@@ -160,7 +160,7 @@ def served(tiers: Sequence[TierEntry], tiering: Component, pools: ServedPools) -
         format = BlockFormat(
             model=fingerprint,
             dtype=dtype,
-            layout=f"{layout}/{group.kind}" if group.kind else layout,
+            layout=f"{layout}/{group.name}" if group.name else layout,
             block_size=shared["block_size"],
             hash=f"{scheme.__module__}.{scheme.__qualname__}",
             block_bytes=bytes_of.block_bytes,
@@ -182,13 +182,14 @@ def served(tiers: Sequence[TierEntry], tiering: Component, pools: ServedPools) -
     groups = tuple(pools.groups)  # what the engine keeps holds nothing more of the pools
 
     def make(state: EngineState, life: Lifecycle) -> EngineTiers:
-        first = open(groups[0])
-        if len(groups) == 1:
-            return EngineTiers(state, life, first)
+        opened = list[TierSetup]()
         try:
-            return GroupedTiers(state, life, first, open(groups[1]))
+            for group in groups:
+                opened.append(open(group))
+            return EngineTiers(state, life, *opened) if len(opened) == 1 else GroupedTiers(state, life, *opened)
         except BaseException:
-            first.transfers.close(drain=False)
+            for one in opened:
+                one.transfers.close(drain=False)
             raise
 
     return make

@@ -1,4 +1,4 @@
-"""Tiers below two groups of KV: tokens do not depend on them, and a hit is what pools and tiers give together."""
+"""Tiers below several groups of KV: tokens do not depend on them, and a hit is what pools and tiers give together."""
 
 from __future__ import annotations
 
@@ -147,6 +147,22 @@ def test_tokens_are_those_without_tiers(
         assert loads > 15, found
         assert loaded > 100 if number == 0 else (loaded > 0) == (number == 1), found
         assert (failures > 40) == (failures > 0) == (number == 1), found
+
+
+@pytest.mark.parametrize("memory", ["one_pool", "pool_per_group"])
+def test_below_a_memory_of_choice_tokens_are_those_without_tiers(
+    memory: str, models: dict[str, LoadedModel], alone: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven groups in one pool, and two over one tree."""
+    monkeypatch.setattr(setup, "WorkerTransfers", InTurn)
+    model, faults = models["gemma3"], FaultOptions(poison=True, preempt_every=11)
+    with tiered(model, faults=faults, memory=memory) as llm:
+        assert finished(llm.generate(mixed_prompts()[:14], SHORT)) == alone[model.config.family][0][:14]
+        llm.engine.check()
+        assert len(below(llm).placements) == len(llm.groups) == (7 if memory == "one_pool" else 2)
+        assert [at.lower.tiers[0].num_blocks for at in below(llm).placements][:1] == [200]
+        loaded, found = llm.stats()["loaded_blocks"], llm.stats()["tier1_window_hit_blocks"]
+        assert (loaded > 5, found > 2) == (True, True), (loaded, found)
 
 
 def test_a_prefix_that_left_both_pools_is_loaded_to_where_it_can_be_resumed(model: LoadedModel) -> None:

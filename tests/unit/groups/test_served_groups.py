@@ -257,11 +257,9 @@ def test_layers_that_share_tensors_have_scales_of_their_own(windows: dict[str, L
     assert len({scale.data_ptr() for scale in scales if scale is not None}) == len(scales)
 
 
-TIERS = {"name": "tiers", "tiers": [{"store": "host", "num_blocks": 9}]}
 REFUSED_MEMORIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "parts of pages": ("gemma3", {"memory": "two_level"}, "TwoLevel, whose blocks are parts of pages"),
     "states": ("qwen3_5", {"memory": "one_pool"}, "states in the equal pages of OnePool"),
-    "below": ("gemma3", {"memory": "one_pool", "below": TIERS}, "below the pool"),
     "one table": ("gemma3", {"memory": "one_pool", "allocator": "radix"}, "no groups with|for one table"),
     "unknown": ("gemma3", {"memory": "one_poll"}, "did you mean 'one_pool'"),
     "one group": ("tiny", {"memory": "one_pool"}, "model 'tiny' has one; leave it out"),
