@@ -170,6 +170,9 @@ SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = tuple(
 )
 """Layout -> its settings: dense, vLLM's default, an interval; prompts computed whole and in chunks."""
 
+SEEDS = (3, 5, 8)
+"""Of the made-up requests, for each setting."""
+
 
 def branching_talks(count: int, seed: int) -> list[Talk]:
     """Made-up requests that go on from any place of earlier ones, answers included."""
@@ -188,15 +191,22 @@ def branching_talks(count: int, seed: int) -> list[Talk]:
 
 
 def differences(
-    layout: str, *, num_requests: int = 250, num_blocks: int = 150, eviction: Component | None = None, **settings: Any
+    layout: str,
+    *,
+    seed: int = 3,
+    num_requests: int = 250,
+    num_blocks: int = 150,
+    eviction: Component | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
     """What vLLM did on a made-up stream, in its own order or led by a policy, and what the replay did otherwise."""
-    talks, groups = branching_talks(num_requests, 3), LAYOUTS[layout]
+    talks, groups = branching_talks(num_requests, seed), LAYOUTS[layout]
     theirs = in_vllm(talks, groups, num_blocks=num_blocks, eviction=eviction, **settings)
     ours = here(talks, groups, num_blocks=num_blocks, eviction=eviction or "lru", **settings)
     return {
         "groups": layout,
         **settings,
+        "seed": seed,
         "hit_tokens": sum(theirs.hits),
         "evictions": len(theirs.evicted),
         "junctions": sum(junction > 0 for junction in theirs.junctions),
@@ -214,16 +224,18 @@ IN_FLIGHT: tuple[dict[str, int], ...] = (
 """Requests that overlap; in the smaller pool some are preempted."""
 
 
-def in_flight(layout: str, *, retention: int | None, num_requests: int = 200, **limits: Any) -> dict[str, Any]:
+def in_flight(
+    layout: str, *, retention: int | None, seed: int = 5, num_requests: int = 200, **limits: Any
+) -> dict[str, Any]:
     """The same of requests that overlap: vLLM's scheduler and the full replay, step by step."""
     from experiments.fidelity import vllm_side
 
-    talks, groups = branching_talks(num_requests, 5), LAYOUTS[layout]
+    talks, groups = branching_talks(num_requests, seed), LAYOUTS[layout]
     theirs = vllm_side.run(talks, vllm_side.scheduler_of(groups=groups, retention=retention, **limits))
     rule: CheckpointRule = Dense() if retention is None else Retention(retention)
     settings = our_side.Settings(**limits, hash=vllm_side.hash_scheme(), groups=groups, rule=rule)
     found = steps_that_differ(theirs, our_side.run(talks, settings))
-    return {"groups": layout, "retention": retention, **limits, **found}
+    return {"groups": layout, "retention": retention, **limits, "seed": seed, **found}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -232,9 +244,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     options = begun(parser_of(__doc__, "hybrid.equal"), arguments, "results/vllm")
     found = {
-        "vllm": [differences(layout, **settings) for layout, settings in SETTINGS],
-        "in_flight": [in_flight(layout, retention=retention, **limits) for layout in LAYOUTS for limits in IN_FLIGHT
-                      for retention in ((None,) if "chunk" in layout else (None, 0))],
+        "vllm": [differences(layout, seed=seed, **settings) for layout, settings in SETTINGS for seed in SEEDS],
+        "in_flight": [in_flight(layout, seed=seed, retention=retention, **limits) for layout in LAYOUTS
+                      for limits in IN_FLIGHT for retention in ((None,) if "chunk" in layout else (None, 0))
+                      for seed in SEEDS],
     }  # fmt: skip
     tables = {name: table(list(rows[0]), [list(row.values()) for row in rows]) for name, rows in found.items()}
     finish(options, found, tables, vllm=vllm.__version__)

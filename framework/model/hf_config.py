@@ -6,7 +6,7 @@ Every value is of its type, every feature known or refused by name.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,12 +17,15 @@ from framework.sampling import is_integer
 T = TypeVar("T", int, float, bool, dict[str, Any])
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
+_HUB_FILES = ("*.safetensors", "*.json", "*.jinja")
 _LARGEST_INTEGER = 2**31 - 1
 
 
-def find_checkpoint(name_or_path: str | Path) -> Path:
+def find_checkpoint(name_or_path: str | Path, files: Sequence[str] = _HUB_FILES) -> Path:
     """The folder of a checkpoint: itself, or the local copy of a hub repository, downloaded if need be.
+
+    Args:
+        files: patterns of what is downloaded.
 
     Raises:
         ModelError: neither a folder nor a hub id, or the hub cannot be reached and holds no local copy.
@@ -34,15 +37,15 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
         raise ModelError(f"model '{name_or_path}' is a file; give the folder that holds config.json and *.safetensors")
     if not _HUB_ID.fullmatch(str(name_or_path)):
         raise ModelError(f"model '{name_or_path}' is no folder here and no hub id (OWNER/NAME); 'tiny' needs neither")
-    return _download(str(name_or_path))
+    return _download(str(name_or_path), files)
 
 
-def _download(name: str) -> Path:
+def _download(name: str, files: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(name, allow_patterns=[*files]))
     except (HfHubHTTPError, OSError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,11 @@ _KINDS: dict[str, Kind | None] = {
 _NEMOTRON = {"M": "mamba", "*": "full_attention", "-": "mlp", "E": "moe"}
 _DEEPSEEK_COMPRESSION = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
 _OF_STATES = ("mamba_", "ssm_", "linear_num_", "linear_attn_config", "conv_L_cache")
+_HEADS = ("num_attention_heads", "linear_num_heads", "linear_num_key_heads", "linear_num_value_heads",
+          "mamba_num_heads", "mamba_n_heads")  # fmt: skip
+_SHARED_HEADS = ("num_key_value_heads", "num_global_key_value_heads", "swa_num_key_value_heads", "n_groups",
+                 "mamba_n_groups")  # fmt: skip
+"""Of which one may be kept by several ranks."""
 _UNREAD = ("attn_type_list", "block_types", "layers_num_attention_heads", "is_encoder_decoder")
 
 
@@ -80,6 +85,40 @@ def layers_of(config: Mapping[str, Any]) -> tuple[Layers, ...]:
         raise ModelError("config.json has no layer that keeps anything of a request")
     made = (replace(one, count=count) for one, count in found.items())
     return tuple(sorted(made, key=lambda one: ORDER.index(one.kind)))
+
+
+def of_rank(config: Mapping[str, Any], ranks: int) -> Mapping[str, Any]:
+    """The configuration as one of `ranks` tensor-parallel ranks has it: its heads of K, V and states.
+
+    Latents and indexers' keys have no heads: each rank keeps them whole. Fewer KV heads than ranks are kept by several.
+
+    Raises:
+        ModelError: heads that do not divide so, or states without heads.
+    """
+    if ranks == 1:
+        return config
+    config = dict(with_defaults(config))
+    if signs := [key for key in ("conv_L_cache", "mamba_dt_rank") if config.get(key) is not None]:
+        raise ModelError(
+            f"config.json has '{signs[0]}', of states without heads, which are not divided over ranks here"
+        )
+
+    def divided(part: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+        found = dict(part)
+        for key in (key for key in keys if part.get(key) is not None):
+            heads = value_of(part, key, int)
+            if heads % ranks and (key not in _SHARED_HEADS or ranks % heads):
+                raise ModelError(f"config.json: {heads} of '{key}' do not divide over {ranks} ranks")
+            found[key] = max(1, heads // ranks)
+        return found
+
+    if config.get("head_dim") is None and config.get("hidden_size") is not None:
+        config["head_dim"] = value_of(config, "hidden_size", int) // value_of(config, "num_attention_heads", int)
+    if config.get("num_key_value_heads") is None:
+        config["num_key_value_heads"] = config.get("num_attention_heads")
+    if linear := _linear(config):
+        config["linear_attn_config"] = divided(linear, ["num_heads"])
+    return divided(config, [*_HEADS, *_SHARED_HEADS])
 
 
 def kinds_of(config: Mapping[str, Any]) -> list[Kind]:

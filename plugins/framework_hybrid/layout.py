@@ -14,7 +14,7 @@ from framework.interfaces.groups import KVGroup, alignment
 from framework.results.metric import SCALES
 from framework_hybrid.layers import Layers
 from framework_hybrid.named import padded
-from framework_hybrid.shapes import SHAPES, groups_of, layers_known, unified_block_tokens
+from framework_hybrid.shapes import SHAPES, config_of, groups_of, layers_known, unified_block_tokens
 
 _KEEPS = {"full": "every token", "window": "the last {length:,} tokens", "chunk": "chunks of {length:,} tokens",
           "state": "one state at each place"}  # fmt: skip
@@ -27,19 +27,20 @@ class Layout(Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "model", metavar="MODEL_OR_CONFIG",
-            help=f"a config.json, the folder of a checkpoint, or one of {', '.join(sorted(SHAPES))}",
+            help=f"a config.json, the folder of a checkpoint, a hub id, or one of {', '.join(sorted(SHAPES))}",
         )  # fmt: skip
         parser.add_argument("--block-tokens", type=int, default=16, metavar="N", help="tokens a block (default: 16)")
         parser.add_argument("--tokens", type=int, default=32_768, metavar="N",
                             help="of the request that is counted (default: 32768)")  # fmt: skip
         parser.add_argument("--interval", type=int, metavar="N",
                             help="tokens between two places to resume at, beside those kept by default")  # fmt: skip
+        parser.add_argument("--tp", type=int, default=1, metavar="N", help="count one of N ranks (default: 1)")
 
     def run(self, options: argparse.Namespace) -> int:
         from framework.cli.options import require_in_bounds
 
-        require_in_bounds(options, "block_tokens", "tokens", "interval")
-        lines = report(options.model, options.block_tokens, options.tokens, options.interval)
+        require_in_bounds(options, "block_tokens", "tokens", "interval", "tp")
+        lines = report(options.model, options.block_tokens, options.tokens, options.interval, options.tp)
         sys.stdout.write("\n".join(lines) + "\n")
         return 0
 
@@ -98,17 +99,24 @@ def place_bytes(groups: Sequence[KVGroup], place: int) -> int:
 
 
 def report(
-    config: Mapping[str, Any] | str, block_tokens: int = 16, num_tokens: int = 32_768, interval: int | None = None
+    config: Mapping[str, Any] | str,
+    block_tokens: int = 16,
+    num_tokens: int = 32_768,
+    interval: int | None = None,
+    ranks: int = 1,
 ) -> Iterator[str]:
-    """The command's text, line by line.
+    """The command's text, line by line, of one of `ranks`.
 
     Raises:
-        ConfigError: as `groups_of`.
+        ConfigError: as `groups_of`; heads that do not divide over the ranks.
     """
+    config = config_of(config, ranks)
     kept = layers_known(config)
     ways = ways_of(config, block_tokens, num_tokens)
     own = ways[1].groups
     yield "Numbers have 2 bytes, as in bfloat16, those of a state's memory 4."
+    if ranks > 1:
+        yield f"Counted is one of {ranks} ranks, which has its heads of K, V and states; latents are whole on each."
     yield ""
     yield from _table(
         ("group", "layers", "keeps", "planes, bytes of a layer", "bytes a token", "tokens a block", "bytes a block"),

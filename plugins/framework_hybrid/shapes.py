@@ -11,8 +11,8 @@ from framework.errors import ConfigError, ModelError, shown
 from framework.files.jsonl import read_object
 from framework.interfaces.groups import KVGroup, equal_layers
 from framework.model.families import with_defaults
-from framework.model.hf_config import value_of
-from framework_hybrid.layers import Layers, kinds_of, layers_of
+from framework.model.hf_config import find_checkpoint, value_of
+from framework_hybrid.layers import Layers, kinds_of, layers_of, of_rank
 
 
 def unified_block_tokens(state_bytes: int, token_bytes: int, multiple: int = 16) -> int:
@@ -143,14 +143,27 @@ def flops_of(config: Mapping[str, Any] | str) -> Flops:
                  state_width=state_width)  # fmt: skip
 
 
+def config_of(config: Mapping[str, Any] | str, ranks: int = 1) -> Mapping[str, Any]:
+    """The configuration that a name or path stands for, as one of so many ranks has it.
+
+    Raises:
+        ConfigError: as `groups_of`; heads that do not divide over the ranks.
+    """
+    try:
+        return of_rank(_config(config), ranks)
+    except ModelError as error:
+        raise ConfigError(f"{error}; --tp N counts one of N ranks") from error
+
+
 def _config(config: Mapping[str, Any] | str) -> Mapping[str, Any]:
-    """A configuration, a named shape's or a file's."""
+    """A configuration, a named shape's, a file's or a hub repository's, of which nothing else is fetched."""
     if isinstance(config, str) and config not in SHAPES:
-        path = Path(config)
         try:
-            config = read_object(path / "config.json" if path.is_dir() else path, ConfigError)
-        except ConfigError as error:
-            raise ConfigError(f"no groups are known of {config!r}; give a config.json or one of "
+            path = Path(config)
+            path = path if path.is_file() else find_checkpoint(config, ["config.json"]) / "config.json"
+            config = read_object(path, ConfigError)
+        except (ConfigError, ModelError) as error:
+            raise ConfigError(f"no groups are known of {config!r}; give a config.json, a hub id or one of "
                               f"{', '.join(sorted(SHAPES))} ({error})") from error  # fmt: skip
     found = SHAPES[config] if isinstance(config, str) else config
     if not isinstance(found, Mapping):

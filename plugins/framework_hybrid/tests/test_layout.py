@@ -68,6 +68,41 @@ def test_the_page_shows_what_it_says() -> None:
     assert "\n".join(report("qwen3.5-4b", interval=4096)) in page.read_text()
 
 
+@pytest.mark.parametrize(
+    ("config", "ranks", "says"),
+    [
+        ("deepseek-v3", 8, "A token takes 70,272 bytes."),  # latents
+        (KIMI_K3, 8, "memory 524,288 + conv 18,432"),  # 8 of 64 heads of 128 x 128 numbers of 4 bytes; 3 tokens back
+        ("qwen3.5-4b", 2, "k 1,024 + v 1,024"),
+        ("qwen3.5-4b", 2, "memory 1,048,576 + conv 24,576"),
+        ("qwen3.5-4b", 8, "k 512 + v 512"),  # 4 heads of 256, each kept by two ranks
+        ("gemma-3-27b", 2, "Counted is one of 2 ranks"),
+    ],
+)
+def test_of_one_rank_it_counts_the_heads_that_the_rank_has(config: Any, ranks: int, says: str) -> None:
+    assert says in words(config, ranks=ranks), words(config, ranks=ranks)
+
+
+def test_a_hub_id_is_read_by_its_config_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES["gpt-oss-120b"]))
+    asked: list[Any] = []
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        asked.append((name, allow_patterns))
+        if name == "acme/away":
+            raise OSError("no network")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert command("layout")(["acme/gpt"]) == 0
+    assert "the last 128 tokens" in capsys.readouterr().out
+    assert command("layout")(["acme/away"]) == 2
+    assert "cannot be downloaded (no network); check the id" in capsys.readouterr().err
+    assert asked == [("acme/gpt", ["config.json"]), ("acme/away", ["config.json"])]
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_shortest_hit_is_found_by_trying_every_length(name: str) -> None:
     groups = LAYOUTS[name]
@@ -104,6 +139,7 @@ def test_the_command_reads_a_file_or_a_folder_and_refuses_in_a_sentence(
     for words, says in (
         ([str(tmp_path)], "found ['retention']"), (["gpt-7"], "no groups are known of 'gpt-7'"),
         (["gpt-oss-120b", "--block-tokens", "0"], "--block-tokens must be above 0"),
+        (["qwen3.5-4b", "--tp", "3"], "16 of 'num_attention_heads' do not divide over 3 ranks"),
     ):  # fmt: skip
         assert layout(words) == 2
         assert says in capsys.readouterr().err
