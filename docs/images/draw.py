@@ -16,7 +16,7 @@ INK = {"light": "#1f2328", "dark": "#e6edf3"}
 
 def plot(trace: Path) -> dict[str, str]:
     """Hit rate over capacity, with the offline optimum and a cache that never evicts."""
-    from framework.workload.traces import open_trace
+    from framework_builtin.trace import open_trace
     from framework_cache_only.curves import hit_curves
     from framework_cache_only.paths import build_paths
     from framework_report.figures import curve

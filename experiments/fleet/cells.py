@@ -14,7 +14,7 @@ import numpy as np
 from experiments.shared import AGENTIC, AGENTIC_B, trace_path
 from framework import api, registry
 from framework.interfaces.workload import WorkloadRequest
-from framework.workload.traces import open_trace
+from framework_builtin.trace import open_trace
 from framework_report.statistics import rate_interval
 from framework_traces.writing import write_trace
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from experiments.shared import begun, finish, parser_of, table
-from framework.workload.traces import WorkloadRequest
+from framework.interfaces.workload import WorkloadRequest
 from framework_builtin.eviction.lru import Lru
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_cache_only.reference import replay

@@ -32,10 +32,12 @@ from experiments.shared import (
 from framework import registry, workload
 from framework.interfaces import eviction
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.records import name_blocks
+from framework.interfaces.workload import WorkloadRequest
 from framework.registry.components import build_component
 from framework.types import Hint
-from framework.workload.traces import WorkloadRequest, open_trace
-from framework.workload.traces.own_format import as_trace, name_blocks
+from framework_builtin.trace import open_trace
+from framework_builtin.trace.own_format import as_trace
 from framework_builtin.workload.prompts import AgentText
 from framework_cache_only import paths, reference
 from framework_cache_only.paths import RequestPaths, build_paths

@@ -15,7 +15,7 @@ from experiments.hybrid.published import lru, paths_of
 from experiments.hybrid.published import rows as published_rows
 from experiments.shared import AGENTIC, CONVERSATION, digest, finish, kept, parse, save, table, trace_path
 from framework.errors import ConfigError
-from framework.workload.traces import open_trace
+from framework_builtin.trace import open_trace
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_hybrid.named import memory_of, rule_of
 from framework_hybrid.optimum import bound_tokens

@@ -21,8 +21,8 @@ from framework.interfaces.groups import KVGroup
 from framework.interfaces.workload import WorkloadRequest
 from framework.paged.pool import PromptEnds
 from framework.registry.components import Component
-from framework.workload.traces.own_format import as_trace
 from framework_builtin.memory.one_pool import OnePool
+from framework_builtin.trace.own_format import as_trace
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_engines.host_blocks import build_policy
 from framework_engines.vllm_connector import lead

@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.shared import AGENTIC, CONVERSATION, finish, parse, trace_path
 from framework.registry.components import build_component
-from framework.workload.traces import open_trace
+from framework_builtin.trace import open_trace
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_cache_only.reference import replay
 from framework_explain.account import AGES, Account, age_of

@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.shared import CONVERSATION, finish, parse, save, table, trace_path
 from framework.registry.components import build_component
-from framework.workload.traces import open_trace
+from framework_builtin.trace import open_trace
 from framework_cache_only.paths import CacheOnlyResult, RequestPaths, build_paths, replay_infinite
 from framework_cache_only.reference import replay
 

@@ -13,8 +13,8 @@ import numpy as np
 from experiments.shared import AGENTIC, CONVERSATION, digest, kept, trace_path
 from framework.registry.components import build_component
 from framework.replay.roofline import Roofline
-from framework.workload.trace_file import TraceFile
 from framework_builtin.eviction.lru import Lru
+from framework_builtin.workload.trace_file import TraceFile
 from framework_cache_only.paths import CacheOnlyResult, RequestPaths, build_paths
 from framework_cache_only.reference import replay
 from framework_cache_only.stack import lru_curve, reuse_distances

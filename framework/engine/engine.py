@@ -19,7 +19,6 @@ from framework.engine.outputs import Outputs
 from framework.engine.request import (
     About,
     BeamGroup,
-    Candidates,
     MakeStopWatch,
     Request,
     Sequence,
@@ -44,6 +43,7 @@ from framework.interfaces.below import MakeBelow
 from framework.interfaces.compression import Compression
 from framework.interfaces.observer import Note, Observed, Observer
 from framework.interfaces.scheduling import Scheduling
+from framework.interfaces.workload import Candidates
 from framework.registry.culprit import raise_named
 from framework.registry.signatures import check_arguments
 from framework.sampling import Sampling

@@ -10,7 +10,6 @@ from framework.engine.executors.base import BoolArray, Step
 from framework.engine.lifecycle import Lifecycle
 from framework.engine.request import (
     BeamGroup,
-    Candidates,
     Completion,
     Continuation,
     Request,
@@ -20,6 +19,7 @@ from framework.engine.request import (
 )
 from framework.engine.rows import IntArray
 from framework.engine.state import EngineState
+from framework.interfaces.workload import Candidates
 
 
 class Outputs:

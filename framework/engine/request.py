@@ -231,10 +231,6 @@ class Continuation:
     cumulative: float
 
 
-Candidates = tuple[list[list[int]], list[list[float]]]
-"""The likeliest tokens of each beam, and their log-probabilities."""
-
-
 @dataclass(slots=True, eq=False)
 class BeamGroup:
     """The beams of one request. All live beams have equal length and take their steps together.

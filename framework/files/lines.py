@@ -7,11 +7,11 @@ import io
 import os
 import stat
 import zlib
-from collections.abc import Callable, Generator, Iterable
-from contextlib import closing
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 from framework.errors import FrameworkError, WorkloadError
 
@@ -25,6 +25,30 @@ PARQUET_HEADER = b"first_line"
 """Key of a Parquet file's metadata that holds a line before the first row, for formats that begin with a header."""
 _ROWS = 512
 """Rows of a Parquet file that are decoded at once."""
+
+T = TypeVar("T")
+_KEPT: list[dict[Hashable, list[Any]]] = []
+
+
+@contextmanager
+def read_once() -> Iterator[None]:
+    """Within it this process reads each file once that is read through `kept`, and keeps what it read in memory."""
+    _KEPT.append({})
+    try:
+        yield
+    finally:
+        _KEPT.pop()
+
+
+def kept(path: Path, read_as: Hashable, read: Callable[[], Iterator[T]]) -> Iterator[T]:
+    """What `read` yields of the file; within `read_once`, what it yielded when the file was first read as `read_as`."""
+    if not _KEPT:
+        return read()
+    stat = path.stat()
+    key = path.resolve(), stat.st_mtime_ns, stat.st_size, read_as
+    if key not in _KEPT[-1]:
+        _KEPT[-1][key] = list(read())
+    return iter(_KEPT[-1][key])
 
 
 def open_bytes(path: str | Path, error: type[FrameworkError] = WorkloadError) -> IO[bytes]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from framework.guard.boundary import Guard, is_own
 from framework.guard.facts import Facts, checked_facts, reported
-from framework.interfaces.workload import Answer, Workload, WorkloadRequest
+from framework.interfaces.workload import Answer, Recording, Workload, WorkloadRequest
 
 
 class GuardedWorkload(Guard):
@@ -22,6 +22,19 @@ class GuardedWorkload(Guard):
             if not isinstance(answer, WorkloadRequest):
                 self.wrong("requests", "must yield a WorkloadRequest", answer)
             yield answer
+
+    def in_steps(self) -> bool:
+        answer: Any = self.plugin.in_steps()
+        if type(answer) is not bool:
+            self.wrong("in_steps", "must return a bool", answer)
+        return bool(answer)
+
+    def recording(self) -> Recording | None:
+        answer: Any = self.plugin.recording()
+        if answer is not None and not isinstance(answer, Recording):
+            self.wrong("recording", "must return a Recording or None", answer)
+        found: Recording | None = answer
+        return found
 
     def facts(self) -> Facts:
         return checked_facts(self, self.plugin.facts())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 from collections.abc import Mapping
@@ -11,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.errors import FrameworkError, shown
-from framework.interfaces.workload import BlockIdArray
-from framework.types import Hint
+from framework.interfaces.workload import BlockIdArray, Sampling
+from framework.types import Hint, TokenArray
 
 MAX_TOKENS = 100_000_000
 """Most tokens one request may claim: above any context window, below what a corrupted digit makes of one."""
@@ -200,3 +201,21 @@ def check_block_count(field: str, num_ids: int, input_tokens: int, block_tokens:
             f"{num_ids} block ids for {input_tokens} input tokens, expected {full + bool(rest)} of {block_tokens} "
             "tokens; is block_tokens right?",
         )
+
+
+def name_blocks(tokens: TokenArray, block_tokens: int) -> BlockIdArray:
+    """(ceil(n / block_tokens),) int64: a name a block that covers its whole prefix, the partial last one included.
+
+    62 bits of a chained BLAKE2b: among a million blocks two different ones share a name with probability 1e-7.
+    """
+    data = np.ascontiguousarray(tokens, dtype="<i4").tobytes()
+    step, name, names = 4 * block_tokens, b"", []
+    for start in range(0, len(data), step):
+        name = hashlib.blake2b(name + data[start : start + step], digest_size=8).digest()
+        names.append(int.from_bytes(name, "little") >> 2)
+    return np.array(names, dtype=np.int64)
+
+
+def answer(output_tokens: int, n: int = 1, beam_width: int = 1) -> Sampling:
+    """How a trace's request is answered: with exactly as many tokens as recorded, at least one."""
+    return Sampling(max_tokens=max(1, output_tokens), n=n, beam_width=beam_width, ignore_eos=True)

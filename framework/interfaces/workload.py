@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,10 @@ from framework.errors import InvalidArgument
 from framework.sampling import Sampling
 from framework.types import ROOT_NAMESPACE, Hint, Namespace, TokenArray, as_tokens
 
-__all__ = ["Answer", "BlockIdArray", "Hint", "Message", "Namespace", "Sampling", "Workload", "WorkloadRequest"]
+__all__ = [
+    "Answer", "BlockIdArray", "Candidates", "Hint", "Message", "Namespace", "Recording", "Sampling", "Workload",
+    "WorkloadRequest",
+]  # fmt: skip
 
 Message = dict[str, Any]
 """One turn of a chat: `role` and `content`, both text, and where it has them `tool_calls`, `tool_call_id` and `name`,
@@ -23,6 +26,9 @@ for the tokenizer's chat template."""
 
 BlockIdArray = npt.NDArray[np.int64]
 """(n,) int64 names of a prompt's blocks, in order. What a name means is up to its trace: see WorkloadRequest."""
+
+Candidates = tuple[list[list[int]], list[list[float]]]
+"""The likeliest tokens of each beam of a step, and their log-probabilities."""
 
 _DEFAULTS = Sampling()
 
@@ -148,6 +154,28 @@ class Answer(NamedTuple):
     texts: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A serve run that can be replayed without its model: it makes the same decisions.
+
+    Attributes:
+        eos_token_ids: ended their sequences.
+        max_model_len: longest sequence the engine took, tokens: what allocators that reserve reserve.
+        window: of all layers of the model, tokens; None where a layer has none.
+        requests: in order of submission. Arrivals are step numbers, and `sampling.seed` is the one that was drawn.
+        outputs: (place in `requests`, sample) -> the tokens it generated. A replay numbers requests by their places;
+            the run numbered those too that it refused, which are left out.
+        tops: (place in `requests`, call) -> candidates of its beam search.
+    """
+
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    window: int | None
+    requests: list[WorkloadRequest] = field(default_factory=list)
+    outputs: dict[tuple[int, int], TokenArray] = field(default_factory=dict)
+    tops: dict[tuple[int, int], Candidates] = field(default_factory=dict)
+
+
 class Workload(ABC):
     """Requests to serve or to replay. Constructor keywords are the options, with their defaults; `seed` is the run's.
 
@@ -161,6 +189,14 @@ class Workload(ABC):
         Raises:
             WorkloadError: a source that cannot be read, naming file, line and field.
         """
+
+    def in_steps(self) -> bool:
+        """Whether arrivals count steps of the engine that was recorded, instead of seconds."""
+        return False
+
+    def recording(self) -> Recording | None:
+        """The serve run that these requests were recorded from, where they are `in_steps`; None: nobody knows it."""
+        return None
 
     def facts(self) -> Mapping[str, Any]:
         """What a run's result should hold of this workload, once the requests were drawn: names to texts and finite

@@ -24,18 +24,15 @@ from framework.interfaces.below import Below, ReplayedPool
 from framework.interfaces.compression import Compression
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.mode import OnBegin
-from framework.interfaces.workload import Workload, WorkloadRequest
+from framework.interfaces.workload import Recording, Workload, WorkloadRequest
 from framework.modes.replay_input import block_bytes, pool_blocks, what_fewer_bits_buy, workload_of
 from framework.modes.session import KINDS, Session, names_of
 from framework.registry.components import build_allocator, build_component
-from framework.replay.items import Foresight, feed, trace_items
+from framework.replay.items import Foresight, feed, trace_items, with_blocks
 from framework.replay.roofline import Roofline
 from framework.results.layout import REQUESTS
 from framework.types import TokenArray
 from framework.workload import requests_of
-from framework.workload.trace_file import TraceFile
-from framework.workload.traces.own_format import with_blocks
-from framework.workload.traces.recording import RecordedWorkload, Recording
 
 _DEFAULT_LEN = 262_144
 _IN_STEPS = {"wall_s": "wall_steps", "time_s": "time_steps"}
@@ -185,14 +182,14 @@ def open_source(config: Config, trial: Trial, cache: OtherCache | None = None) -
         ConfigError: a policy that needs the future, over a recording.
     """
     name, workload = workload_of(config)
-    recording = workload.recording() if isinstance(workload, RecordedWorkload) else None
-    steps = isinstance(workload, TraceFile) and workload.in_steps()
+    guarded = GuardedWorkload(workload)
+    steps = guarded.in_steps()
+    recording = guarded.recording() if steps else None
     if steps and config.executor == "roofline":
         raise ConfigError(
             "the trace has arrivals in steps of the engine that was recorded, and executor=roofline wants "
             "seconds; leave executor out"
         )
-    steps = steps or recording is not None
     outputs: dict[tuple[int, int], TokenArray] = {} if recording is None else dict(recording.outputs)
     executor = _executor(config, outputs, recording, steps=steps)
     engine, policy = _engine(config, executor, recording, trial, cache, steps=steps)

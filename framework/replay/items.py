@@ -14,14 +14,15 @@ import orjson
 
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import OUTPUT_BASE
-from framework.engine.request import About, Candidates, Request, Sequence
+from framework.engine.request import About, Request, Sequence
 from framework.errors import ConfigError
 from framework.interfaces.allocator import Allocator
-from framework.interfaces.workload import WorkloadRequest
+from framework.interfaces.records import answer, name_blocks
+from framework.interfaces.workload import Candidates, WorkloadRequest
 from framework.types import Namespace, TokenArray
-from framework.workload.traces.fields import answer
-from framework.workload.traces.own_format import name_blocks
-from framework.workload.traces.recording import FORMAT, VERSION
+
+FORMAT, VERSION = "kvlab-recording", 2
+"""Of the file of a recorded serve run."""
 
 
 def feed(engine: Engine, items: Iterable[WorkloadRequest], *, progress: bool = False) -> Iterator[None]:
@@ -99,6 +100,15 @@ def _prompt(request: WorkloadRequest, number: int, numbers: dict[int, int]) -> T
         prompt[: len(tokens)] = tokens
     prompt.flags.writeable = False
     return prompt
+
+
+def with_blocks(requests: Iterable[WorkloadRequest], block_tokens: int) -> Iterator[WorkloadRequest]:
+    """Requests whose prompts are token ids without names, with names of blocks of `block_tokens` beside them."""
+    for request in requests:
+        if request.block_ids is None and request.tokens is not None:
+            ids = name_blocks(request.tokens, block_tokens)
+            request = replace(request, block_ids=ids, block_tokens=block_tokens)
+        yield request
 
 
 _NOTHING = np.empty(0, dtype=np.int64)
@@ -202,8 +212,9 @@ def write_recording(
 ) -> None:
     """Write down a serve run's requests, so that a replay without its model makes the same decisions.
 
-    Of a drained engine; refused ones and those that never arrived are left out. `framework.workload.traces.recording`
-    describes the file and reads it.
+    Of a drained engine; refused ones and those that never arrived are left out. `workload=recording` reads the file:
+    one JSON header line, then one object a request, in order of submission. `tops` are, for beam search, the ids and
+    log-probabilities (null for -inf) of the candidates at each of its steps.
 
     Args:
         candidates: of the beam searches, see `Engine.candidates`.

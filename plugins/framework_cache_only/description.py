@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.interfaces.workload import Namespace, WorkloadRequest
-from framework.workload.traces.reader import Trace
+from framework_builtin.trace.reader import Trace
 from framework_cache_only.paths import Ints, RequestPaths, build_paths
 from framework_cache_only.stack import lru_curve, reuse_distances
 

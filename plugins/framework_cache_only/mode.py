@@ -25,8 +25,8 @@ from framework.modes.session import Session, names_of
 from framework.registry.components import build_component
 from framework.results.layout import REQUESTS
 from framework.workload import requests_of
-from framework.workload.trace_file import TraceFile
-from framework.workload.traces.own_format import as_trace
+from framework_builtin.trace.own_format import as_trace
+from framework_builtin.workload.trace_file import TraceFile
 from framework_cache_only.optimum import optimum_hits
 from framework_cache_only.parts import CacheOnlyBelow, Counted, CountedBelow, Losses
 from framework_cache_only.paths import CacheOnlyResult, RequestPaths, build_paths

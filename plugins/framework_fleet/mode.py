@@ -27,7 +27,6 @@ from framework.registry.components import build_component
 from framework.results.layout import REQUESTS
 from framework.types import BlockHash
 from framework.workload import requests_of
-from framework.workload.trace_file import TraceFile
 from framework_fleet.bounds import Bounds
 from framework_fleet.fleet import Fleet, Sight
 from framework_fleet.guard import GuardedRouter
@@ -149,7 +148,7 @@ def loop_of(workload: Workload, name: str, options: FleetOptions) -> OpenLoop:
         ConfigError: a workload without times in seconds, or a closed loop over one that says nothing of order.
         WorkloadError: a source that cannot be read; an order that cannot be.
     """
-    if name == "recording" or (isinstance(workload, TraceFile) and workload.in_steps()):
+    if GuardedWorkload(workload).in_steps():
         raise ConfigError(
             "mode=fleet needs arrivals in seconds, and these count an engine's steps; take mode=replay, or "
             "workload.clock=seconds where the file has both"

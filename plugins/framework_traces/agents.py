@@ -24,7 +24,7 @@ from framework.interfaces.trace import (
     json_object,
     text,
 )
-from framework.workload.traces.fields import first_object
+from framework_builtin.trace.fields import first_object
 from framework_traces.lengths import seconds
 
 _NANOSECONDS = 10**9

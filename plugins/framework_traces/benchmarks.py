@@ -21,7 +21,7 @@ from framework.interfaces.trace import (
     number,
     text,
 )
-from framework.workload.traces.fields import first_object
+from framework_builtin.trace.fields import first_object
 
 _NANOSECONDS = 10**9
 _TOOL_LENGTH, _LATENCY = "tool_call_output_length", "tool_call_latency"

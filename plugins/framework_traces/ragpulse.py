@@ -21,12 +21,12 @@ from framework.interfaces.trace import (
     integer,
     integers,
     json_object,
+    name_blocks,
     number,
     text,
 )
 from framework.types import TokenArray
-from framework.workload.traces.fields import first_object
-from framework.workload.traces.own_format import name_blocks
+from framework_builtin.trace.fields import first_object
 
 _CHUNK_FILES = ("1_sys_prompt", "2_passages", "3_history", "4_user_input", "5_web_search")
 _MAX_CHUNK_TOKENS = 2**20

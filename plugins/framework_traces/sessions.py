@@ -25,7 +25,7 @@ from framework.interfaces.trace import (
     text,
     texts,
 )
-from framework.workload.traces.fields import first_object
+from framework_builtin.trace.fields import first_object
 
 _OWN_NAMES = 2**62 + 2**61
 """Names of blocks that no line names begin here, above all that BlockNames gives."""

@@ -15,7 +15,7 @@ from framework.errors import InvalidArgument, WorkloadError
 from framework.files.atomic import beside
 from framework.files.lines import PARQUET_HEADER
 from framework.interfaces.workload import WorkloadRequest
-from framework.workload.traces.own_format import DEFAULT_BLOCK_TOKENS, FORMAT, VERSION
+from framework_builtin.trace.own_format import DEFAULT_BLOCK_TOKENS, FORMAT, VERSION
 
 
 def write_trace(path: str | Path, requests: Iterable[WorkloadRequest], *, block_tokens: int = 0, **notes: Any) -> int:

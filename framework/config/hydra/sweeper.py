@@ -35,6 +35,7 @@ from framework.config.check import check_below
 from framework.config.hydra.compose import HYDRA_ERRORS, checked, refusal, without_hydra
 from framework.config.hydra.overrides import normalise, quote, unquote
 from framework.errors import ConfigError, FrameworkError
+from framework.files.lines import read_once
 from framework.files.secrets import masked
 from framework.results.layout import RESULT, SWEEP
 from framework.sweep.identity import Repeats, identity
@@ -48,7 +49,6 @@ from framework.sweep.job import (
     require_sweep_folder,
     watched,
 )
-from framework.workload.traces.reader import read_once
 
 MOST_JOBS = 100_000
 _MOST_UNWRITTEN = 3

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from framework.errors import InvalidArgument
-from framework.workload.traces import open_trace
 from framework_builtin.eviction.arc import Arc
 from framework_builtin.eviction.belady import Belady
 from framework_builtin.eviction.fifo import Fifo
@@ -19,6 +18,7 @@ from framework_builtin.eviction.lfu import Lfu
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.mru import Mru
 from framework_builtin.eviction.optimum import Optimum
+from framework_builtin.trace import open_trace
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_cache_only.reference import replay
 from framework_cache_only.testing.replay_core import paths_of

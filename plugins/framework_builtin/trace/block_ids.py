@@ -25,7 +25,7 @@ from framework.interfaces.trace import (
     number,
     text,
 )
-from framework.workload.traces.fields import first_object
+from framework_builtin.trace.fields import first_object
 
 
 class Mooncake(JsonLinesReader):

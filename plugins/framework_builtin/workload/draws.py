@@ -186,7 +186,7 @@ class SeededWorkload(Workload):
 
 
 def _recorded(path: Path) -> Iterator[float]:
-    from framework.workload.traces import open_trace
+    from framework_builtin.trace import open_trace
 
     trace = open_trace(path)
 

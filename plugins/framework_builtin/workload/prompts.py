@@ -19,7 +19,7 @@ from framework.files.lines import first_lines, require_file
 from framework.interfaces.records import FieldError, integer, integers, number, text
 from framework.interfaces.workload import Message, Namespace, Sampling, Workload, WorkloadRequest
 from framework.types import TokenArray
-from framework.workload.traces.fields import facts_of
+from framework_builtin.trace.fields import facts_of
 
 _PROMPT = ("prompt", "messages", "tokens")
 _SAMPLING = tuple(field.name for field in fields(Sampling))

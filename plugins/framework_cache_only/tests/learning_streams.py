@@ -7,8 +7,8 @@ import random
 import numpy as np
 
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.workload import WorkloadRequest
 from framework.types import Hint
-from framework.workload.traces import WorkloadRequest
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_cache_only.reference import replay
 

@@ -8,8 +8,8 @@ from itertools import product
 
 import numpy as np
 
+from framework.interfaces.workload import WorkloadRequest
 from framework.types import Namespace
-from framework.workload.traces import WorkloadRequest
 from framework_cache_only.paths import RequestPaths, build_paths
 
 Path = tuple[int, ...]

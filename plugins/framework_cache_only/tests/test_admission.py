@@ -8,7 +8,7 @@ from paged_helpers import NS, info, make, tokens
 from replay_helpers import random_requests, workload
 
 from framework.errors import PluginError
-from framework.workload.traces import WorkloadRequest
+from framework.interfaces.workload import WorkloadRequest
 from framework_builtin.allocator.prefix import PrefixAllocator
 from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.lru import Lru

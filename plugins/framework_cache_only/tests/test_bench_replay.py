@@ -27,8 +27,8 @@ import pytest
 from plain_caches import plain_lru
 
 from framework import registry
-from framework.workload.traces import open_trace
 from framework_builtin.eviction.lru import Lru
+from framework_builtin.trace import open_trace
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_cache_only.reference import core_of, count, replay
 from framework_cache_only.replay_core import PYTHON

@@ -11,7 +11,7 @@ import pytest
 from command_line import command
 from replay_helpers import random_requests, workload
 
-from framework.workload.traces import WorkloadRequest
+from framework.interfaces.workload import WorkloadRequest
 from framework_builtin.eviction.arc import Arc
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.optimum import Optimum

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from framework.interfaces.workload import WorkloadRequest
-from framework.workload.traces.own_format import OwnFormat
-from framework.workload.traces.reader import Trace
+from framework_builtin.trace.own_format import OwnFormat
+from framework_builtin.trace.reader import Trace
 from framework_cache_only.description import describe
 from framework_traces.command import _rows
 

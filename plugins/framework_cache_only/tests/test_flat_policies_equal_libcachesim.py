@@ -13,7 +13,7 @@ import pytest
 from replay_helpers import flat_paths
 
 from framework.interfaces.eviction import EvictionPolicy
-from framework.workload.traces import WorkloadRequest, open_trace
+from framework.interfaces.workload import WorkloadRequest
 from framework_builtin.eviction.arc import Arc
 from framework_builtin.eviction.belady import Belady
 from framework_builtin.eviction.clock import Clock
@@ -29,6 +29,7 @@ from framework_builtin.eviction.sieve import Sieve
 from framework_builtin.eviction.slru import Slru
 from framework_builtin.eviction.two_q import TwoQ
 from framework_builtin.eviction.w_tinylfu import WTinyLfu
+from framework_builtin.trace import open_trace
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_cache_only.reference import replay
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from framework.interfaces.eviction import EvictionPolicy
-from framework.workload.traces import open_trace
 from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.length_aware import LengthAware
 from framework_builtin.eviction.lfu import Lfu
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.optimum import Optimum
+from framework_builtin.trace import open_trace
 from framework_cache_only.optimum import optimum_hits
 from framework_cache_only.paths import RequestPaths, build_paths, replay_infinite
 from framework_cache_only.reference import replay

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from paged_helpers import Watching, serve, tokens
 
-from framework.workload.traces import WorkloadRequest
+from framework.interfaces.workload import WorkloadRequest
 from framework_builtin.allocator.prefix_cow import PrefixCowAllocator
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.hash.sha256 import Sha256

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from framework.workload.traces import WorkloadRequest, open_trace
+from framework.interfaces.workload import WorkloadRequest
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.optimum import Optimum
+from framework_builtin.trace import open_trace
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_cache_only.reference import replay
 

@@ -10,8 +10,8 @@ from replay_helpers import KEYS, random_requests, slow_replay, workload
 
 from framework.errors import InvalidArgument, PluginError, UnknownPlugin, WorkloadError
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.workload import WorkloadRequest
 from framework.types import BlockId
-from framework.workload.traces import WorkloadRequest
 from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.length_aware import LengthAware
 from framework_builtin.eviction.lfu import Lfu

@@ -8,7 +8,7 @@ import pytest
 from replay_helpers import flat_paths
 
 from framework.errors import ConfigError, InvalidArgument, UnknownPlugin, Unsupported
-from framework.workload.traces import WorkloadRequest
+from framework.interfaces.workload import WorkloadRequest
 from framework_cache_only.paths import build_paths
 from framework_cache_only.reference import replay
 from framework_engines import as_libcachesim

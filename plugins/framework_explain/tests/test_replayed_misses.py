@@ -15,9 +15,10 @@ from replay_helpers import random_requests, workload
 from framework import registry
 from framework.errors import FrameworkError
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.workload import WorkloadRequest
 from framework.registry.components import build_component
-from framework.workload.traces import WorkloadRequest, open_trace
 from framework_builtin.eviction.lru import Lru
+from framework_builtin.trace import open_trace
 from framework_cache_only.optimum import optimum_hits
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_cache_only.reference import replay

@@ -13,10 +13,10 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.groups import KVGroup
 from framework.interfaces.workload import WorkloadRequest
 from framework.registry.components import build_component
-from framework.workload.traces.own_format import as_trace
 from framework_builtin.memory.one_pool import OnePool
 from framework_builtin.memory.pool_per_group import PoolPerGroup
 from framework_builtin.memory.two_level import TwoLevel
+from framework_builtin.trace.own_format import as_trace
 from framework_cache_only.paths import RequestPaths, build_paths
 
 

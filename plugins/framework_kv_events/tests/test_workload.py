@@ -9,7 +9,7 @@ from kv_event_lines import AGAIN, HEADER, REMOVED, STORED, line, written
 from synthetic_workloads import example
 
 from framework.errors import WorkloadError
-from framework.workload.traces import open_trace
+from framework_builtin.trace import open_trace
 from framework_kv_events.schema import BlockStored
 from framework_kv_events.workload import KVEventStream
 

@@ -18,7 +18,7 @@ import pytest
 from command_line import command
 
 from framework.errors import ConfigError, RunDirectoryError
-from framework.workload.traces import WorkloadRequest
+from framework.interfaces.workload import WorkloadRequest
 from framework_lab.search import Axis, Search, axes_of, maximises, search
 from framework_report.trials import read_trials
 from framework_traces.writing import write_trace

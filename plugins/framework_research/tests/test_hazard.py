@@ -10,8 +10,8 @@ import pytest
 from learning_streams import hits, requests_of
 
 from framework.interfaces.eviction import BlockView, EvictionPolicy
+from framework.interfaces.workload import WorkloadRequest
 from framework.types import RequestFacts
-from framework.workload.traces import WorkloadRequest
 from framework_builtin.eviction.lru import Lru
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_cache_only.reference import replay

@@ -10,7 +10,7 @@ from eviction_histories import evicted
 from learning_streams import conversations, hits, requests_of
 
 from framework.errors import InvalidArgument
-from framework.workload.traces import WorkloadRequest
+from framework.interfaces.workload import WorkloadRequest
 from framework_builtin.eviction.lru import Lru
 from framework_cache_only.paths import build_paths
 from framework_cache_only.reference import replay

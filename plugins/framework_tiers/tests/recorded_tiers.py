@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from experiments.shared import CONVERSATION, MissingTrace, trace_path
-from framework.workload.traces import open_trace
+from framework_builtin.trace import open_trace
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_tiers.counted import CountedTiers
 

@@ -12,13 +12,13 @@ from replay_helpers import flushed, random_requests, workload
 
 from framework.errors import InvalidArgument, PluginError
 from framework.interfaces.eviction import EvictionPolicy
-from framework.workload.traces import open_trace
 from framework_builtin.eviction.arc import Arc
 from framework_builtin.eviction.belady import Belady
 from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.leaf_lru import LeafLru
 from framework_builtin.eviction.lfu import Lfu
 from framework_builtin.eviction.lru import Lru
+from framework_builtin.trace import open_trace
 from framework_cache_only.paths import CacheOnlyResult, RequestPaths, build_paths
 from framework_cache_only.reference import replay
 from framework_research.hazard import Hazard

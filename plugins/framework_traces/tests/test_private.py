@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from framework.errors import ConfigError
-from framework.workload.traces import open_trace
+from framework_builtin.trace import open_trace
 from framework_traces.private import LiveRequest, PrivateTrace
 
 

@@ -13,9 +13,10 @@ import pytest
 from synthetic_workloads import example
 
 from framework.errors import InvalidArgument, WorkloadError
+from framework.interfaces.records import name_blocks
+from framework.interfaces.workload import WorkloadRequest
 from framework.types import Namespace
-from framework.workload.traces import WorkloadRequest, detect_format, open_trace
-from framework.workload.traces.own_format import name_blocks
+from framework_builtin.trace import detect_format, open_trace
 from framework_traces.writing import write_trace
 
 MOONCAKE = {"timestamp": 27, "input_length": 1000, "output_length": 5, "hash_ids": [0, 7]}

@@ -11,7 +11,7 @@ import pytest
 from command_line import command
 
 from framework.errors import WorkloadError
-from framework.workload.traces import open_trace
+from framework_builtin.trace import open_trace
 from framework_traces.request_log import convert
 
 main = command("trace")

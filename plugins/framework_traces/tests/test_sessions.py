@@ -10,7 +10,7 @@ import pytest
 
 from framework.errors import WorkloadError
 from framework.interfaces.workload import WorkloadRequest
-from framework.workload.traces import open_trace
+from framework_builtin.trace import open_trace
 from framework_traces.writing import write_trace
 
 

@@ -11,8 +11,8 @@ import pytest
 from command_line import command
 
 from framework.workload import stream
-from framework.workload.traces import open_trace
-from framework.workload.traces.own_format import as_trace
+from framework_builtin.trace import open_trace
+from framework_builtin.trace.own_format import as_trace
 from framework_traces import public
 from framework_traces.command import _shown
 

@@ -1,8 +1,8 @@
-"""What a workload or a trace reader answers is checked, and its facts stand beside what was measured."""
+"""What a workload answers is checked, and its facts stand beside what was measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 
 from framework import api
-from framework.errors import PluginError, WorkloadError
+from framework.errors import PluginError
 from framework.guard.boundary import remember_origin
-from framework.interfaces.trace import JsonLinesReader, Record
+from framework.guard.workload import GuardedWorkload
 from framework.interfaces.workload import Workload, WorkloadRequest
 from framework.results.reading import read_result
 from framework.workload import requests_of
-from framework.workload.traces import reader as readers
-from framework.workload.traces.reader import Trace, detect_format, open_trace
 
 
 class Faulty(Workload):
@@ -45,6 +43,17 @@ def test_a_workload_that_yields_no_request_is_named(wrong: Any) -> None:
 
     with pytest.raises(PluginError, match=r"Yields.requests: must yield a WorkloadRequest"):
         list(requests_of(Yields(), "yields"))
+
+
+@pytest.mark.parametrize(
+    ("hook", "rule"), [("in_steps", "must return a bool"), ("recording", "must return a Recording")]
+)
+def test_a_workload_that_answers_a_question_with_something_else_is_named(
+    hook: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Faulty, hook, lambda self: "yes", raising=False)
+    with pytest.raises(PluginError, match=rf"Faulty\.{hook}: {rule}"):
+        getattr(GuardedWorkload(Faulty()), hook)()
 
 
 @pytest.mark.parametrize("reported", [ArithmeticError("x"), 5, {"a b": 1}], ids=lambda value: type(value).__name__)
@@ -83,74 +92,3 @@ def run(executor: str, reported: Any, tmp_path: Path, monkeypatch: pytest.Monkey
     config = {**mode, "workload": "chat", "cache": {"num_blocks": 64, "block_size": 2}}
     api.run({**config, "run": {"dir": str(tmp_path / "run"), "progress": False, "check_requests": 0}})
     return read_result(tmp_path / "run")
-
-
-class Reader(JsonLinesReader):
-    """Does what its class attributes say."""
-
-    does: Callable[..., Any] = staticmethod(lambda: iter(()))
-    size: Any = 0
-    recognised: Any = True
-
-    @classmethod
-    def recognises(cls, head: Any, path: Path) -> bool:
-        return done(cls.recognised)  # type: ignore[no-any-return]
-
-    def block_size(self, head: Any, asked: int | None) -> int:
-        return done(self.size)  # type: ignore[no-any-return]
-
-    def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:
-        return WorkloadRequest(input_tokens=4, output_tokens=1)
-
-    def read(self, lines: Any, path: Path) -> Iterator[Record]:
-        yield from type(self).does()
-
-
-remember_origin(Reader, "acme 1.5")
-
-
-def done(what: Any) -> Any:
-    if isinstance(what, BaseException):
-        raise what
-    return what
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    (tmp_path / "trace.jsonl").write_text('{"x": 1}\n')
-    return tmp_path / "trace.jsonl"
-
-
-@pytest.mark.parametrize(
-    ("yielded", "says"),
-    [
-        (5, "must yield"),
-        ((1, None), "must yield"),
-        ((1, 2, 3), "must yield"),
-        ((1, WorkloadRequest(input_tokens=8, block_ids=[1, 2], block_tokens=4)), "blocks of 4 tokens where block_size"),
-    ],
-)
-def test_what_a_trace_reader_yields_is_checked(yielded: Any, says: str, trace: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Reader, "does", staticmethod(lambda: iter([yielded])))
-        with pytest.raises(PluginError, match=f"trace reader Reader.read: .*{says}"):
-            list(Trace(trace, "acme", Reader, 16, 16, "raise"))
-
-
-@pytest.mark.parametrize("size", [-1, 2.5, True, None, "16", 2**80])
-def test_a_block_size_that_is_none_is_refused(size: Any, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "_reader", lambda name: Reader)
-    monkeypatch.setattr(Reader, "size", size)
-    with pytest.raises(PluginError, match=r"Reader.block_size: must return an int"):
-        open_trace(trace, format="acme")
-
-
-@pytest.mark.parametrize("answer", ["no", 1, None, ArithmeticError("x")], ids=lambda value: type(value).__name__)
-def test_a_reader_that_does_not_say_whether_it_knows_a_file_is_named(
-    answer: Any, trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(readers, "_reader", lambda name: Reader)
-    monkeypatch.setattr(readers, "formats", lambda: ("acme",))
-    monkeypatch.setattr(Reader, "recognised", answer)
-    with pytest.raises(WorkloadError, match=r"could not be asked: acme 1.5: trace reader Reader.recognises"):
-        detect_format(trace)

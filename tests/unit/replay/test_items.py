@@ -16,13 +16,14 @@ from fake_engines import make_engine
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import OUTPUT_BASE, ReplayExecutor, constant_step
 from framework.errors import ConfigError
+from framework.interfaces.records import name_blocks
+from framework.interfaces.workload import WorkloadRequest
 from framework.registry.components import build_allocator
 from framework.replay.items import Foresight, feed, submit, trace_items
 from framework.sampling import Sampling
-from framework.workload.traces import WorkloadRequest, open_trace
-from framework.workload.traces.own_format import name_blocks
-from framework.workload.traces.recording import read_recording
 from framework_builtin.eviction.belady import Belady
+from framework_builtin.trace import open_trace
+from framework_builtin.trace.recording import read_recording
 
 
 def requests_of(ids: list[list[int]], block_tokens: int = 4, gap_s: float = 100.0) -> list[WorkloadRequest]:

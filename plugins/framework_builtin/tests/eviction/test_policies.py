@@ -12,8 +12,8 @@ from replay_helpers import workload
 
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.workload import WorkloadRequest
 from framework.types import BlockHash, BlockId
-from framework.workload.traces import WorkloadRequest
 from framework_builtin.eviction.belady import Belady
 from framework_builtin.eviction.clock import Clock
 from framework_builtin.eviction.cost_aware import CostAware

@@ -10,8 +10,8 @@ import pytest
 from synthetic_workloads import drawn
 
 from framework.errors import ConfigError, WorkloadError
+from framework.interfaces.workload import WorkloadRequest
 from framework.workload import build
-from framework.workload.traces import WorkloadRequest
 from framework_builtin.workload.draws import Draws, Zipf
 from framework_traces.writing import write_trace
 

@@ -14,7 +14,7 @@ import pytest
 from synthetic_workloads import drawn
 
 from framework.workload import Workload, WorkloadRequest, build, make, stream
-from framework.workload.traces.own_format import SYNTHETIC, as_trace
+from framework_builtin.trace.own_format import SYNTHETIC, as_trace
 from framework_testing import workload_checks
 
 SEEDED = ("chat", "no_sharing", "shared_prefix", *SYNTHETIC)

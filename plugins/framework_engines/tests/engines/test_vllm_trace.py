@@ -12,7 +12,7 @@ from experiments.fidelity import our_side, vllm_side
 from experiments.fidelity.streams import Talk, grown
 from experiments.live.server import connector_config
 from framework.replay.items import trace_items
-from framework.workload.traces import open_trace
+from framework_builtin.trace import open_trace
 from framework_cache_only.description import describe
 
 pytestmark = pytest.mark.timeout(600)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,19 +24,19 @@ from framework.interfaces.trace import (
     Namespace,
     Sampling,
     WorkloadRequest,
+    answer,
     integer,
     integers,
     json_object,
+    name_blocks,
     number,
     text,
 )
-from framework.interfaces.workload import Workload
+from framework.interfaces.workload import Candidates, Recording, Workload
+from framework.replay.items import FORMAT, VERSION
 from framework.types import TokenArray
-from framework.workload.traces.fields import HeadedReader, answer, check_header, facts_of
-from framework.workload.traces.own_format import DEFAULT_BLOCK_TOKENS, name_blocks
-
-FORMAT, VERSION = "kvlab-recording", 2
-Candidates = tuple[list[list[int]], list[list[float]]]
+from framework_builtin.trace.fields import HeadedReader, check_header, facts_of
+from framework_builtin.trace.own_format import DEFAULT_BLOCK_TOKENS
 
 
 class RecordedRun(HeadedReader):
@@ -77,28 +77,6 @@ class RecordedRun(HeadedReader):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """All requests of a file, in order of submission.
-
-    Attributes:
-        eos_token_ids: ended their sequences.
-        max_model_len: longest sequence the engine took, tokens: what allocators that reserve reserve.
-        window: of all layers of the model, tokens; None where a layer has none.
-        requests: arrivals are step numbers, and `sampling.seed` is the one that was drawn.
-        outputs: (place in `requests`, sample) -> the tokens it generated. A replay numbers requests by their places;
-            the run numbered those too that it refused, which are not in the file.
-        tops: (place in `requests`, call) -> candidates of its beam search.
-    """
-
-    eos_token_ids: tuple[int, ...]
-    max_model_len: int
-    window: int | None
-    requests: list[WorkloadRequest] = field(default_factory=list)
-    outputs: dict[tuple[int, int], TokenArray] = field(default_factory=dict)
-    tops: dict[tuple[int, int], Candidates] = field(default_factory=dict)
-
-
 @dataclass(kw_only=True)
 class RecordedWorkload(Workload):
     """A serve run recorded with run.record=true, replayed without its model: mode=replay workload=recording.
@@ -112,6 +90,9 @@ class RecordedWorkload(Workload):
     def recording(self) -> Recording:
         """The file, read whole."""
         return read_recording(self.path)
+
+    def in_steps(self) -> bool:
+        return True
 
     def requests(self) -> Iterator[WorkloadRequest]:
         """See Workload; a step counts as a second."""

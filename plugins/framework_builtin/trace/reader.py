@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from framework import registry
 from framework.errors import InvalidArgument, UnknownPlugin, WorkloadError, plugin_note
-from framework.files.lines import first_lines, read_lines
+from framework.files.lines import first_lines, kept, read_lines
 from framework.guard.boundary import Guard, construct, is_count
 from framework.interfaces.trace import MAX_TOKENS, PER_SECOND, FieldError, Line, Record, TraceReader, WorkloadRequest
 from framework.registry.culprit import named
@@ -18,19 +17,6 @@ from framework.registry.culprit import named
 OnError = Literal["raise", "skip"]
 
 _READ = (WorkloadRequest, FieldError)
-
-_KEPT: list[dict[tuple[Any, ...], list[Record]]] = []
-"""What was read so far within `read_once`, by file and what it was read as."""
-
-
-@contextmanager
-def read_once() -> Iterator[None]:
-    """Within it this process reads each file once, and keeps what it read in memory."""
-    _KEPT.append({})
-    try:
-        yield
-    finally:
-        _KEPT.pop()
 
 
 @dataclass(eq=False)
@@ -112,16 +98,7 @@ class Trace:
             yield line_number, record
 
     def _read(self) -> Iterator[Record]:
-        if not _KEPT:
-            return self._records()
-        stat = self.path.stat()
-        key = (
-            self.path.resolve(), stat.st_mtime_ns, stat.st_size, self.reader, self.line_tokens, self.time_unit,
-            self.in_seconds,
-        )  # fmt: skip
-        if key not in _KEPT[-1]:
-            _KEPT[-1][key] = list(self._records())
-        return iter(_KEPT[-1][key])
+        return kept(self.path, (self.reader, self.line_tokens, self.time_unit, self.in_seconds), self._records)
 
     def _records(self) -> Iterator[Record]:
         """What the reader yields, checked."""

@@ -14,8 +14,8 @@ from framework.errors import WorkloadError
 from framework.registry.components import build_allocator
 from framework.replay.items import feed, trace_items
 from framework.workload import stream
-from framework.workload.traces import open_trace
-from framework.workload.traces.own_format import as_trace
+from framework_builtin.trace import open_trace
+from framework_builtin.trace.own_format import as_trace
 
 
 @pytest.mark.parametrize(

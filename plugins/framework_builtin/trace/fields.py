@@ -11,7 +11,6 @@ from framework.interfaces.trace import (
     JsonLinesReader,
     Line,
     Record,
-    Sampling,
     hint,
     integer,
     json_object,
@@ -80,8 +79,3 @@ def facts_of(record: Mapping[str, Any]) -> dict[str, Any]:
         "hint": hint(record),
         "key": text(record, "key") or "",
     }
-
-
-def answer(output_tokens: int, n: int = 1, beam_width: int = 1) -> Sampling:
-    """How a trace's request is answered: with exactly as many tokens as recorded, at least one."""
-    return Sampling(max_tokens=max(1, output_tokens), n=n, beam_width=beam_width, ignore_eos=True)

@@ -20,7 +20,6 @@ numbers, not both above 1. Two statements of one length must agree. A reader ref
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -29,22 +28,23 @@ import numpy as np
 
 from framework.errors import ConfigError
 from framework.interfaces.trace import (
-    BlockIdArray,
     BlockNames,
     FieldError,
     Line,
     Namespace,
     Sampling,
     WorkloadRequest,
+    answer,
     check_block_count,
     integer,
     integers,
+    name_blocks,
     number,
     text,
     texts,
 )
 from framework.types import TokenArray
-from framework.workload.traces.fields import HeadedReader, answer, facts_of, first_object
+from framework_builtin.trace.fields import HeadedReader, facts_of, first_object
 
 FORMAT, VERSION = "kvlab-trace", 1
 DEFAULT_BLOCK_TOKENS = 16
@@ -130,19 +130,6 @@ def _tokens(record: Mapping[str, Any], field: str) -> TokenArray:
     return integers(record, field, limit=2**31 - 1).astype(np.int32)
 
 
-def name_blocks(tokens: TokenArray, block_tokens: int) -> BlockIdArray:
-    """(ceil(n / block_tokens),) int64: a name a block that covers its whole prefix, the partial last one included.
-
-    62 bits of a chained BLAKE2b: among a million blocks two different ones share a name with probability 1e-7.
-    """
-    data = np.ascontiguousarray(tokens, dtype="<i4").tobytes()
-    step, name, names = 4 * block_tokens, b"", []
-    for start in range(0, len(data), step):
-        name = hashlib.blake2b(name + data[start : start + step], digest_size=8).digest()
-        names.append(int.from_bytes(name, "little") >> 2)
-    return np.array(names, dtype=np.int64)
-
-
 def as_trace(requests: Iterable[WorkloadRequest], block_tokens: int | None = None) -> Iterator[WorkloadRequest]:
     """The requests of a workload of token ids as a trace records them, one at a time.
 
@@ -162,12 +149,3 @@ def as_trace(requests: Iterable[WorkloadRequest], block_tokens: int | None = Non
             ids = name_blocks(request.tokens, block_tokens)
             recorded = replace(recorded, prompt=None, output=None, block_ids=ids, block_tokens=block_tokens)
         yield recorded
-
-
-def with_blocks(requests: Iterable[WorkloadRequest], block_tokens: int) -> Iterator[WorkloadRequest]:
-    """Requests whose prompts are token ids without names, with names of blocks of `block_tokens` beside them."""
-    for request in requests:
-        if request.block_ids is None and request.tokens is not None:
-            ids = name_blocks(request.tokens, block_tokens)
-            request = replace(request, block_ids=ids, block_tokens=block_tokens)
-        yield request

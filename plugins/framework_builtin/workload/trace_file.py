@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from framework.errors import ConfigError, shown
 from framework.interfaces.workload import Workload, WorkloadRequest
-from framework.workload.traces import Trace, open_trace
+from framework_builtin.trace.reader import Trace, open_trace
 
 
 @dataclass(kw_only=True)
@@ -70,7 +70,6 @@ class TraceFile(Workload):
         return self._trace
 
     def in_steps(self) -> bool:
-        """Whether arrivals count steps of the engine that was recorded, instead of seconds."""
         return self.open().in_steps
 
     def requests(self) -> Iterator[WorkloadRequest]:
