@@ -51,6 +51,11 @@ def test_a_choice_is_a_mapping_with_its_options(elsewhere: Path, command: Any, r
         normalise(["eviction={k: 3}"])
 
 
+def test_a_sweep_of_nothing_is_one_run_by_default(elsewhere: Path, command: Any, runs: Any) -> None:
+    status, _, err = command("-m")
+    assert (status, len(runs)) == (0, 1), err
+
+
 def test_the_folder_of_a_job_says_what_varies(elsewhere: Path, command: Any) -> None:
     """Names were cut after 80 characters: two jobs that differ in the pool's size looked alike."""
     fixed = (

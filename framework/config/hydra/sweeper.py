@@ -122,7 +122,7 @@ class ResumableSweeper(Sweeper):
         seen: set[str] = set()
         configs = []
         for number, words in enumerate(jobs):
-            if not seen.issuperset(words):
+            if not configs or not seen.issuperset(words):
                 seen.update(words)
                 configs.append(self.composed(number, words))
         refused: list[FrameworkError] = []
