@@ -149,7 +149,8 @@ def _rule(error: Mapping[str, Any]) -> str:
     if error["type"] in _RULES:
         bounds = {name: _whole(bound) for name, bound in error.get("ctx", {}).items()}
         return _RULES[error["type"]].format(**bounds)
-    return re.sub(r"^Input should be |, (unable|got) .*", "", error["msg"])
+    rule = re.sub(r"^Input should be |, (unable|got) .*", "", error["msg"])
+    return re.sub("a valid (list|tuple)|an instance of Sequence", "a list", rule)
 
 
 def _whole(bound: Any) -> Any:

@@ -35,7 +35,7 @@ def parse(config: Mapping[str, Any]) -> Config:
     for key in values:
         if key not in Config.model_fields and key in registry.kinds():
             chosen = registry.kind_of(key).chosen.format(kind=key, name="NAME")
-            raise ConfigError(f"unknown key {key!r}; {key}s are chosen by {chosen}")
+            raise ConfigError(f"unknown key {key!r}; it is chosen by {chosen}")
     values["mode"] = component("mode", values.get("mode", default_choices()["mode"]))
     for group in GROUPS:
         if group not in values:

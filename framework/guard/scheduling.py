@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
+from framework.errors import InvalidArgument
 from framework.guard.boundary import Guard, is_count, text_of
 from framework.guard.facts import checked_facts
 from framework.interfaces.scheduling import QueueView, RunningRequest, Scheduling, WaitingRequest
@@ -23,7 +24,7 @@ class GuardedScheduling(Guard):
             in the plugin's order for it.
 
     Raises:
-        PluginError: a bound is no number.
+        InvalidArgument: a bound is no number.
     """
 
     plugin: Scheduling
@@ -32,12 +33,17 @@ class GuardedScheduling(Guard):
         super().__init__("scheduling", plugin)
         most, longest = plugin.max_passed, plugin.max_wait_s
         if most is not None and (not is_count(most) or most < 1):
-            raise self.fault("max_passed", f"must be an integer of at least 1 or None, is {text_of(most)}")
-        if longest is not None and (isinstance(longest, bool) or not isinstance(longest, (int, float)) or longest < 0):
-            raise self.fault("max_wait_s", f"must be seconds of at least 0 or None, is {text_of(longest)}")
+            raise self._refused("max_passed", f"must be an integer of at least 1 or None, is {text_of(most)}")
+        if longest is not None and (
+            isinstance(longest, bool) or not isinstance(longest, (int, float)) or not longest >= 0
+        ):
+            raise self._refused("max_wait_s", f"must be seconds of at least 0 or None, is {text_of(longest)}")
         self.max_passed, self.max_wait_s = most, longest
         self._overdue: set[WaitingRequest] = set()
         self.num_overdue = 0
+
+    def _refused(self, bound: str, rule: str) -> InvalidArgument:
+        return InvalidArgument(str(self.fault(bound, rule)))  # an option's fault more often than the plugin's
 
     def order(self, waiting: Sequence[WaitingRequest], view: QueueView) -> Sequence[WaitingRequest]:
         """Those that wait, next first: those whose bound is reached, oldest first, then as the plugin says.

@@ -255,7 +255,7 @@ def _engine(
     below = below or build_component("below", config.below.plain(), {})
     compression: Compression = build_component("compression", config.compression.plain(), {"seed": seed})
     require_compressible(compression, allocator, below, {
-        "mode=replay (it has no keys to read)": compression.reads_cache,
+        f"mode={config.mode.name} (it has no keys to read)": compression.reads_cache,
         WINDOW: recording is not None and recording.window is not None,
     })  # fmt: skip
     recorded = recording.outputs if recording is not None else {}

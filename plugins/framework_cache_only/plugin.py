@@ -44,10 +44,8 @@ class CacheOnly(Mode):
         if self.replay_core != PYTHON:
             registry.load("replay_core", self.replay_core)
         parts = [("observer", entry["name"]) for entry in config.observers]
-        if config.below.name != "none":
-            parts.append(("below", config.below.name))
-        if config.compression.name != "none":
-            parts.append(("compression", config.compression.name))
+        of_engines = {"below": config.below, "compression": config.compression, "scheduling": config.scheduling}
+        parts += [(kind, one.name) for kind, one in of_engines.items() if one.name not in ("none", "fcfs")]
         for kind, name in parts:
             if not issubclass(registry.load(kind, name), (CacheOnlyObserver, CacheOnlyBelow)):
                 raise ConfigError(f"{kind} {name} has no part in mode=cache_only, which has no engine; leave it out")

@@ -98,10 +98,8 @@ def _replayed(session: Session, options: FleetOptions) -> dict[str, Any]:
                 session.log_step(replica.engine)
         for replica in replicas:
             replica.check()
-        if options.bounds:
-            bounds = Bounds(
-                tally.admitted(), [one.engine.allocator.num_blocks for one in replicas], config.cache.block_size
-            )
+        if sent := tally.admitted():
+            bounds = Bounds(sent, [one.engine.allocator.num_blocks for one in replicas], config.cache.block_size)
             measured.update(bounds.results(tally.hit_tokens, tally.ttft_s, prefill_time(config)))
 
     def outcome(complete: bool) -> dict[str, Any]:

@@ -60,6 +60,10 @@ class Hybrid(HybridOptions, Replay):
         for key, value in of_one_group.items():
             if value:
                 raise ConfigError(f"{key}={value} is of caches with one group of KV; leave it out, or mode=hybrid")
+        if self.cache_only and config.scheduling.name != "fcfs":
+            raise ConfigError(
+                f"scheduling={config.scheduling.name} has no part in mode.cache_only, which has no engine"
+            )
 
     def run(self, config: Config, on_begin: OnBegin) -> dict[str, Any]:
         from framework_hybrid.mode import hybrid

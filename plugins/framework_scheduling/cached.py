@@ -30,6 +30,8 @@ class LongestPrefix(Scheduling):
     def __init__(
         self, most_waiting: int = 128, check_tokens: int = 32, shared_tokens: int = 32, max_passed: int | None = None
     ) -> None:
+        if (least := min(most_waiting, check_tokens, shared_tokens)) < 0:
+            raise InvalidArgument(f"most_waiting, check_tokens and shared_tokens must be at least 0, found {least}")
         self.most_waiting, self.check_tokens, self.shared_tokens = most_waiting, check_tokens, shared_tokens
         self.max_passed = max_passed
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from framework.errors import InvalidArgument
 from framework.interfaces.scheduling import (
     QueueView,
     RunningRequest,
@@ -31,6 +32,8 @@ class Fair(Scheduling):
     """
 
     def __init__(self, input_weight: float = 1.0, output_weight: float = 2.0, max_passed: int | None = None) -> None:
+        if not (0 <= input_weight < math.inf and 0 <= output_weight < math.inf):
+            raise InvalidArgument(f"weights must be finite and at least 0, found {input_weight} and {output_weight}")
         self.input_weight, self.output_weight, self.max_passed = input_weight, output_weight, max_passed
         self._served: dict[str, float] = {}
         self._queued: set[str] = set()

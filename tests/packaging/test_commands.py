@@ -37,7 +37,8 @@ NOT_HERE = {
     r"|my-policy|shallow|capped_hits|int8_reader|tracker=lines|check lines|workload=surveys|FILE\.py:"
     r"|\[greed\]|check greed|mode=demand|hits":
         "needs the package or class that the page has the reader write",
-    r"check (?:packed|keyed|plain_softmax|shared_questions|gateway_log|step_lines|best_\w+|fitting|near_\w+|zipped|large_values)\b":
+    r"check (?:packed|keyed|plain_softmax|shared_questions|gateway_log|step_lines|best_\w+|fitting|near_\w+|zipped"
+    r"|large_values)\b":
         "needs plugins/framework-example installed; test_example_package.py checks each of it",
     r"record_events|record request_logs|vllm\.jsonl|/events\.jsonl": "needs a running engine, or what one left",
     r"executor=roofline|num_blocks: 20000": "is minutes: thousands of blocks in tiers; tests/cli has smaller ones",

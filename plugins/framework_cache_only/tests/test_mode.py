@@ -134,6 +134,7 @@ def test_the_pool_may_be_given_in_bytes_or_as_a_share(tmp_path: Path, capacity: 
         ({"executor": "roofline"}, "executor=roofline cannot be in mode=cache_only"),
         ({"observers": [f"{__file__}:OfEngines"]}, "observer .*OfEngines has no part in mode=cache_only"),
         ({"below": f"{__file__}:BelowEngines"}, "below .*BelowEngines has no part in mode=cache_only"),
+        ({"scheduling": "longest_prefix"}, "scheduling longest_prefix has no part in mode=cache_only"),
         ({"mode": {"replay_core": "nativ"}}, "no replay_core named 'nativ'"),
     ],
 )

@@ -96,3 +96,9 @@ def test_with_room_for_all_one_replica_hits_the_shared_optimum_with_earlier_answ
     found = run(tmp_path, mode, cache={"block_size": 16, "num_blocks": 4000})
     assert found["num_evictions"] == 0
     assert found["hit_tokens"] == found["shared_optimum_hit_tokens"] > 0
+
+
+def test_a_fleet_that_could_admit_nothing_says_so_and_has_no_bounds(tmp_path: Path) -> None:
+    found = run(tmp_path / "run", {"name": "fleet", "bounds": True}, cache={"block_size": 16, "num_blocks": 2})
+    assert found["status"] == "failed_requests", found
+    assert "shared_optimum_hit_tokens" not in found, found

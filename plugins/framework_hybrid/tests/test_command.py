@@ -34,6 +34,7 @@ def test_it_replays_without_what_one_group_has() -> None:
         assert parse({**HYBRID, "executor": executor}).mode.options == {"model": "gemma-3-27b"}
     refused: dict[str, dict[str, Any]] = {
         "observers=": {"observers": ["explain"], "mode": {**HYBRID["mode"], "cache_only": True}},
+        "scheduling=": {"scheduling": "longest_prefix", "mode": {**HYBRID["mode"], "cache_only": True}},
         "below=": {"below": f"{__file__}:Something"},
         "allocator=radix": {"allocator": "radix"},
         "cache.kv_dtype": {"cache": {"kv_dtype": "int8"}},

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from framework.errors import InvalidArgument
+from framework.guard.scheduling import GuardedScheduling
 from framework.interfaces.scheduling import QueueView, RunningRequest, Scheduling, WaitingRequest
 from framework.types import BlockHash, Hint, RequestId, RequestInfo
 from framework_scheduling.cached import DfsWeight, LongestPrefix, SessionAffinity, WindowedLookahead
@@ -147,3 +149,18 @@ def test_edf_takes_the_earliest_deadline_and_requests_without_one_last() -> None
         waiting(3, hint=Hint(continues=1.0)),
     ]
     assert numbers(Edf(), requests) == [2, 1, 0, 3]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: Fair(input_weight=-1.0),
+        lambda: Fair(output_weight=float("nan")),
+        lambda: LongestPrefix(most_waiting=-1),
+        lambda: GuardedScheduling(LongestPrefix(max_passed=0)),
+        lambda: GuardedScheduling(ShortestJob(max_wait_s=float("nan"))),
+    ],
+)
+def test_an_option_out_of_its_range_is_refused_as_what_was_asked(made: Callable[[], object]) -> None:
+    with pytest.raises(InvalidArgument, match="must be"):
+        made()
