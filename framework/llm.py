@@ -6,7 +6,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -185,15 +184,15 @@ class LLM:
             f"{name}, whose blocks are parts of pages": memory.splits_pages,
             f"states in the equal pages of {name}": states and memory.equal_pages,
             "compilation (engine.compile)": options.compile and states,
-            "a policy that is an object: each group has its own": not isinstance(
-                self._components[1], (str, Mapping, type)
-            ),
+            "a policy that is an object: each pool has its own": not memory.equal_pages
+            and not isinstance(self._components[1], (str, Mapping, type)),
         }
         why = [f"no groups with {reason}" for reason, holds in reasons.items() if holds]
         if not why:
-            probe = build_allocator(*self._components, num_blocks=1, block_size=self.spec.block_size,
-                                    max_model_len=1, seed=self.seed)  # fmt: skip
-            why = [reason for reason in (why_no_group(probe),) if reason]
+            kind, _, hash = self._components
+            self._shares = build_allocator(kind, "lru", hash, num_blocks=1, block_size=self.spec.block_size,
+                                           max_model_len=1, seed=self.seed)  # fmt: skip
+            why = [reason for reason in (why_no_group(self._shares),) if reason]
         if why and (states or self.cache.memory is not None):
             kinds = "recurrent layers, whose states" if states else "layers with a sliding window, which"
             raise ConfigError(
@@ -242,23 +241,21 @@ class LLM:
 
     def _build_allocator(self) -> Allocator:
         kind, eviction, hash = self._components
-        self.policy = build_component("eviction", eviction, {"num_blocks": self.num_blocks, **self._shared})
-        allocator = build_allocator(kind, self.policy, hash, num_blocks=self.num_blocks, **self._shared)
         self.group_blocks: tuple[int, ...] = ()
         if not self.groups:
-            return allocator
-        assert isinstance(allocator, PagedAllocator)  # else `why_no_group` has a reason
-        counts = chain(self._own_blocks, repeat(self.num_blocks))
+            self.policy = build_component("eviction", eviction, {"num_blocks": self.num_blocks, **self._shared})
+            return build_allocator(kind, self.policy, hash, num_blocks=self.num_blocks, **self._shared)
+        assert isinstance(self._shares, PagedAllocator)  # else `why_no_group` has a reason
         memory = _memory_of(self.cache).open(
             self.groups,
-            lambda: build_component("eviction", eviction, {**self._shared, "num_blocks": next(counts)}),
+            lambda blocks: build_component("eviction", eviction, {**self._shared, "num_blocks": blocks}),
             num_bytes=self._group_bytes, num_blocks=self._own_blocks, unit=self.spec.block_size,
         )  # fmt: skip
         groups = placed(memory, self._served_groups)
         self.sizes, self.group_blocks = replace(self.sizes, groups=groups), tuple(one.num_blocks for one in groups)
         self.policy = memory.pools[0].host.policy.plugin
         return grouped_allocator(
-            allocator, memory, build_component("hash", hash, {"seed": self.seed}), num_blocks=self.num_blocks,
+            self._shares, memory, build_component("hash", hash, {"seed": self.seed}), num_blocks=self.num_blocks,
             step_tokens=self._step_tokens,
         )  # fmt: skip
 

@@ -78,7 +78,7 @@ def engine_of(
     if settings.groups:
         page = max(group.block_bytes for group in settings.groups)
         memory = OnePool().open(
-            settings.groups, lambda: build_component("eviction", settings.eviction, {}), num_bytes=blocks * page,
+            settings.groups, lambda _: build_component("eviction", settings.eviction, {}), num_bytes=blocks * page,
             unit=min(group.block_tokens for group in settings.groups),
         )  # fmt: skip
         allocator: Allocator = GroupedAllocator(

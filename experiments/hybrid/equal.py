@@ -70,8 +70,8 @@ def here(
     unit, seen = min(group.block_tokens for group in groups), Seen()
     paths = paths_of(talks, unit)
     memory = OnePool().open(
-        groups, lambda: build_policy(eviction, num_blocks, block_size=unit), parents=paths.parents.tolist(), unit=unit,
-        num_bytes=num_blocks * max(group.block_bytes for group in groups),
+        groups, lambda blocks: build_policy(eviction, blocks, block_size=unit), parents=paths.parents.tolist(),
+        unit=unit, num_bytes=num_blocks * max(group.block_bytes for group in groups),
     )  # fmt: skip
 
     def heard(event: CacheEvent) -> None:

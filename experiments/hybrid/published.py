@@ -105,7 +105,8 @@ def _in_pools(
     paths = paths_of(prompts, PAGE)
     makes, enough = iter((lru, of_states)), 2 * paths.num_nodes
     memory: Memory = PoolPerGroup().open(
-        _pair(PAGE), lambda: next(makes)(), num_blocks=(enough, num_states), parents=paths.parents.tolist(), unit=PAGE,
+        _pair(PAGE), lambda _: next(makes)(), num_blocks=(enough, num_states), parents=paths.parents.tolist(),
+        unit=PAGE,
     )  # fmt: skip
     return replay_groups(paths, memory, rule, chunk_tokens=2048, num_samples=0, **how)
 
@@ -122,7 +123,7 @@ def paths_of(prompts: Sequence[Sequence[int]], unit: int) -> RequestPaths:
     return build_paths(as_trace(requests, unit), full_blocks_only=True)
 
 
-def lru() -> EvictionPolicy:
+def lru(num_blocks: int = 0) -> EvictionPolicy:
     """A fresh one."""
     policy: EvictionPolicy = build_component("eviction", "lru", {})
     return policy

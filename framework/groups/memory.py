@@ -14,8 +14,8 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.groups import GroupHit, KVGroup, alignment, find_hit
 from framework.types import BlockId
 
-Policies = Callable[[], EvictionPolicy]
-"""Makes a fresh policy: one for each order that a way of sharing keeps."""
+Policies = Callable[[int], EvictionPolicy]
+"""Makes a fresh policy for a pool of so many blocks: one for each order that a way of sharing keeps."""
 Path = Sequence[Node] | dict[int, Node]
 """The nodes of a prompt's prefixes, by their units less one; of a dict only those that are read."""
 

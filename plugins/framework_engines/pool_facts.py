@@ -174,7 +174,7 @@ class GroupFacts(PoolFacts):
     def _open(self, policy: EvictionPolicy, num_blocks: int) -> None:
         page = max(group.block_bytes for group in self._groups)
         self._memory = OnePool().open(
-            self._groups, lambda: policy, num_bytes=num_blocks * page, parents=self._parents, unit=self.block_size
+            self._groups, lambda _: policy, num_bytes=num_blocks * page, parents=self._parents, unit=self.block_size
         )
         self._pool = self._memory.pools[0]
         self._host, self.candidate, self._depth = self._pool.host, self._pool.candidate, self._pool.depth

@@ -110,11 +110,11 @@ def groups_input(
     groups = groups_of(asked.model, block_tokens=unit)
     size = sum(group.block_bytes for group in groups if group.kind != "state")
     num_blocks = pool_blocks(config.cache, config.replay, working_set, size)
-    shared = {"num_blocks": num_blocks, "block_size": unit, "seed": config.seed}
+    shared = {"block_size": unit, "seed": config.seed}
     num_bytes = max(num_blocks * size, pool_blocks(config.cache, config.replay, working_set, 1))  # capacity in bytes
     memory = memory_of(
         asked.model, config.cache.memory or "one_pool", asked.order,
-        lambda: build_component("eviction", config.eviction.plain(), shared),
+        lambda blocks: build_component("eviction", config.eviction.plain(), {**shared, "num_blocks": blocks}),
         num_bytes=num_bytes, unit=unit, parents=parents,
     )  # fmt: skip
     return GroupsInput(groups, rule_of(asked.rule, asked.interval, asked.count), memory, num_blocks, num_bytes)

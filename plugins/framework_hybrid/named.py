@@ -298,9 +298,9 @@ def memory_of(
         groups = tuple(padded(groups))
     shares = shares_of(groups)
     across: Mapping[str | None, Policies] = {
-        None: inner, "coupled": Coupled, "quota": lambda: Quota(shares, inner), "coverage": lambda: Coverage(groups),
-        "marconi": lambda: Marconi(groups, flops_of(config), alpha=alpha),
-        "marconi_as_coded": lambda: Marconi(groups, flops_of(config), alpha=alpha, as_coded=True),
+        None: inner, "coupled": lambda _: Coupled(), "quota": lambda blocks: Quota(shares, lambda: inner(blocks)),
+        "coverage": lambda _: Coverage(groups), "marconi": lambda _: Marconi(groups, flops_of(config), alpha=alpha),
+        "marconi_as_coded": lambda _: Marconi(groups, flops_of(config), alpha=alpha, as_coded=True),
     }  # fmt: skip
     if made.equal_pages:
         made.merge |= order in OF_STATES  # they are orders of one tree, which has nothing twice
@@ -308,7 +308,7 @@ def memory_of(
     else:
         leads = [order == "coupled" or group.kind == "state" for group in groups]
         makes = iter([across[order] if led else inner for led in leads])
-        policies = inner if made.splits_pages else lambda: next(makes)()
+        policies = inner if made.splits_pages else lambda blocks: next(makes)(blocks)
     counts = blocks_of(groups, num_bytes, shares)
     return made.open(groups, policies, num_bytes=num_bytes, num_blocks=counts, unit=unit, parents=parents)
 

@@ -21,6 +21,11 @@ from statistics import median
 import numpy as np
 import pytest
 
+from framework.groups.allocator import GroupedAllocator
+from framework.groups.checkpoints import Turns
+from framework.interfaces.eviction import EvictionPolicy
+from framework.interfaces.groups import KVGroup
+from framework.interfaces.hash import HashScheme
 from framework.types import Namespace, RequestId, RequestInfo
 
 SIZE, PROMPT, GENERATED, ROWS, POOL = 16, 1024, 256, 32, 8192
@@ -43,15 +48,22 @@ def prompts(draw: np.random.Generator, stems: np.ndarray) -> list[np.ndarray]:
     return [np.concatenate([stems[at % len(stems)], new[at]]) for at in range(ROWS)]
 
 
+def one_group(num_blocks: int, block_size: int, hash: HashScheme, eviction: EvictionPolicy) -> GroupedAllocator:
+    """The allocator over groups of KV, of one of full attention, as a served model would have it."""
+    group = KVGroup(name="full", kind="full", block_tokens=block_size, block_bytes=1)
+    memory = load("memory", "pool_per_group")(coupled=False)
+    memory.open([group], lambda _: eviction, num_blocks=[num_blocks], unit=block_size)
+    return GroupedAllocator(memory, Turns(), hash, num_blocks=num_blocks, step_tokens=PROMPT)
+
+
 class Ours:
     """One of the installed allocators, called as the engine calls it."""
 
     def __init__(self, name: str, pool: int = POOL) -> None:
         allocator, _, scheme = name.partition(":")
         self.scheme, self.policy = load("hash", scheme or "sha256")(), load("eviction", "lru")()
-        self.manager = INSTALLED[allocator].load()(
-            num_blocks=pool, block_size=SIZE, hash=self.scheme, eviction=self.policy
-        )
+        kind = one_group if allocator == "one_group" else INSTALLED[allocator].load()
+        self.manager = kind(num_blocks=pool, block_size=SIZE, hash=self.scheme, eviction=self.policy)
         self.next = 0
 
     def admit(self, tokens: list[np.ndarray]) -> None:
@@ -240,7 +252,7 @@ def beside(base: list[float], spent: list[float]) -> str:
     """The median of `spent`, ns of CPU, and how many times as much `base` is, with the spread of that."""
     ratios = sorted(b / a for a, b in zip(spent, base, strict=True))
     low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
-    return f"{median(spent):9.1f} ns CPU  {median(ratios):6.1f}x (from {low:.1f} to {high:.1f})"
+    return f"{median(spent):9.1f} ns CPU  {median(ratios):6.2f}x (from {low:.2f} to {high:.2f})"
 
 
 def base_of(name: str, names: list[str]) -> str:
@@ -251,7 +263,7 @@ def base_of(name: str, names: list[str]) -> str:
 
 def compare(unshared: bool, rounds: int = 15) -> None:
     """Print ns of CPU a unit for each subject, and how many times the slowest's (vLLM's where it is installed)."""
-    names = [*NAMES, *(["vllm", "vllm:xxh3_128"] if vllm_is_there() else [])]
+    names = [*NAMES, "one_group", *(["vllm", "vllm:xxh3_128"] if vllm_is_there() else [])]
     manager = {name: subject(name) for name in names}
     draw = np.random.default_rng(0)
     stems = draw.integers(0, 2**31 - 1, (ROWS // 4, 0 if unshared else PROMPT // 2), dtype=np.int32)

@@ -20,5 +20,5 @@ class OnePool(Memory):
     equal_pages: ClassVar[bool] = True
 
     def make_pools(self, policy: Policies, *, num_bytes: int, num_blocks: Sequence[int]) -> Sequence[Pool]:
-        page = max(group.block_bytes for group in self.groups)
-        return [Pool(num_bytes // page, policy(), self.clock)]
+        count = num_bytes // max(group.block_bytes for group in self.groups)
+        return [Pool(count, policy(count), self.clock)]

@@ -30,14 +30,14 @@ class PoolPerGroup(Memory):
     def make_pools(self, policy: Policies, *, num_bytes: int, num_blocks: Sequence[int]) -> Sequence[Pool]:
         groups, kinds = self.groups, [group.kind for group in self.groups]
         if not self._coupled:
-            return [Pool(count, policy(), self.clock) for _, count in zip(groups, num_blocks, strict=True)]
+            return [Pool(count, policy(count), self.clock) for _, count in zip(groups, num_blocks, strict=True)]
         if kinds.count("full") != 1 or len({group.block_tokens for group in groups}) > 1:
             raise InvalidArgument(f"a pool a group over one tree needs one full-attention group and equal blocks, "
                                   f"found {[(group.kind, group.block_tokens) for group in groups]}")  # fmt: skip
         self._full = kinds.index("full")
         self._rank = [("state", "window", "chunk", "full").index(kind) for kind in kinds]
         return [
-            Pool(count, policy(), self.clock, leaf_only=g == self._full)
+            Pool(count, policy(count), self.clock, leaf_only=g == self._full)
             for g, (_, count) in enumerate(zip(groups, num_blocks, strict=True))
         ]
 

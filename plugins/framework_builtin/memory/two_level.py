@@ -33,10 +33,11 @@ class TwoLevel(Memory):
             raise InvalidArgument(f"pages of the least common multiple have {page:,} bytes, {num_bytes:,} bytes are "
                                   f"{count} of them; give blocks bytes that divide those of the largest")  # fmt: skip
         self.per_page = [page // group.block_bytes for group in groups]
-        self.pages = Pool(count, policy(), self.clock)
+        self.pages = Pool(count, policy(count), self.clock)
         self.pages.on_evict = self._page_evicted
         self.pages.attach()
-        return [_SmallBlocks(self, g, count * self.per_page[g], policy()) for g in range(len(groups))]
+        blocks = [count * width for width in self.per_page]
+        return [_SmallBlocks(self, g, most, policy(most)) for g, most in enumerate(blocks)]
 
     def take(self, group: int, count: int) -> list[int]:
         small = self.pools[group]

@@ -20,7 +20,7 @@ from framework_builtin.trace.own_format import as_trace
 from framework_cache_only.paths import RequestPaths, build_paths
 
 
-def lru() -> EvictionPolicy:
+def lru(num_blocks: int = 0) -> EvictionPolicy:
     policy: EvictionPolicy = build_component("eviction", "lru", {})
     return policy
 
@@ -46,8 +46,12 @@ def memories(groups: Sequence[KVGroup], num_bytes: int, paths: RequestPaths | No
     parents = None if paths is None else paths.parents.tolist()
     paths_given: dict[str, Any] = {"parents": parents, "unit": 4 if paths is None else paths.block_tokens}
     given = {"num_bytes": num_bytes, **paths_given}
-    made: dict[str, Memory] = {"one pool": OnePool().open(groups, policy, **given)}
+
+    def fresh(num_blocks: int) -> EvictionPolicy:
+        return policy()
+
+    made: dict[str, Memory] = {"one pool": OnePool().open(groups, fresh, **given)}
     if len({each.block_tokens for each in groups}) == 1 and any(each.kind == "full" for each in groups):
         counts = [int(num_bytes / len(groups)) // each.block_bytes for each in groups]
-        made["pool per group"] = PoolPerGroup().open(groups, policy, num_blocks=counts, **paths_given)
-    return {**made, "two levels": TwoLevel().open(groups, policy, **given)}
+        made["pool per group"] = PoolPerGroup().open(groups, fresh, num_blocks=counts, **paths_given)
+    return {**made, "two levels": TwoLevel().open(groups, fresh, **given)}

@@ -149,7 +149,7 @@ def test_ways_refuse_what_they_cannot_hold() -> None:
     with pytest.raises(InvalidArgument, match="multiples of 3 tokens"):
         OnePool().open(two, lru, num_bytes=100, parents=[-1], unit=3)
     with pytest.raises(Unsupported, match="needs the future"):
-        OnePool().open(two, lambda: build_component("eviction", "belady", {}), **given)  # type: ignore[arg-type]
+        OnePool().open(two, lambda _: build_component("eviction", "belady", {}), **given)  # type: ignore[arg-type]
     with pytest.raises(OutOfBlocks, match="need 26 blocks"):
         OnePool().open(two, lru, **given).take(0, 26)  # type: ignore[arg-type]
 

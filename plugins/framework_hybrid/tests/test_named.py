@@ -39,7 +39,7 @@ def one_pool(
     policy: Callable[[], EvictionPolicy], prompts: list[list[int]], blocks: int, rule: Any = None
 ) -> tuple[OnePool, Any, Any]:
     paths = paths_of(prompts)
-    memory = OnePool().open(PAIR, policy, num_bytes=4 * blocks, parents=paths.parents.tolist(), unit=4)
+    memory = OnePool().open(PAIR, lambda _: policy(), num_bytes=4 * blocks, parents=paths.parents.tolist(), unit=4)
     return memory, paths, replay_groups(paths, memory, rule or Retention(0))
 
 

@@ -60,7 +60,7 @@ class Watch:
 def test_an_index_is_the_pool_of_every_group_and_keys_are_of_parent_and_tokens(name: str) -> None:
     groups, draw, scheme = CASES[name], random.Random(name), build_component("hash", "sha256", {})
     num_bytes = 40 * sum(each.block_bytes for each in groups)
-    memory = OnePool().open(groups, lambda: build_component("eviction", "lru", {}), num_bytes=num_bytes, unit=UNIT)
+    memory = OnePool().open(groups, lambda _: build_component("eviction", "lru", {}), num_bytes=num_bytes, unit=UNIT)
     allocator = GroupedAllocator(memory, Turns(), scheme, num_blocks=40, num_bytes=num_bytes, step_tokens=16)
     watch = Watch()
     watch.allocator = allocator

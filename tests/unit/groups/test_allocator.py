@@ -38,7 +38,7 @@ class Everything(CheckpointRule):
 
 
 def memory_of(groups: Sequence[KVGroup], blocks: int, way: str, further: int | None = None) -> Memory:
-    def policy() -> Any:
+    def policy(num_blocks: int) -> Any:
         return build_component("eviction", "lru", {})
 
     num_bytes = blocks * len(groups) * groups[0].block_bytes

@@ -26,6 +26,7 @@ from framework.groups.pool import Pool
 from framework.llm import LLM, CacheOptions, EngineOptions, FaultOptions
 from framework.model.loading import LoadedModel, load_model
 from framework.sampling import Sampling
+from framework_builtin.eviction.lru import Lru
 from framework_testing.attention_runs import ReplayRecorder
 from framework_testing.checkpoints import make_checkpoint
 
@@ -233,6 +234,27 @@ def test_one_pool_serves_what_a_replay_of_it_hits(windows: dict[str, LoadedModel
     assert sum(request.num_cached_tokens for request in served) > 100
 
 
+class Sized(Lru):
+    """Knows how many blocks its pool has."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__()
+        self.num_blocks = num_blocks
+
+
+def test_a_policy_knows_its_pools_blocks_and_one_pool_takes_an_object(windows: dict[str, LoadedModel]) -> None:
+    options: dict[str, Any] = {"block_size": SIZE, "num_blocks": 30, "eviction": Sized}
+    llm = make_llm(windows["gemma3"], memory="one_pool", **options)
+    assert (llm.policy.num_blocks, llm.group_blocks[0]) == (210, 210)  # type: ignore[attr-defined]
+    llm = make_llm(windows["gemma3"], **options, max_batch_requests=1, max_batch_tokens=8)
+    pools = llm.allocator.memory.pools  # type: ignore[attr-defined]
+    assert [pool.host.policy.plugin.num_blocks for pool in pools] == list(llm.group_blocks) == [30, 9]
+    for memory, says in (("one_pool", ""), (None, "a policy that is an object: each pool has its own")):
+        llm = make_llm(windows["gemma3"], memory=memory, **options | {"eviction": (own := Sized(7))})
+        assert llm.kv_groups_off == (says and f"no groups with {says}")
+        assert llm.policy is own
+
+
 def test_forks_and_beams_over_one_pool_give_what_no_sharing_gives(model: LoadedModel) -> None:
     for sampling in (
         Sampling(max_tokens=14, n=3, temperature=1.0, seed=3, ignore_eos=True),
@@ -285,7 +307,7 @@ class ByTurns(Memory):
     """Somebody's own: pools that are as large as they are asked for, without saying more."""
 
     def make_pools(self, policy: Any, *, num_bytes: int, num_blocks: Sequence[int]) -> Sequence[Pool]:
-        return [Pool(count, policy(), self.clock) for count in num_blocks]
+        return [Pool(count, policy(count), self.clock) for count in num_blocks]
 
 
 def test_a_memory_of_ones_own_serves(model: LoadedModel, tmp_path: Path) -> None:
