@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import Any, NewType
 
@@ -61,17 +61,76 @@ def as_tokens(tokens: Any) -> TokenArray:
     return np.ascontiguousarray(array, dtype=np.int32)
 
 
+Contents = tuple[tuple[int, int, str], ...]
+"""Content that is not text, such as images: each by its first token, the token after its last, and its name."""
+
+
+def as_contents(value: Any, num_tokens: int | None = None) -> Contents:
+    """Contents from what a file or a client may write: a list of [start, end, name], in any order.
+
+    Ranges may overlap, as those of an adapter and of an image do.
+
+    Args:
+        num_tokens: of the prompt, where it is known.
+
+    Raises:
+        InvalidArgument: anything else, an empty range or one that is not within the prompt, or no name.
+    """
+    if not isinstance(value, (list, tuple)):
+        raise InvalidArgument(f"contents are a list of [start, end, name], found {ascii(value)[:60]}")
+    for entry in value:
+        wanted = isinstance(entry, (list, tuple)) and [*map(type, entry)] == [int, int, str]
+        if not wanted or not is_unicode(entry[2]) or not entry[2]:
+            raise InvalidArgument(f"a content is [start, end, name] in tokens, found {ascii(entry)[:60]}")
+        if not 0 <= entry[0] < entry[1] <= (_LIMIT if num_tokens is None else num_tokens):
+            prompt = "the prompt" if num_tokens is None else f"a prompt of {num_tokens} tokens"
+            raise InvalidArgument(
+                f"content {ascii(entry[2])[:40]} covers tokens {entry[0]} to before {entry[1]}, which is empty or not "
+                f"within {prompt}"
+            )
+    return tuple(sorted(map(tuple, value)))
+
+
+def is_unicode(text: Any) -> bool:
+    """Whether it is text that UTF-8 can hold: JSON may spell half of a surrogate pair."""
+    if not isinstance(text, str):
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """What besides tokens must be equal for two blocks to hold the same KV. Mixed into the root hash."""
+    """What besides tokens must be equal for two blocks to hold the same KV. Mixed into the root hash.
+
+    `contents` are mixed into the hashes of the blocks that they touch instead, and by the chain into those below, so
+    that prompts share what stands before their first difference.
+    """
 
     model: str = ""
     adapter: str = ""
     salt: str = ""
+    contents: Contents = ()
+
+    @property
+    def root(self) -> Namespace:
+        """This one without its contents: of blocks that none of them touches."""
+        return replace(self, contents=()) if self.contents else self
+
+    def within(self, start: int, end: int) -> Contents:
+        """The contents of tokens `start` to before `end`, counted from there: a start below 0 began before it, and no
+        end is past its end. Equal for two prompts where the same part of the same contents is at the same places."""
+        touching = (one for one in self.contents if one[0] < end and one[1] > start)
+        return tuple(sorted((first - start, min(last, end) - start, name) for first, last, name in touching))
 
     def encode(self) -> bytes:
-        """Injective bytes: each field as its UTF-8 length and its UTF-8 text."""
-        parts = (getattr(self, field.name).encode() for field in fields(self))
+        """Injective bytes: each text as its UTF-8 length and its UTF-8, and before a content's the range."""
+        parts = [self.model.encode(), self.adapter.encode(), self.salt.encode()]
+        for start, end, name in self.contents:
+            parts += [b"%d %d" % (start, end), name.encode()]
         return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
 
 

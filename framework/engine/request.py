@@ -11,7 +11,16 @@ from typing import Any, Protocol, TypedDict
 from framework.errors import InvalidArgument, shown
 from framework.interfaces.allocator import Hit
 from framework.sampling import Sampling
-from framework.types import ROOT_NAMESPACE, Hint, Namespace, RequestId, RequestInfo, TokenArray
+from framework.types import (
+    ROOT_NAMESPACE,
+    Hint,
+    Namespace,
+    RequestId,
+    RequestInfo,
+    TokenArray,
+    as_contents,
+    is_unicode,
+)
 
 _LARGEST_PRIORITY = 2**31 - 1
 _LATEST_S = 1e12
@@ -306,7 +315,7 @@ def require_facts(request: Request) -> None:
     at_s: Any = asked.arrival_s
     in_time = isinstance(at_s, (int, float)) and not isinstance(at_s, bool) and abs(at_s) <= _LATEST_S  # NaN is not
     small = type(asked.priority) is int and abs(asked.priority) <= _LARGEST_PRIORITY
-    texts = isinstance(space, Namespace) and all(map(_is_unicode, (space.model, space.adapter, space.salt)))
+    texts = isinstance(space, Namespace) and all(map(is_unicode, (space.model, space.adapter, space.salt)))
     checks: list[tuple[str, Any, bool, str]] = [
         ("sampling", asked.sampling, isinstance(asked.sampling, Sampling), "a Sampling"),
         ("arrival_s", at_s, in_time, f"at most {_LATEST_S:.0f} seconds"),
@@ -315,24 +324,16 @@ def require_facts(request: Request) -> None:
         ("hint", asked.hint, asked.hint is None or isinstance(asked.hint, Hint), "a Hint or None"),
         ("key", asked.key, isinstance(asked.key, str), "text"),
         ("category", asked.category, asked.category is None or isinstance(asked.category, str), "text or None"),
-        ("tenant", asked.tenant, _is_unicode(asked.tenant), "Unicode text"),
-        ("session", asked.session, asked.session is None or _is_unicode(asked.session), "Unicode text or None"),
+        ("tenant", asked.tenant, is_unicode(asked.tenant), "Unicode text"),
+        ("session", asked.session, asked.session is None or is_unicode(asked.session), "Unicode text or None"),
         ("namespace", space, texts, "a Namespace of Unicode texts"),
     ]
     for name, value, holds, what in checks:
         if not holds:
             raise InvalidArgument(f"{name} must be {what}, found {shown(value)}")
+    if space.contents != () and as_contents(space.contents, len(asked.prompt)) != space.contents:
+        raise InvalidArgument(f"namespace.contents must be as `as_contents` gives them, found {shown(space.contents)}")
 
 
 def _is_index(value: Any) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool)
-
-
-def _is_unicode(text: Any) -> bool:
-    if not isinstance(text, str):
-        return False
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -421,13 +421,14 @@ class GroupedAllocator(Allocator):
 
     def _publish(self, run: Running, tokens: TokenArray, *, computed: bool) -> int:
         """See `Run.publish`."""
-        size, known = self.block_size, len(run.token_bytes) // 4
-        run.token_bytes += tokens.data[known:]
+        size = self.block_size
+        run.token_bytes += tokens.data[len(run.token_bytes) // 4 :]
         if not self.share_prefix or run.closed:
             return len(run.tables[0])
         if len(tokens) // size > len(run.path):
             above = run.path[-1] if run.path else self._hasher.root(run.info.namespace)[0]
-            run.path += self._hasher.blocks(above, tokens[len(run.path) * size :])
+            known = len(run.path)
+            run.path += self._hasher.blocks(above, tokens[known * size :], run.info.namespace, known)
         self._serve(run)
         for group, pool, table, done in zip(self.groups, self.memory.pools, run.tables, run.published, strict=True):
             for block in table[done : len(tokens) // group.block_tokens]:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from framework.errors import FrameworkError, shown
+from framework.errors import FrameworkError, InvalidArgument, shown
 from framework.interfaces.workload import BlockIdArray, Sampling
-from framework.types import Hint, TokenArray
+from framework.types import ROOT_NAMESPACE, Contents, Hint, Namespace, TokenArray, as_contents
 
 MAX_TOKENS = 100_000_000
 """Most tokens one request may claim: above any context window, below what a corrupted digit makes of one."""
@@ -116,6 +116,18 @@ def hint(record: Mapping[str, Any], field: str = "hint") -> Hint | None:
         raise FieldError(field, str(error)) from None
 
 
+def contents(record: Mapping[str, Any], num_tokens: int | None = None, field: str = "contents") -> Contents:
+    """What is not text in a prompt of so many tokens, from a list of [start, end, name] in `field`; none when absent.
+
+    Raises:
+        FieldError: something else, or a range that is not within the prompt.
+    """
+    try:
+        return as_contents(record.get(field) or (), num_tokens)
+    except InvalidArgument as error:
+        raise FieldError(field, str(error)) from None
+
+
 def integers(record: Mapping[str, Any], field: str, limit: int = 2**62) -> BlockIdArray:
     """(n,) int64 whole numbers of the list in `field`, each 0 to `limit`, at most 2**63 - 1.
 
@@ -203,14 +215,18 @@ def check_block_count(field: str, num_ids: int, input_tokens: int, block_tokens:
         )
 
 
-def name_blocks(tokens: TokenArray, block_tokens: int) -> BlockIdArray:
+def name_blocks(tokens: TokenArray, block_tokens: int, namespace: Namespace = ROOT_NAMESPACE) -> BlockIdArray:
     """(ceil(n / block_tokens),) int64: a name a block that covers its whole prefix, the partial last one included.
 
+    The contents of the namespace are mixed into those that they touch, and nothing else of it.
     62 bits of a chained BLAKE2b: among a million blocks two different ones share a name with probability 1e-7.
     """
     data = np.ascontiguousarray(tokens, dtype="<i4").tobytes()
     step, name, names = 4 * block_tokens, b"", []
     for start in range(0, len(data), step):
+        if there := namespace.contents and namespace.within(start // 4, start // 4 + block_tokens):
+            what = Namespace(contents=there).encode()
+            name = hashlib.blake2b(name + what, digest_size=8, person=b"contents").digest()
         name = hashlib.blake2b(name + data[start : start + step], digest_size=8).digest()
         names.append(int.from_bytes(name, "little") >> 2)
     return np.array(names, dtype=np.int64)

@@ -141,7 +141,7 @@ class PagedAllocator(Allocator):
         tokens = _as_tokens(tokens)
         anchor, hashes = self.hasher.of(tokens, namespace, previous)
         limit = (len(tokens) - 1) // self.block_size
-        data = tokens.tobytes() if self.cache.index.compares_tokens else b""
+        data = self.hasher.comparable(tokens, namespace).tobytes() if self.cache.index.compares_tokens else b""
         blocks: Any = self.cache.index.find(anchor, hashes, data, limit) if limit > 0 else ()
         return Hit(len(blocks) * self.block_size, tuple(blocks), hashes, self._version)
 
@@ -190,7 +190,7 @@ class PagedAllocator(Allocator):
         root, anchor = self.hasher.root(request.namespace)
         hashes = list(hit.hashes)
         if self.share_prefix and not hashes:
-            hashes = self.hasher.blocks(root, tokens)
+            hashes = self.hasher.blocks(root, tokens, request.namespace)
         self.pool.access += 1
         blocks = array("i", hit.blocks)
         blocks.fromlist(self.cache.take(need, hit.blocks, request.priority))
@@ -324,9 +324,10 @@ class PagedAllocator(Allocator):
         known = len(hashes)
         more: list[BlockHash] = []
         if known < full:
-            more = self.hasher.blocks(hashes[-1] if hashes else table.root, tokens[known * size : full * size])
+            parent, space = hashes[-1] if hashes else table.root, table.request.namespace
+            more = self.hasher.blocks(parent, tokens[known * size : full * size], space, known)
         fresh = hashes[first:full] + more if known > first else more
-        data = buffer[first * size : full * size].tobytes() if self.cache.index.compares_tokens else b""
+        data = self._contents(table, buffer[first * size : full * size], first)
         self.pool.access += 1
         if self._requests is not None:
             self._requests.used(table.blocks[first:full], table.facts)
@@ -360,8 +361,12 @@ class PagedAllocator(Allocator):
         known = len(table.hashes)
         if known < full:
             fresh = tokens[known * self.block_size : full * self.block_size]
-            table.hashes += self.hasher.blocks(table.hashes[-1] if known else table.root, fresh)
-        hashes, contents = table.hashes[first:full], bytes(token_bytes[first * size : full * size])
+            parent_hash = table.hashes[-1] if known else table.root
+            table.hashes += self.hasher.blocks(parent_hash, fresh, table.request.namespace, known)
+        hashes, contents = (
+            table.hashes[first:full],
+            self._contents(table, token_bytes[first * size : full * size], first),
+        )
         parent = table.blocks[first - 1] if first else 0
         count = self.cache.index.count_new(table.anchor, parent, hashes, contents)
         if not count:
@@ -374,6 +379,15 @@ class PagedAllocator(Allocator):
         table.published += count
         self.ahead.update(blocks)
         self._version += 1
+
+    def _contents(self, table: Table, tokens: memoryview | bytearray, first: int) -> bytes:
+        """What the index compares of these tokens, int32, which follow a table's first blocks."""
+        if not self.cache.index.compares_tokens:
+            return b""
+        if not table.request.namespace.contents:
+            return bytes(tokens)
+        fresh = np.frombuffer(bytes(tokens), dtype=_INT32)
+        return self.hasher.comparable(fresh, table.request.namespace, first).tobytes()
 
     def _check_new(self, request: RequestInfo) -> None:
         count_of("a request id", request.id, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from framework.guard.hash import GuardedHash
 from framework.interfaces.allocator import Hit
 from framework.interfaces.hash import HashScheme
 from framework.paged.pool import MANY, BlockPool, indices
-from framework.types import BlockHash, Namespace, TokenArray
+from framework.types import ROOT_NAMESPACE, BlockHash, Contents, Namespace, TokenArray
 
 _MAX_NAMESPACES = 65_536
+_MAX_MARKS = 1_048_576
 
 
 class BlockHashes(tuple[BlockHash, ...]):
@@ -32,21 +34,29 @@ class BlockHashes(tuple[BlockHash, ...]):
         return made
 
 
+def _first_token(content: tuple[int, int, str]) -> int:
+    return max(content[0], 0)
+
+
 class BlockHasher:
     """A hash scheme, whose names are checked, with the roots of the namespaces seen.
 
     A root is a hash and an anchor: an integer below 0 that stands for the namespace in a PrefixIndex.
+
+    The name of a block that contents touch is that of its tokens below a root of its own: of the parent's name, and of
+    which part of which content is at which of its tokens. So it is as long and as safe as any name of the scheme.
     """
 
     def __init__(self, scheme: HashScheme, block_size: int) -> None:
         self._scheme = GuardedHash(scheme, block_size)
         self._block_size = block_size
         self._roots: dict[Namespace, tuple[BlockHash, int]] = {}
-        self._last_anchor = 0
-        self.blocks = self._scheme.blocks
+        self._last_anchor = self._last_mark = 0
+        self._marks: dict[tuple[int, Contents], int] = {}
 
     def root(self, namespace: Namespace) -> tuple[BlockHash, int]:
         """What the namespace's first blocks hang below: hash and anchor."""
+        namespace = namespace.root
         found = self._roots.get(namespace)
         if found is None:
             root = self._scheme.root(namespace)
@@ -60,14 +70,62 @@ class BlockHasher:
         """The anchor, and the hashes of all full blocks of `tokens` (n,) int32; those of `previous` are reused."""
         (root, anchor), size = self.root(namespace), self._block_size
         if previous is None or not previous.hashes:
-            return anchor, BlockHashes.of(namespace, self.blocks(root, tokens))
+            return anchor, BlockHashes.of(namespace, self.blocks(root, tokens, namespace))
         known = previous.hashes
         self.check(known, namespace)
         if isinstance(known, BlockHashes) and len(known) == len(tokens) // size:
             return anchor, known
         known = known[: len(tokens) // size]
-        rest = self.blocks(known[-1] if known else root, tokens[len(known) * size :])
+        rest = self.blocks(known[-1] if known else root, tokens[len(known) * size :], namespace, len(known))
         return anchor, BlockHashes.of(namespace, (*known, *rest))
+
+    def blocks(
+        self, parent: BlockHash, tokens: TokenArray, namespace: Namespace = ROOT_NAMESPACE, first: int = 0
+    ) -> list[BlockHash]:
+        """The hashes of all full blocks of `tokens` (n,) int32, which follow `first` blocks of which `parent` names the
+        last."""
+        if not namespace.contents:
+            return self._scheme.blocks(parent, tokens)
+        size, names, last = self._block_size, list[BlockHash](), len(tokens) // self._block_size
+        for block in (*self._touched(namespace, first, first + last), first + last):
+            at = block - first
+            names += self._scheme.blocks(names[-1] if names else parent, tokens[len(names) * size : at * size])
+            if at < last:
+                there = namespace.within(block * size, (block + 1) * size)
+                own = self._scheme.root(Namespace(model=(names[-1] if names else parent).hex(), contents=there))
+                names += self._scheme.blocks(own, tokens[at * size : (at + 1) * size])
+        return names
+
+    def _touched(self, namespace: Namespace, first: int, last: int) -> list[int]:
+        """The blocks from `first` to before `last` that contents touch."""
+        size = self._block_size
+        spans = (range(max(start // size, first), min(-(-end // size), last)) for start, end, _ in namespace.contents)
+        return sorted({block for span in spans for block in span})
+
+    def comparable(self, tokens: TokenArray, namespace: Namespace, first: int = 0) -> TokenArray:
+        """`tokens` (n,) int32, which follow `first` blocks, as an index that compares tokens is to see them.
+
+        In each block a number below 0, which stands for the token and the contents that begin or go on there, is in the
+        place of each token at which some do.
+        """
+        if not namespace.contents:
+            return tokens
+        size, marked = self._block_size, tokens.copy()
+        for block in self._touched(namespace, first, first - (-len(tokens) // size)):
+            start = (block - first) * size
+            there = namespace.within(block * size, (block + 1) * size)
+            for place, begun in groupby(there, _first_token):
+                if start + place < len(tokens):
+                    marked[start + place] = self._mark(int(tokens[start + place]), tuple(begun))
+        return marked
+
+    def _mark(self, token: int, contents: Contents) -> int:
+        """The number that stands for these; never for others, though what was not asked for of late gets a new one."""
+        if len(self._marks) >= _MAX_MARKS:
+            self._marks.clear()
+        mark = self._marks.setdefault((token, contents), self._last_mark - 1)
+        self._last_mark = min(self._last_mark, mark)
+        return mark
 
     def check(self, hashes: Sequence[BlockHash], namespace: Namespace) -> None:
         """Refuse hashes made for another namespace.

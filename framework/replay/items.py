@@ -106,7 +106,7 @@ def with_blocks(requests: Iterable[WorkloadRequest], block_tokens: int) -> Itera
     """Requests whose prompts are token ids without names, with names of blocks of `block_tokens` beside them."""
     for request in requests:
         if request.block_ids is None and request.tokens is not None:
-            ids = name_blocks(request.tokens, block_tokens)
+            ids = name_blocks(request.tokens, block_tokens, request.namespace)
             request = replace(request, block_ids=ids, block_tokens=block_tokens)
         yield request
 
@@ -141,7 +141,7 @@ class Foresight:
         self._named: list[tuple[int, int]] = []  # of each request, tokens in them, and in one
         for request in _admissible(requests, max_len, prompts):
             assert request.block_ids is not None
-            node, path = roots.setdefault(request.namespace, -1 - len(roots)), list[int]()
+            node, path = roots.setdefault(request.namespace.root, -1 - len(roots)), list[int]()
             for name in request.block_ids.tolist():
                 node = numbers.setdefault((node, name), len(numbers))
                 path.append(node)
@@ -185,7 +185,9 @@ def _admissible(requests: Iterable[WorkloadRequest], max_len: int, prompts: list
         elif request.tokens is not None and request.output is not None and request.sampling.beam_width == 1:
             tokens = np.concatenate([request.tokens, request.output])
             prompts.append(len(request.tokens) // request.block_tokens)
-            yield replace(request, prompt=tokens, block_ids=name_blocks(tokens, request.block_tokens))
+            yield replace(
+                request, prompt=tokens, block_ids=name_blocks(tokens, request.block_tokens, request.namespace)
+            )
         else:
             prompts.append(len(request.block_ids))
             yield request
@@ -248,7 +250,7 @@ def _row(request: Request, tops: list[Candidates]) -> dict[str, Any]:
         "category": request.category,
         "hint": None if request.hint is None else asdict(request.hint),
         "turn": request.turn,
-        "namespace": asdict(request.namespace),
+        "namespace": {name: value for name, value in asdict(request.namespace).items() if value != ()},
         "outputs": [completion.tokens for completion in request.completions] if not tops else [],
         "tops": tops,
     }

@@ -93,7 +93,7 @@ class _Tally:
                 self.outputs.append(request.output_tokens)
             if request.session is not None:
                 self.sessions.add(request.session)
-            self.scopes.add(request.namespace)
+            self.scopes.add(request.namespace.root)
             self.first_s = request.arrival_s if self.first_s is None else self.first_s
             self.last_s = request.arrival_s
             yield request

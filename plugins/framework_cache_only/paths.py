@@ -204,7 +204,7 @@ def build_paths(requests: Iterable[WorkloadRequest], *, full_blocks_only: bool =
             arrival=request.arrival_s, session=request.session, category=request.category,
             tenant=request.tenant or None, hint=request.hint,
         ))  # fmt: skip
-        namespace_of.append(namespaces.setdefault(request.namespace, len(namespaces)))
+        namespace_of.append(namespaces.setdefault(request.namespace.root, len(namespaces)))
         tenant_of.append(tenants.setdefault(request.tenant or request.namespace.salt, len(tenants)))
     if len(sizes) != 1:
         raise WorkloadError(f"a trace has blocks of one size, found {sorted(sizes) or 'no request'}")

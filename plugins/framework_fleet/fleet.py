@@ -17,6 +17,7 @@ from framework.engine.request import Status
 from framework.errors import ConfigError, InvalidPlugin, InvariantViolation
 from framework.interfaces.hash import HashScheme
 from framework.interfaces.workload import WorkloadRequest
+from framework.paged.index import BlockHasher
 from framework.replay.items import trace_items
 from framework.types import BlockHash
 from framework_fleet.guard import GuardedRouter
@@ -88,7 +89,8 @@ class Fleet:
         handoffs: Handoffs | None = None,
         patience_s: float = inf,
     ) -> None:
-        self.replicas, self._loop, self._router, self._hash = replicas, loop, router, hash
+        self.replicas, self._loop, self._router = replicas, loop, router
+        self._hasher = BlockHasher(hash, block_size)
         self._size, self._sight, self._log_end = block_size, sight, log_end
         self._decode_router, self._handoffs, self._patience_s = decode_router, handoffs, patience_s
         self._agenda = Agenda() if handoffs is None else handoffs.agenda
@@ -186,8 +188,8 @@ class Fleet:
         tokens = item.tokens
         if item.output is not None and item.sampling.beam_width == 1:
             tokens = np.concatenate([tokens, item.output[:-1]])  # later prompts find it; the last token has no KV
-        root = self._hash.root(item.namespace, self._size)
-        hashes = self._hash.blocks(root, tokens, self._size)
+        space = item.namespace
+        hashes = self._hasher.blocks(self._hasher.root(space)[0], tokens, space)
         prompt = hashes[: item.input_tokens // self._size]
         sent = Sent(place=place, number=self._num_sent, item=item, hashes=prompt, path=hashes)
         self._open[sent.number] = sent

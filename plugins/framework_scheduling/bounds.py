@@ -15,7 +15,7 @@ from framework.errors import InvalidArgument
 from framework.interfaces.scheduling import QueueView, Scheduling, WaitingRequest
 from framework.interfaces.workload import WorkloadRequest
 from framework.replay.items import submit
-from framework.types import Namespace
+from framework.types import Contents, Namespace
 
 Floats = npt.NDArray[np.float64]
 Make = Callable[[Scheduling], Engine]
@@ -49,16 +49,18 @@ def most_hits(requests: Sequence[WorkloadRequest], block_size: int) -> MostHits:
         requests: of token ids; those that are rejected left out. A recorded output can be hit as well.
         block_size: 1 bounds allocators that share single tokens.
     """
-    names: dict[tuple[int, bytes], int] = {}
+    names: dict[tuple[int, bytes, Contents], int] = {}
     roots: dict[Namespace, int] = {}
     paths, usable = list[list[int]](), list[int]()
     for request in requests:
         if request.tokens is None:
             raise InvalidArgument("bounds need prompts of token ids; hand a trace's requests through trace_items")
         whole = request.tokens if request.output is None else np.concatenate([request.tokens, request.output])
-        node, path = roots.setdefault(request.namespace, -1 - len(roots)), list[int]()
+        space = request.namespace
+        node, path = roots.setdefault(space.root, -1 - len(roots)), list[int]()
         for start in range(0, len(whole) - block_size + 1, block_size):
-            node = names.setdefault((node, whole[start : start + block_size].tobytes()), len(names))
+            end = start + block_size
+            node = names.setdefault((node, whole[start:end].tobytes(), space.within(start, end)), len(names))
             path.append(node)
         paths.append(path)
         usable.append((len(request.tokens) - 1) // block_size)

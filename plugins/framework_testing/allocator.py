@@ -36,7 +36,7 @@ from framework_testing.adversarial import (
     bad_victims,
 )
 from framework_testing.driver import Driver, Traits, Violation
-from framework_testing.hash import spreads
+from framework_testing.hash import CONTENT_NAMES, spreads
 from framework_testing.histories import SHARING_AHEAD, WINDOWED, Step, fail_shortest, play, random_history
 from framework_testing.oracles.eviction import SlowFifo, SlowLru
 from framework_testing.rules import checks_of, large_checks_of, require_plain_facts
@@ -346,6 +346,43 @@ def check_namespaces_are_kept_apart(make: Make) -> None:
         for other in named:
             driver.do_lookup([0, 1, 1, 0, 1, 0], other)  # which holds its rules
         driver.do_free(0)
+
+
+CONTENTS = tuple(
+    Namespace(contents=contents) for contents in (
+        (), ((2, 4, "a"),), ((2, 4, "b"),), ((3, 5, "a"),), ((2, 3, "a"),), ((0, 7, "a"),), ((6, 7, "a"),),
+        ((2, 4, "a"), (5, 6, "b")), ((2, 5, "a"), (2, 4, "b")), ((2, 4, "b"), (5, 6, "b")),
+    )
+)  # fmt: skip
+"""Of a prompt of 7 equal tokens, as placeholders are."""
+
+
+def check_contents_are_told_apart(make: Make) -> None:
+    """A content's name and place matter to the blocks that it touches and to those below, and to no other: whatever
+    the names of blocks are, though all tokens are equal, and in a block that a generated token fills too."""
+    for names in (ReferenceHash(), Constant()):
+        traits = traits_of(make, collides=collides_often(names), num_blocks=8, block_size=2)
+        for owner in CONTENTS if traits.shares else ():
+            driver = driver_of(make, 8, 2, names, traits=traits)
+            driver.do_admit([7] * 7, owner)
+            driver.do_append(0, [7])
+            driver.do_compute(0, 8, extend=True, commit=True)
+            for other in CONTENTS:
+                driver.do_lookup([7] * 9, other)  # which holds its rules
+
+
+def check_names_of_contents_are_taken_whole(make: Make) -> None:
+    """Of 1,500 names of contents none is mistaken for another: had they 16 bits, some 17 pairs would be."""
+    allocator = fresh(make, 4096, 2)
+    prompt = as_tokens([7, 7, 7])
+    for number, name in enumerate(CONTENT_NAMES):
+        space = Namespace(contents=((0, 2, name),))
+        hit = allocator.lookup(prompt, space)
+        if hit.num_tokens:
+            raise Violation(f"{type(allocator).__name__}: content {name} hits another one's block")
+        allocator.allocate(replace(info(number, 3), namespace=space), prompt, hit)
+        allocator.commit(RequestId(number), prompt)
+        allocator.free(RequestId(number))
 
 
 def check_collisions_are_counted(make: Make) -> None:

@@ -27,14 +27,26 @@ from framework.types import BlockCopy, Namespace, RequestId, RequestInfo, TableC
 
 @dataclass(frozen=True)
 class Meaning:
-    """What one slot's KV stands for: its namespace, all tokens up to it, and the oldest weights it depends on."""
+    """What one slot's KV stands for: all that is at its place and before it, and the oldest weights it depends on."""
 
-    namespace: Namespace
-    tokens: tuple[int, ...]
+    key: Key
     epoch: int
 
 
-Key = tuple[Namespace, tuple[int, ...]]
+Key = tuple[Namespace, tuple[Any, ...]]
+"""A namespace, and each token in it: with contents a token, and the place of that token within each of them."""
+
+
+def key_of(namespace: Namespace, tokens: Sequence[int]) -> Key:
+    """What these tokens stand for in this namespace."""
+    if not namespace.contents:
+        return namespace, tuple(tokens)
+    return namespace.root, tuple(
+        (token, *((name, place - start) for start, end, name in namespace.contents if start <= place < end))
+        if any(start <= place < end for start, end, _ in namespace.contents) else token
+        for place, token in enumerate(tokens)
+    )  # fmt: skip
+
 
 _MAKE_ROOM = ("allocate(", "extend(", "fork(", "commit(")
 """Calls in which lost content was evicted: other blocks took its room."""
@@ -63,7 +75,7 @@ class Truth:
         """What writing token `position` makes of its slot, given what its predecessor's slot holds."""
         before = self.read(table, position - 1) if position else None
         epoch = self.epoch if position == 0 else min(self.epoch, before.epoch if before else self.epoch)
-        return Meaning(namespace, tuple(tokens[: position + 1]), epoch)
+        return Meaning(key_of(namespace, tokens[: position + 1]), epoch)
 
     def write(self, block: int, offset: int, meaning: Meaning) -> None:
         """The forward pass stored one token."""
@@ -99,16 +111,16 @@ class Truth:
         for index in range(first, last):
             end = (index + 1) * self.block_size
             meaning = self.read(table, end - 1)
-            parent = (namespace, tuple(tokens[: index * self.block_size]))
+            parent = key_of(namespace, tokens[: index * self.block_size])
             if meaning is None or meaning.epoch < self.epoch or (index and parent not in self.published):
                 return
-            self.published.setdefault((namespace, tuple(tokens[:end])), table[index])
+            self.published.setdefault(key_of(namespace, tokens[:end]), table[index])
 
     def must_hit(self, namespace: Namespace, tokens: list[int]) -> int:
         """Tokens of the longest prefix that is published whole, and leaves one token to compute."""
         size = self.block_size
         for end in range(size, len(tokens), size):
-            if (namespace, tuple(tokens[:end])) not in self.published:
+            if key_of(namespace, tokens[:end]) not in self.published:
                 return end - size
         return max(0, (len(tokens) - 1) // size * size)
 
@@ -121,7 +133,7 @@ class Truth:
 def _named(namespace: Namespace) -> str:
     """The fields that are set, or "plain"."""
     named = (f"{field.name} {getattr(namespace, field.name)!r}" for field in fields(namespace))
-    return ", ".join(text for text in named if not text.endswith("''")) or "plain"
+    return ", ".join(text for text in named if not text.endswith(("''", "()"))) or "plain"
 
 
 class Violation(AssertionError):
@@ -331,8 +343,8 @@ class Judge:
             self.need(len(table) >= self._blocks(row.room), "a table is too short for its tokens", need)
             for position in range(row.num_null * self.size, row.written):
                 meaning = self.truth.read(table, position)
-                wanted = (row.info.namespace, tuple(row.tokens[: position + 1]))
-                found = meaning and (meaning.namespace, meaning.tokens)
+                wanted = key_of(row.info.namespace, row.tokens[: position + 1])
+                found = meaning and meaning.key
                 if found != wanted:
                     raise self.fail("a request's KV is not its own any more",
                                     f"request {request} token {position}: finds {found}, wrote {wanted}")  # fmt: skip
@@ -378,8 +390,8 @@ class Driver(Judge):
         self.need(len(hit.blocks) == -(-hit.num_tokens // self.size), "a hit's blocks do not fit its tokens", hit)
         for position in range(hit.num_tokens):
             meaning = self.truth.read(list(hit.blocks), position)
-            wanted = (namespace, tuple(tokens[: position + 1]), self.truth.epoch)
-            found = meaning and (meaning.namespace, meaning.tokens, meaning.epoch)
+            wanted = (key_of(namespace, tokens[: position + 1]), self.truth.epoch)
+            found = meaning and (meaning.key, meaning.epoch)
             if found != wanted:
                 raise self.fail("a hit serves KV that is not this prompt's",
                                 f"token {position} of {tokens} finds {found}, wanted {wanted}")  # fmt: skip

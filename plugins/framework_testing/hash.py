@@ -8,6 +8,7 @@ collision resistant may collide; it may not forget the namespace, the prefix or 
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import sha256
 from random import Random
 from typing import Any
 
@@ -25,7 +26,12 @@ NAMESPACES = (
     Namespace("a", "b", ""), Namespace("a", "", "b"), Namespace("", "a", "b"), Namespace("ab", "", "c"),
     Namespace("a", "bc", ""), Namespace("a\x00", "b"), Namespace("a", "\x00b"), Namespace(salt="\x00"),
     Namespace(model="\N{SNOWMAN}"), Namespace(model="a" * 300),
+    *(Namespace(contents=contents) for contents in (
+        ((0, 1, "a"),), ((0, 2, "a"),), ((1, 2, "a"),), ((-1, 2, "a"),), ((0, 1, "ab"),), ((0, 1, "a"), (1, 2, "a")),
+        ((0, 1, "a"), (0, 1, "b")), ((0, 1, "a" * 300),), ((0, 1, "a" * 299 + "b"),))),
 )  # fmt: skip
+
+CONTENT_NAMES = tuple(sha256(b"%d" % number).hexdigest() for number in range(1500))
 
 
 def spreads(scheme: HashScheme) -> bool:
@@ -110,6 +116,14 @@ def check_namespace_and_block_size_matter(make: Make) -> None:
             key: scheme.blocks(root, as_tokens([1] * 256), key[1])[0] for key, root in roots.items() if key[1] <= 256
         }
         _distinct(scheme, firsts, "first blocks of different roots have one name")
+
+
+def check_names_of_contents_are_taken_whole(make: Make) -> None:
+    """Of 1,500 names of contents none is mistaken for another: had they 16 bits, some 17 pairs would be."""
+    scheme = make()
+    if (scheme.collision_resistant or spreads(scheme)) and len(scheme.root(Namespace(), 16)) >= 4:
+        named = {name: scheme.root(Namespace(contents=((0, 16, name),)), 16) for name in CONTENT_NAMES}
+        _distinct(scheme, named, "two contents have one root")
 
 
 def check_prefix_order_and_content_matter(make: Make) -> None:

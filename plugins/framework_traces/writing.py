@@ -139,6 +139,8 @@ class _ParquetWriter:
                 self._path, header, compression="zstd", use_dictionary=False, column_encoding=encodings
             )
             return
+        if "contents" in record:
+            raise InvalidArgument("a Parquet file has no column of contents; write a name in .jsonl, .gz or .zst")
         self._rows.append(record)
         self._size += 1 + sum(len(record.get(name, ())) for name in ("block_ids", "tokens", "output"))
         if self._size >= self._GROUP:
@@ -168,6 +170,8 @@ def _as_record(request: WorkloadRequest) -> dict[str, Any]:
         )
     if request.namespace.salt:
         record["scope"] = request.namespace.salt
+    if request.namespace.contents:
+        record["contents"] = request.namespace.contents
     if request.hint is not None:
         record["hint"] = {key: value for key, value in asdict(request.hint).items() if value is not None}
     for key in ("session", "turn", "category"):

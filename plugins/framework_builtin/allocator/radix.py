@@ -79,6 +79,7 @@ class RadixAllocator(PagedAllocator):
         rest = tokens[hit.num_tokens : min(hit.num_tokens + self.block_size, len(tokens)) - 1]
         if len(rest) < self._page_size:
             return hit
+        rest = self.hasher.comparable(rest, namespace, len(hit.blocks))
         _, anchor = self.hasher.root(namespace)
         # What this step has yet to compute has no KV to copy: only blocks shared whole may be.
         block, common = self._tree.nearest(anchor, hit.blocks[-1] if hit.blocks else 0, rest, self.ahead)

@@ -36,6 +36,7 @@ from framework.interfaces.trace import (
     WorkloadRequest,
     answer,
     check_block_count,
+    contents,
     integer,
     integers,
     name_blocks,
@@ -89,7 +90,10 @@ class OwnFormat(HeadedReader):
         output_tokens = _length(record, "output_tokens", output, 0)
         if input_tokens == 0:
             raise FieldError("tokens", "a prompt has at least one token")
-        ids = name_blocks(tokens, self.block_tokens) if tokens is not None else None
+        space = Namespace(salt=text(record, "scope") or "", contents=contents(record, input_tokens))
+        ids = name_blocks(tokens, self.block_tokens, space) if tokens is not None else None
+        if tokens is None and space.contents:
+            raise FieldError("contents", "expected beside tokens; block_ids name whatever a block holds")
         if "block_ids" in record:
             ids = self._names.ids(record, "block_ids")
             check_block_count("block_ids", len(ids), input_tokens, self.block_tokens)
@@ -105,7 +109,7 @@ class OwnFormat(HeadedReader):
             after=texts(record, "after"),
             delay_s=number(record, "delay_s") if "delay_s" in record else 0.0,
             not_before_s=number(record, "not_before_s") if "not_before_s" in record else 0.0,
-            namespace=Namespace(salt=text(record, "scope") or ""),
+            namespace=space,
             **facts_of(record),
         )
 
@@ -146,6 +150,9 @@ def as_trace(requests: Iterable[WorkloadRequest], block_tokens: int | None = Non
         output_tokens = request.sampling.max_tokens if request.output_tokens is None else request.output_tokens
         recorded = replace(request, output_tokens=output_tokens)
         if block_tokens is not None:
-            ids = name_blocks(request.tokens, block_tokens)
-            recorded = replace(recorded, prompt=None, output=None, block_ids=ids, block_tokens=block_tokens)
+            ids = name_blocks(request.tokens, block_tokens, request.namespace)
+            recorded = replace(
+                recorded, prompt=None, output=None, block_ids=ids, block_tokens=block_tokens,
+                namespace=request.namespace.root,
+            )  # fmt: skip
         yield recorded

@@ -25,6 +25,7 @@ from framework.interfaces.trace import (
     Sampling,
     WorkloadRequest,
     answer,
+    contents,
     integer,
     integers,
     json_object,
@@ -70,7 +71,7 @@ class RecordedRun(HeadedReader):
             request,
             output=outputs[0] if outputs else None,
             output_tokens=length,
-            block_ids=name_blocks(request.tokens, self.block_tokens),
+            block_ids=name_blocks(request.tokens, self.block_tokens, request.namespace),
             block_tokens=self.block_tokens,
             sampling=answer(length, asked.n, asked.beam_width),
             key="",
@@ -143,7 +144,7 @@ def _request(record: Mapping[str, Any]) -> WorkloadRequest:
         prompt=tokens,
         sampling=_sampling(record),
         arrival_s=number(record, "arrival_step"),
-        namespace=_namespace(record),
+        namespace=_namespace(record, len(tokens)),
         **facts_of(record),
     )
 
@@ -184,9 +185,9 @@ def _sampling(record: Mapping[str, Any]) -> Sampling:
         raise FieldError("sampling", str(error)) from None
 
 
-def _namespace(record: Mapping[str, Any]) -> Namespace:
+def _namespace(record: Mapping[str, Any], num_tokens: int) -> Namespace:
     namespace = record.get("namespace") or {}
     if not isinstance(namespace, dict):
         raise FieldError("namespace", "expected an object")
     fields = {f"namespace.{name}": namespace.get(name) for name in ("model", "adapter", "salt")}
-    return Namespace(*(text(fields, name) or "" for name in fields))
+    return Namespace(*(text(fields, name) or "" for name in fields), contents=contents(namespace, num_tokens))

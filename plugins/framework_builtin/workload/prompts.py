@@ -16,14 +16,26 @@ import numpy as np
 from framework.errors import ConfigError, FrameworkError, WorkloadError, did_you_mean, listing
 from framework.files.jsonl import JsonObject, iter_lines, iter_objects
 from framework.files.lines import first_lines, require_file
-from framework.interfaces.records import FieldError, integer, integers, number, text
+from framework.interfaces.records import FieldError, contents, integer, integers, number, text
 from framework.interfaces.workload import Message, Namespace, Sampling, Workload, WorkloadRequest
 from framework.types import TokenArray
 from framework_builtin.trace.fields import facts_of
 
 _PROMPT = ("prompt", "messages", "tokens")
 _SAMPLING = tuple(field.name for field in fields(Sampling))
-_FACTS = ("arrival_s", "priority", "tenant", "session", "turn", "category", "hint", "key", "adapter", "salt")
+_FACTS = (
+    "arrival_s",
+    "priority",
+    "tenant",
+    "session",
+    "turn",
+    "category",
+    "hint",
+    "key",
+    "adapter",
+    "salt",
+    "contents",
+)
 _FIELDS = (*_PROMPT, *_SAMPLING, *_FACTS)
 
 
@@ -34,12 +46,12 @@ class Prompts(Workload):
     A name ending in `.jsonl`, `.ndjson` or `.json` (also with `.gz`) is JSON lines: each object has one of `prompt`
     (text), `messages` (a list of `role` and `content`) or `tokens` (ids), and may set any field of Sampling,
     `arrival_s`, `priority`, `tenant`, `session`, `turn`, `category`, `hint` (a probability that the session goes on,
-    or an object of `continues`, `returns_s` and `deadline_s`), `key`, and `adapter` and `salt` of the namespace. A
-    message may have
-    `tool_calls`, and those of role `tool` their `tool_call_id` and `name`, for the model's chat template. Also read are
-    OpenAI's batch files (`custom_id`, `body`), vLLM's custom rows (`prompt`, `output_tokens`) and ShareGPT's
-    `conversations`, a request for each question after what was said before it; and one JSON array of any of these,
-    whose entries are counted instead of lines. Any other name is text, one prompt a line. Blank lines are skipped.
+    or an object of `continues`, `returns_s` and `deadline_s`), `key`, and `adapter`, `salt` and `contents` of the
+    namespace, the last as `[[start, end, name], ...]` in tokens of the prompt. A message may have `tool_calls`, and
+    those of role `tool` their `tool_call_id` and `name`, for the model's chat template. Also read are OpenAI's batch
+    files (`custom_id`, `body`), vLLM's custom rows (`prompt`, `output_tokens`) and ShareGPT's `conversations`, a request
+    for each question after what was said before it; and one JSON array of any of these, whose entries are counted
+    instead of lines. Any other name is text, one prompt a line. Blank lines are skipped.
     Where `arrival_s` is given, lines are in its order.
 
     Args:
@@ -186,10 +198,15 @@ def _request(record: JsonObject) -> WorkloadRequest:
         if name not in _FIELDS:
             hint = did_you_mean(name, _FIELDS) or f"; there are: {listing(_FIELDS)}"
             raise FieldError(ascii(name)[1:-1][:60], f"no such field{hint}")
+    prompt = _prompt(record)
     return WorkloadRequest(
-        prompt=_prompt(record),
+        prompt=prompt,
         sampling=Sampling(**{name: record[name] for name in _SAMPLING if name in record}),
-        namespace=Namespace(adapter=text(record, "adapter") or "", salt=text(record, "salt") or ""),
+        namespace=Namespace(
+            adapter=text(record, "adapter") or "",
+            salt=text(record, "salt") or "",
+            contents=contents(record, len(prompt) if isinstance(prompt, np.ndarray) else None),
+        ),
         arrival_s=number(record, "arrival_s") if "arrival_s" in record else 0.0,
         **facts_of(record),
     )

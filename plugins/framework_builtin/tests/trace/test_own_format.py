@@ -27,6 +27,8 @@ from framework_builtin.trace.own_format import as_trace
         ({"tokens": [1, 2], "input_tokens": 3, "output_tokens": 1}, "input_tokens: says"),
         ({"tokens": [1, 2], "output": [1], "output_tokens": 2}, "output_tokens: says"),
         ({"input_tokens": 2, "output": [1, 2], "output_tokens": 0}, "output_tokens: says"),
+        ({"tokens": [1, 2], "output_tokens": 0, "contents": [[0, 3, "a"]]}, "contents: content 'a' covers"),
+        ({"input_tokens": 2, "block_ids": [1], "output_tokens": 0, "contents": [[0, 2, "a"]]}, "contents: expected be"),
     ],
 )
 def test_a_line_that_contradicts_itself_is_named(tmp_path: Path, line: dict[str, Any], message: str) -> None:

@@ -34,6 +34,7 @@ def test_a_json_line_may_say_everything_a_request_can(tmp_path: Path) -> None:
         "stop_token_ids": [1, 2], "stop": "\n",
         "ignore_eos": True, "logprobs": 2, "arrival_s": 1.5, "priority": 2, "tenant": "t", "session": "s", "key": "k",
         "salt": "x", "adapter": "a", "turn": 3, "category": "code", "hint": {"continues": 0.5},
+        "contents": [[4, 9, "b"], [1, 5, "a"]],
     }  # fmt: skip
     path.write_bytes(gzip.compress(json.dumps(record).encode() + b'\n{"tokens": [1, 2, 3], "session": null}\n'))
     full, plain = build("prompts", {"path": str(path)})
@@ -43,7 +44,8 @@ def test_a_json_line_may_say_everything_a_request_can(tmp_path: Path) -> None:
             max_tokens=5, temperature=1.0, top_k=3, top_p=0.5, seed=9, n=2, stop_token_ids=(1, 2), stop=("\n",),
             ignore_eos=True, logprobs=2,
         ),
-        arrival_s=1.5, priority=2, tenant="t", session="s", key="k", namespace=Namespace(salt="x", adapter="a"), turn=3,
+        arrival_s=1.5, priority=2, tenant="t", session="s", key="k", turn=3,
+        namespace=Namespace(salt="x", adapter="a", contents=((1, 5, "a"), (4, 9, "b"))),
         category="code", hint=Hint(continues=0.5),
     )  # fmt: skip
     assert plain.prompt.tolist() == [1, 2, 3]  # type: ignore[union-attr]
@@ -82,6 +84,7 @@ HUGE = 10**400
         ('{"prompt": "x", "turn": -1.5}', "turn: expected a whole number"),
         ('{"prompt": "x", "hint": 2}', "hint: hint.continues must be"),
         ('{"prompt": "x", "hint": {"when": 2}}', "hint: a hint has continues, returns_s and deadline_s"),
+        ('{"tokens": [1, 2], "contents": [[1, 3, "a"]]}', "contents: content 'a' covers .* a prompt of 2 tokens"),
         ('{"tokens": []}', "at least one token"),
         ('{"tokens": [1.5]}', "tokens: expected a flat list of whole numbers"),
         ('{"tokens": [-1]}', "tokens: expected a flat list of whole numbers, 0 to"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import replace
 from itertools import pairwise
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -298,7 +299,7 @@ class ComparesTheLastBlockOnly(Sound):
 
 class TrustsNames(Sound):
     def spoil(self):
-        self.hasher.blocks = lambda parent, tokens: self.scheme.blocks(parent, tokens, self.block_size)
+        self.hasher.blocks = lambda parent, tokens, *_: self.scheme.blocks(parent, tokens, self.block_size)
 
 
 class FoundAfterAFailedStep(PREFIX):
@@ -323,14 +324,22 @@ class CountsItsQuestions(Sound):
 
 
 READS, APART = kit.check_the_policy_reads_all_that_is_known, kit.check_namespaces_are_kept_apart
+CONTENTS = kit.check_contents_are_told_apart
 
 
 def replaced(**fields):
     """Methods of an allocator that takes requests and namespaces to have these fields."""
+    return misread(lambda value: replace(value, **{name: new for name, new in fields.items() if hasattr(value, name)}))
 
-    def changed(value):
-        names = {name: new for name, new in fields.items() if hasattr(value, name)}
-        return replace(value, **names)
+
+def contents_read_as(change):
+    """Methods of an allocator that takes each content of a namespace to be another one."""
+    return misread(lambda value: replace(value, contents=tuple(sorted(change(*content) for content in value.contents)))
+                   if hasattr(value, "contents") else value)  # fmt: skip
+
+
+def misread(changed):
+    """Methods of an allocator that takes requests and namespaces to be `changed`."""
 
     def request_of(request):
         return changed(replace(request, namespace=changed(request.namespace)))
@@ -465,6 +474,14 @@ MUTANTS |= dict([
       ("priority", 0), ("tenant", ""), ("session", None), ("category", None), ("hint", None), ("arrival", None))),
     *(wrong(f"IgnoresThe{name.title()}", check, **replaced(**{name: ""}))
       for name in ("model", "adapter", "salt") for check in (APART, RANDOM)),
+    wrong("IgnoresContents", CONTENTS, **replaced(contents=())),
+    wrong("NamesOfContentsHave16Bits", kit.check_names_of_contents_are_taken_whole, **contents_read_as(
+          lambda start, end, name: (start, end, f"{crc32(name.encode()) & 0xFFFF}"))),
+    wrong("ForgetsThePlaceOfContents", CONTENTS, **contents_read_as(
+          lambda start, end, name: (start // 2 * 2, -(-end // 2) * 2, name))),
+    wrong("ForgetsWhereContentsEnd", CONTENTS, **contents_read_as(lambda start, end, name: (start, start + 1, name))),
+    wrong("ContentsEnterEveryBlock", CONTENTS, **misread(lambda value: replace(
+          value, salt=f"{value.salt}{value.contents}", contents=()) if hasattr(value, "contents") else value)),
     wrong("GivesOneBlockAtFirst", kit.check_a_prompt_gets_its_room_in_parts,
           allocate=lambda self, request, tokens, hit, num_tokens=None: Sound.allocate(
               self, request, tokens, hit, None if num_tokens is None else 1),

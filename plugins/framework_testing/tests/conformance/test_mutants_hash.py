@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -97,6 +99,11 @@ MUTANTS = {
           root=lambda self, namespace, block_size: self.digest(block_size.to_bytes(8, "little"))),
     wrong("IgnoresTheAdapter", FIELDS, root=lambda self, namespace, block_size: bad.ReferenceHash.root(
           self, type(namespace)(namespace.model, "", namespace.salt), block_size)),
+    wrong("IgnoresContents", FIELDS, root=lambda self, namespace, block_size:
+          bad.ReferenceHash.root(self, namespace.root, block_size)),
+    wrong("NamesOfContentsHave16Bits", kit.check_names_of_contents_are_taken_whole, root=lambda self, space, block_size:
+          bad.ReferenceHash.root(self, replace(space, contents=tuple(
+              (start, end, f"{crc32(name.encode()) & 0xFFFF}") for start, end, name in space.contents)), block_size)),
     wrong("IgnoresTheBlockSize", FIELDS, root=lambda self, namespace, block_size: self.digest(namespace.encode())),
     # ("ab", "") and ("a", "b") are one namespace; so are ("a\0", "b") and ("a", "\0b") with a separator of zero.
     *(wrong(name, FIELDS, root=lambda self, namespace, block_size, zero=zero: self.digest(
