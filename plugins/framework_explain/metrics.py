@@ -16,7 +16,7 @@ _CAUSES = {
     "declined": "content that the policy would not keep, or that there was no room to keep",
     "in flight": "content that another request was computing and did not share yet",
     "end of prompt": "the last token, and a last block that is not full",
-    "other namespace": "content that is there under another salt, adapter or tenant",
+    "other namespace": "content that is there under another salt, adapter or tenant, or for another image",
     "tier": "content that lay below the pool, and was dropped there or not loaded",
 }
 

@@ -15,6 +15,7 @@ OVER_MODULES = {
     "engine/test_sharing_over_a_model.py": "sharing within a step over a real model, in every backend",
     "guard/test_fault_grid.py": "every hook of every kind of plugin with every kind of fault",
     "guard/test_only_guards_call_plugins.py": "a run in which every plugin looks at who calls it",
+    "paged/test_contents.py": "contents that are not text, from a file of prompts to a hit and a trace",
     "paged/test_drop.py": "tokens that are dropped, over allocator, cache and audit",
     "engine/test_window.py": "sliding windows, from an engine's option to the blocks that its rows keep",
     "modes/test_threads.py": "the threads of torch that a run takes, in every mode",

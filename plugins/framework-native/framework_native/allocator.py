@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.errors import InvalidArgument, InvariantViolation
-from framework.guard.hash import GuardedHash
 from framework.guard.policy import GuardedPolicy
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit
 from framework.interfaces.eviction import BlockView, ComputedColumn, ConstantColumn, EvictionPolicy
 from framework.interfaces.hash import HashScheme
+from framework.paged.index import BlockHasher
 from framework.paged.pool import LastRequests, num_tokens_of
 from framework.paged.table import count_of
 from framework.types import Namespace, RequestFacts, RequestId, RequestInfo, TableChange, TokenArray
@@ -72,7 +72,7 @@ class NativeAllocator(Allocator):
         self._entered: dict[RequestId, int] = {}  # leading blocks whose last request is noted
         if not lru:
             eviction.attach(self.view())
-        self._core.bind(GuardedHash(hash, self.block_size), policy, candidates)
+        self._core.bind(BlockHasher(hash, self.block_size), policy, candidates)
 
     def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
         found: Hit = self._core.lookup(tokens, namespace, previous)

@@ -6,7 +6,6 @@
 namespace native {
 namespace {
 
-constexpr size_t kMaxNamespaces = 65'536;
 constexpr size_t kKeptChanges = 16'384; // longer tables pay for a new object each time
 constexpr size_t kKeptHits = 64, kLongestKeptHit = 4'096; // hits kept as tuples; blocks of one
 
@@ -33,8 +32,8 @@ Core::Core(const Options &options)
     index_ = std::make_unique<Index>(*pool_, !options.collision_resistant);
 }
 
-void Core::bind(nb::object scheme_, nb::object guard, nb::object candidates) {
-    scheme = std::move(scheme_);
+void Core::bind(nb::object hasher, nb::object guard, nb::object candidates) {
+    this->hasher = std::move(hasher);
     if (options_.native_lru) {
         policy_ = std::make_unique<Lru>(*pool_);
     } else {
@@ -79,19 +78,7 @@ const Core::Root *Core::last_root(nb::handle space) const {
 
 const Core::Root &Core::root(nb::handle space) {
     if (const Root *known = last_root(space)) return *known;
-    PyObject *found = PyDict_GetItemWithError(roots.ptr(), space.ptr());
-    if (found == nullptr) {
-        if (PyErr_Occurred()) throw nb::python_error();
-        nb::object block_hash = scheme.attr("root")(space);
-        if (roots.size() >= kMaxNamespaces) { // content of the oldest can no longer be hit, and ages out
-            nb::object oldest = nb::steal(PyObject_GetIter(roots.ptr()));
-            nb::object key = nb::steal(PyIter_Next(oldest.ptr()));
-            nb::del(roots[key]);
-        }
-        roots[space] = nb::make_tuple(block_hash, --last_anchor_);
-        found = PyDict_GetItemWithError(roots.ptr(), space.ptr());
-    }
-    const nb::handle entry(found);
+    const nb::object entry = hasher.attr("root")(space);
     std::swap(last_roots_[0], last_roots_[1]);
     last_roots_[0] = {nb::borrow(space), hash_of(entry[0]), nb::cast<int32_t>(entry[1])};
     return last_roots_[0];
@@ -103,24 +90,35 @@ void Core::check_hashes(nb::handle hashes, nb::handle space) const {
     const nb::object &made_for = own_hashes->space;
     if (made_for.is(space)) return;
     const Root *one = last_root(made_for), *other = last_root(space);
-    if (one != nullptr && other != nullptr && one->anchor == other->anchor) return;
+    const bool same = one != nullptr && other != nullptr && one->anchor == other->anchor;
+    if (same && !has_contents(made_for) && !has_contents(space)) return;
     if (!made_for.equal(space))
         framework_.raise("InvalidArgument", "a hit looked up in " + text_of(made_for) + " was used in " +
                                                 text_of(space) + "; look it up again");
 }
 
 /// The hashes from `out.size()` on to before `last`, below those before, or below `root`.
-void Core::hash_more(const BlockHash &root, const Tokens &tokens, int64_t last, std::vector<BlockHash> &out) {
+void Core::hash_more(const BlockHash &root, const Tokens &tokens, int64_t last, nb::handle space,
+                     std::vector<BlockHash> &out) {
     const int64_t size = options_.block_size, first = static_cast<int64_t>(out.size());
     if (last <= first) return;
     const BlockHash parent = first > 0 ? out.back() : root; // a copy: the list may move
-    if (hasher_ && parent.size() == hasher_->digest_bytes()) {
+    if (hasher_ && parent.size() == hasher_->digest_bytes() && !has_contents(space)) {
         hasher_->append(root, tokens.data() + first * size, static_cast<size_t>(last - first), out);
         return;
     }
     hashed_blocks_ += last - first;
-    nb::object made = scheme.attr("blocks")(bytes_of(parent), tokens.slice(first * size, last * size));
+    nb::object made = hasher.attr("blocks")(bytes_of(parent), tokens.slice(first * size, last * size), space, first);
     for (nb::handle block_hash : made) out.push_back(hash_of(block_hash));
+}
+
+/// Blocks `first` to before `last` as the index compares them; where contents touch them, tokens that `held` owns.
+const int32_t *Core::comparable(const Tokens &tokens, int64_t first, int64_t last, nb::handle space,
+                                std::optional<Tokens> &held) const {
+    const int64_t size = options_.block_size;
+    if (options_.collision_resistant || !has_contents(space)) return tokens.data() + first * size;
+    held.emplace(framework_, hasher.attr("comparable")(tokens.slice(first * size, last * size), space, first), false);
+    return held->data();
 }
 
 /// The hashes of all full blocks; those of a scheme in C++ are made as they are needed.
@@ -137,13 +135,13 @@ nb::object Core::hash_blocks(const Root &root, const Tokens &tokens, nb::handle 
         }
     }
     made->space = nb::borrow(space);
-    if (hasher_ && previous.is_none()) {
+    if (hasher_ && previous.is_none() && !has_contents(space)) {
         const auto size = static_cast<size_t>(options_.block_size);
         made->list = HashList::of(root.block_hash, tokens.data(), static_cast<size_t>(tokens.size()), size, hasher_);
     } else if (static_cast<int64_t>(made->list.size()) < count) {
         std::vector<BlockHash> &list = made->list.own();
         list.reserve(static_cast<size_t>(count));
-        hash_more(root.block_hash, tokens, count, list);
+        hash_more(root.block_hash, tokens, count, space, list);
     }
     return nb::cast(made.release(), nb::rv_policy::take_ownership);
 }
@@ -157,8 +155,10 @@ nb::object Core::lookup(nb::handle given, nb::handle space, nb::handle previous)
     const int64_t limit = tokens.size() > 0 ? (tokens.size() - 1) / options_.block_size : 0;
     nb::object found = hash_blocks(top, tokens, space, previous);
     BlockHashes &made = *nb::inst_ptr<BlockHashes>(found);
-    Blocks blocks = index_->find(
-        {anchor, 0, made.list, 0, tokens.data(), std::min(made.list.size(), static_cast<size_t>(limit))});
+    std::optional<Tokens> held;
+    const int32_t *contents = comparable(tokens, 0, limit, space, held);
+    Blocks blocks =
+        index_->find({anchor, 0, made.list, 0, contents, std::min(made.list.size(), static_cast<size_t>(limit))});
     const auto covered = static_cast<int64_t>(blocks.size()) * options_.block_size;
     made.found = listed(std::move(blocks));
     return framework_.hit(covered, made.found->tuple, found, version_);
@@ -252,7 +252,8 @@ void Core::allocate(nb::handle request, nb::handle given, nb::handle hit, nb::ha
     table.root = top.block_hash;
     table.anchor = top.anchor;
     table.hashes = hashes_of(hashes);
-    if (table.hashes.empty()) hash_more(table.root, tokens, tokens.size() / options_.block_size, table.hashes.own());
+    if (table.hashes.empty())
+        hash_more(table.root, tokens, tokens.size() / options_.block_size, table.space, table.hashes.own());
     table.request = nb::borrow(request);
     table.priority = nb::cast<int64_t>(get(request, framework_.keys.priority));
     table.tenant = tenant(nb::object(get(request, framework_.keys.tenant)));
@@ -358,7 +359,7 @@ size_t Core::publish(Table &row, int64_t full, const Tokens &tokens) {
     const int64_t first = row.published;
     const auto known = static_cast<int64_t>(row.hashes.size());
     try {
-        if (known < full) hash_more(row.root, tokens, full, row.hashes.own());
+        if (known < full) hash_more(row.root, tokens, full, row.space, row.hashes.own());
         for (int64_t at = first; at < full; ++at) {
             const int32_t block = row.blocks[at];
             if (!pool_->published(block)) continue;
@@ -368,8 +369,9 @@ size_t Core::publish(Table &row, int64_t full, const Tokens &tokens) {
                                                         ", which is published with other content; extend first");
         }
         ++pool_->access;
+        std::optional<Tokens> held;
         const Chain chain{row.anchor, first > 0 ? row.blocks[first - 1] : 0, row.hashes, static_cast<size_t>(first),
-                          tokens.data() + first * options_.block_size, static_cast<size_t>(full - first)};
+                          comparable(tokens, first, full, row.space, held), static_cast<size_t>(full - first)};
         const Cache::Published done =
             cache_->publish(chain, row.blocks, static_cast<size_t>(first), row.priority, row.tenant);
         row.published = first + static_cast<int64_t>(done.count);
@@ -395,9 +397,10 @@ void Core::publish_ahead(nb::handle request, nb::handle given) {
     if (row.closed || row.shared || full <= first) return;
     if (const auto known = static_cast<int64_t>(row.held.size()); known < tokens.size())
         row.held.own().insert(row.held.own().end(), tokens.data() + known, tokens.data() + tokens.size());
-    if (static_cast<int64_t>(row.hashes.size()) < full) hash_more(row.root, tokens, full, row.hashes.own());
+    if (static_cast<int64_t>(row.hashes.size()) < full) hash_more(row.root, tokens, full, row.space, row.hashes.own());
+    std::optional<Tokens> held;
     Chain chain{row.anchor, first > 0 ? row.blocks[first - 1] : 0, row.hashes, static_cast<size_t>(first),
-                row.held.data() + first * size, static_cast<size_t>(full - first)};
+                comparable(tokens, first, full, row.space, held), static_cast<size_t>(full - first)};
     chain.count = index_->count_new(chain);
     if (chain.count == 0) return;
     ++pool_->access;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -46,8 +47,8 @@ class Core {
 public:
     explicit Core(const Options &options);
 
-    /// The Python ends: a GuardedHash, a GuardedPolicy (None for the LRU in C++), a memoryview of `candidate`.
-    void bind(nb::object scheme, nb::object guard, nb::object candidates);
+    /// The Python ends: a BlockHasher, a GuardedPolicy (None for the LRU in C++), a memoryview of `candidate`.
+    void bind(nb::object hasher, nb::object guard, nb::object candidates);
     void listen(nb::object listener);
     void advance(nb::object now);
 
@@ -75,10 +76,9 @@ public:
     int64_t hashed_blocks() const { return hashed_blocks_ + (hasher_ ? hasher_->num_hashed : 0); } // so far
 
     // Python objects that may lead back here; the garbage collector asks for them.
-    nb::object scheme, listener;
+    nb::object hasher, listener;
     PythonPolicy *python_policy = nullptr;
     std::unordered_map<int64_t, Table> tables;
-    nb::dict roots; // namespace -> (block_hash, anchor)
 
 private:
     struct Root {
@@ -93,7 +93,10 @@ private:
     HashList hashes_of(nb::handle sequence) const;
     void check_hashes(nb::handle hashes, nb::handle space) const;
     nb::object hash_blocks(const Root &root, const Tokens &tokens, nb::handle space, nb::handle previous);
-    void hash_more(const BlockHash &root, const Tokens &tokens, int64_t last, std::vector<BlockHash> &out);
+    void hash_more(const BlockHash &root, const Tokens &tokens, int64_t last, nb::handle space, std::vector<BlockHash> &out);
+    bool has_contents(nb::handle space) const { return nb::len(get(space, framework_.keys.contents)) > 0; }
+    const int32_t *comparable(const Tokens &tokens, int64_t first, int64_t last, nb::handle space,
+                              std::optional<Tokens> &held) const;
     std::shared_ptr<const Listed> check_hit(nb::handle request, int64_t num_tokens, nb::handle hit, nb::object &hashes,
                                             int64_t &covered) const;
     std::shared_ptr<const Listed> listed(Blocks blocks);
@@ -120,7 +123,6 @@ private:
     Root last_roots_[2]; // of two objects that are often equal: a lookup's namespace and its request's
     std::vector<std::shared_ptr<const Listed>> listed_; // of late, by the last block: many requests share few prefixes
     nb::dict tenants_;
-    int32_t last_anchor_ = 0;
     std::vector<nb::object> changes_; // changes without copies are shared: they cannot change
     int64_t version_ = 0, hashed_blocks_ = 0, hit_tokens_ = 0, prompt_tokens_ = 0, copied_blocks_ = 0;
 };

@@ -38,9 +38,8 @@ int core_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     if (!nb::inst_ready(self)) return 0;
     Core *core = nb::inst_ptr<Core>(self);
-    Py_VISIT(core->scheme.ptr());
+    Py_VISIT(core->hasher.ptr());
     Py_VISIT(core->listener.ptr());
-    Py_VISIT(core->roots.ptr());
     if (core->python_policy != nullptr) {
         Py_VISIT(core->python_policy->guard.ptr());
         Py_VISIT(core->python_policy->candidates.ptr());
@@ -51,7 +50,7 @@ int core_traverse(PyObject *self, visitproc visit, void *arg) {
 
 int core_clear(PyObject *self) {
     Core *core = nb::inst_ptr<Core>(self);
-    core->scheme.reset();
+    core->hasher.reset();
     core->listener.reset();
     if (core->python_policy != nullptr) {
         core->python_policy->guard.reset();
@@ -112,7 +111,7 @@ void bind_core(nb::module_ &module) {
              nb::kw_only(), nb::arg("num_blocks"), nb::arg("block_size"), nb::arg("reserve"), nb::arg("leaf_only"),
              nb::arg("share_tails"), nb::arg("collision_resistant"), nb::arg("native_sha256"), nb::arg("native_xxh3"),
              nb::arg("native_lru"))
-        .def("bind", &Core::bind, nb::arg("scheme"), nb::arg("guard").none(), nb::arg("candidates").none())
+        .def("bind", &Core::bind, nb::arg("hasher"), nb::arg("guard").none(), nb::arg("candidates").none())
         .def("columns", &columns)
         .def("listen", &Core::listen, nb::arg("listener").none())
         .def("advance", &Core::advance)

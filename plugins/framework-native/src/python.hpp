@@ -15,7 +15,8 @@ namespace nb = nanobind;
 struct Keys {
     static nb::object name(const char *text) { return nb::steal(PyUnicode_InternFromString(text)); }
     nb::object id = name("id"), space = name("namespace"), priority = name("priority"), tenant = name("tenant"),
-               version = name("version"), num_tokens = name("num_tokens"), blocks = name("blocks"), hashes = name("hashes");
+               version = name("version"), num_tokens = name("num_tokens"), blocks = name("blocks"), hashes = name("hashes"),
+               contents = name("contents");
 };
 
 inline nb::object get(nb::handle from, const nb::object &key) { return from.attr(key); }

@@ -49,9 +49,9 @@ class Prompts(Workload):
     or an object of `continues`, `returns_s` and `deadline_s`), `key`, and `adapter`, `salt` and `contents` of the
     namespace, the last as `[[start, end, name], ...]` in tokens of the prompt. A message may have `tool_calls`, and
     those of role `tool` their `tool_call_id` and `name`, for the model's chat template. Also read are OpenAI's batch
-    files (`custom_id`, `body`), vLLM's custom rows (`prompt`, `output_tokens`) and ShareGPT's `conversations`, a request
-    for each question after what was said before it; and one JSON array of any of these, whose entries are counted
-    instead of lines. Any other name is text, one prompt a line. Blank lines are skipped.
+    files (`custom_id`, `body`), vLLM's custom rows (`prompt`, `output_tokens`) and ShareGPT's `conversations`, a
+    request for each question after what was said before it; and one JSON array of any of these, whose entries are
+    counted instead of lines. Any other name is text, one prompt a line. Blank lines are skipped.
     Where `arrival_s` is given, lines are in its order.
 
     Args:
