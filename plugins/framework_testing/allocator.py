@@ -357,7 +357,7 @@ CONTENTS = tuple(
 """Of a prompt of 7 equal tokens, as placeholders are."""
 
 
-def check_contents_are_told_apart(make: Make) -> None:
+def check_contents_are_kept_apart(make: Make) -> None:
     """A content's name and place matter to the blocks that it touches and to those below, and to no other: whatever
     the names of blocks are, though all tokens are equal, and in a block that a generated token fills too."""
     for names in (ReferenceHash(), Constant()):

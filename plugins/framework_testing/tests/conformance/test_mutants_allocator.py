@@ -324,7 +324,7 @@ class CountsItsQuestions(Sound):
 
 
 READS, APART = kit.check_the_policy_reads_all_that_is_known, kit.check_namespaces_are_kept_apart
-CONTENTS = kit.check_contents_are_told_apart
+CONTENTS = kit.check_contents_are_kept_apart
 
 
 def replaced(**fields):
