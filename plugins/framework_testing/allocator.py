@@ -336,7 +336,7 @@ def check_a_prompt_gets_its_room_in_parts(make: Make) -> None:
 
 def check_namespaces_are_kept_apart(make: Make) -> None:
     """What one model, adapter or salt computed is found under the same three alone."""
-    named = [Namespace(), *(Namespace(**{name: "x"}) for name in ("model", "adapter", "salt"))]
+    named = [Namespace(), Namespace(model="x"), Namespace(adapter="x"), Namespace(salt="x")]
     for owner in named:
         driver = driver_of(make, 16, 2)
         if not driver.traits.shares:

@@ -190,4 +190,5 @@ def _namespace(record: Mapping[str, Any], num_tokens: int) -> Namespace:
     if not isinstance(namespace, dict):
         raise FieldError("namespace", "expected an object")
     fields = {f"namespace.{name}": namespace.get(name) for name in ("model", "adapter", "salt")}
-    return Namespace(*(text(fields, name) or "" for name in fields), contents=contents(namespace, num_tokens))
+    model, adapter, salt = (text(fields, name) or "" for name in fields)
+    return Namespace(model, adapter, salt, contents(namespace, num_tokens))
