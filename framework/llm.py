@@ -180,10 +180,10 @@ class LLM:
             served = groups_of_model(self.model.config, self.spec, equal_pages=True)
         self._served_groups, self._equal_pages = served, memory.equal_pages
         reasons = {
-            "several ranks": self.model.ranks is not None and states,
-            f"{name}, whose blocks are parts of pages": memory.splits_pages,
-            f"states in the equal pages of {name}": states and memory.equal_pages,
-            "compilation (engine.compile)": options.compile and states,
+            "several ranks, over which recurrent layers are not divided": self.model.ranks is not None and states,
+            f"{name}, whose blocks are parts of pages: those of a layer lie apart": memory.splits_pages,
+            f"states in the equal pages of {name}: they have another type than K and V": states and memory.equal_pages,
+            "compilation (engine.compile), to which a recurrence's output has no shape": options.compile and states,
             "a policy that is an object: each pool has its own": not memory.equal_pages
             and not isinstance(self._components[1], (str, Mapping, type)),
         }
