@@ -144,7 +144,7 @@ class Laboratory:
 
     def served(self, policies: Sequence[str]) -> dict[str, Rows]:
         """All phases by vLLM alone and led by each policy, beside the replay of what was recorded."""
-        alone = self._phases(None, self.asks)
+        alone = self.alone = self._phases(None, self.asks)
         runs = {policy: self._phases(policy, self.asks) for policy in policies}
         hits, engine, crowds = [], [], []
         first = self.asks_of(1)
@@ -273,9 +273,8 @@ class Laboratory:
 
     def every_policy(self, policies: Sequence[str]) -> Rows:
         """Each other installed policy leads a server; the tokens are those of vLLM alone."""
-        asks = self.asks[1, "agents"][:40]
-        with self.serving(ROOMY) as server:
-            alone = Client(server).one_by_one(asks)
+        phase = (1, "agents")
+        asks, alone = self.asks[phase][:40], self.alone.answers[phase][:40]
         rows: Rows = []
         for policy in policies:
             with self.serving(ROOMY, policy_config(policy)) as server:
@@ -291,15 +290,16 @@ class Laboratory:
 
     def features(self) -> Rows:
         """What else clients do: vLLM alone, led by lru, and led by a policy that fails."""
-        asks = self.asks[1, "conversations"][:40]
-        alone, led = (self._quiet(asks, transfer) for transfer in (None, policy_config("lru")))
-        broken = self._quiet(asks, policy_config(FAILING))
+        asks, samples = self.asks[1, "conversations"][:40], self.asks[1, "system prompts"]
+        lru = policy_config("lru")
+        (alone, sampled), (led, led_sampled) = (self._quiet(asks, samples, transfer) for transfer in (None, lru))
+        broken, _ = self._quiet(asks, (), policy_config(FAILING))
         rows = [
             {"feature": name, "requests": len(alone[name]), "led like alone": _same(alone[name], led[name]),
              "with a failing policy": _same(alone[name], broken[name])}
             for name in alone
         ]  # fmt: skip
-        crowds = [self._crowd(asks, transfer) for transfer in (None, policy_config("lru"), policy_config("lru"))]
+        crowds = [self._crowd(asks, transfer) for transfer in (None, lru, lru)]
         preempted = [crowd.pop("preemptions")[0].cached_tokens for crowd in crowds]
         for name in crowds[0]:
             rows.append(
@@ -311,13 +311,10 @@ class Laboratory:
             {"feature": "a restart", "requests": len(asks), "with a failing policy": "-",
              "led like alone": _same(crowds[1]["chunks"], crowds[2]["chunks"])}
         )  # fmt: skip
-        asks = self.asks[1, "system prompts"]
-        counted = [self._samples(asks, transfer) for transfer in (None, policy_config("lru"))]
-        less = f"{counted[0][1]}, led {counted[1][1]}"
+        less = f"{sampled[1]}, led {led_sampled[1]}"
         rows.append(
             {"feature": f"n=2 to their own ends, hits of the last (of the first, fewer: {less})",
-             "requests": len(asks), "with a failing policy": "-",
-             "led like alone": all(explained for explained, _ in counted)}
+             "requests": len(samples), "with a failing policy": "-", "led like alone": sampled[0] and led_sampled[0]}
         )  # fmt: skip
         for row in rows:
             row["as it should be"] = row["led like alone"] and row["with a failing policy"] in (True, "-")
@@ -325,9 +322,12 @@ class Laboratory:
             rows[-1]["as it should be"] = False
         return rows
 
-    def _quiet(self, asks: Sequence[Ask], transfer: Any) -> dict[str, list[Answer]]:
+    def _quiet(
+        self, asks: Sequence[Ask], samples: Sequence[Ask], transfer: Any
+    ) -> tuple[dict[str, list[Answer]], tuple[bool, int]]:
         with self.serving(ROOMY, transfer) as server:
             client = Client(server)
+            sampled = _samples(samples, client, server)
             streamed = [client.stream(ask) for ask in asks]
             for ask in asks[:10]:
                 client.stream(ask, stop_after=2)
@@ -336,25 +336,7 @@ class Laboratory:
             if transfer is not None and transfer == policy_config(FAILING):
                 assert "The eviction policy failed" in server.log.read_text(), "the failing policy never failed"
         lengths = [Answer(tokens=[len(answer.tokens)], cached_tokens=answer.cached_tokens) for answer in several]
-        return {"streaming": streamed, "after aborts": after, "n=2, sampled (lengths)": lengths}
-
-    def _samples(self, asks: Sequence[Ask], transfer: Any) -> tuple[bool, int]:
-        """Two samples a request, each until it draws its end: whether `cached_tokens` are the second's hits, or those
-        of the first where that is longer; and how many requests say less than their second sample hit.
-
-        The second sample hits every whole block before the last token: the first has just computed or found them.
-        """
-        explained, less = True, 0
-        with self.serving(ROOMY, transfer) as server:
-            client, before = Client(server), 0
-            for ask in asks:
-                answer = client.ask(ask, n=2, temperature=1.0, logit_bias={"1": 7.0}, extra_body={"ignore_eos": False})
-                whole = (len(ask.prompt) - 1) // BLOCK * BLOCK
-                first, before = _hits(server) - before - whole, _hits(server)
-                cached = answer.cached_tokens
-                explained &= cached == whole or (cached == first and answer.lengths[0] > answer.lengths[1])
-                less += cached < whole
-        return explained, less
+        return {"streaming": streamed, "after aborts": after, "n=2, sampled (lengths)": lengths}, sampled
 
     def _crowd(self, asks: Sequence[Ask], transfer: Any) -> dict[str, list[Answer]]:
         with self.serving(CROWDED, transfer) as server:
@@ -364,6 +346,23 @@ class Laboratory:
             urgent = client.at_once(longer, 8, extra_body={"priority": -1})
             counted = int(server.metrics()["vllm:num_preemptions_total"])
         return {"chunks": crowd, "priorities": urgent, "preemptions": [Answer(cached_tokens=counted)]}
+
+
+def _samples(asks: Sequence[Ask], client: Client, server: Server) -> tuple[bool, int]:
+    """Two samples a request, each until it draws its end: whether `cached_tokens` are the second's hits, or those
+    of the first where that is longer; and how many requests say less than their second sample hit.
+
+    The second sample hits every whole block before the last token: the first has just computed or found them.
+    """
+    explained, less, before = True, 0, _hits(server)
+    for ask in asks:
+        answer = client.ask(ask, n=2, temperature=1.0, logit_bias={"1": 7.0}, extra_body={"ignore_eos": False})
+        whole = (len(ask.prompt) - 1) // BLOCK * BLOCK
+        first, before = _hits(server) - before - whole, _hits(server)
+        cached = answer.cached_tokens
+        explained &= cached == whole or (cached == first and answer.lengths[0] > answer.lengths[1])
+        less += cached < whole
+    return explained, less
 
 
 def _drawn(phases: Sequence[tuple[int, Sequence[str], int]], most: int) -> Asks:

@@ -44,7 +44,7 @@ class StandIn:
 
 
 class Client:
-    """Answers in the order of asking; tokens follow from how many requests there were before."""
+    """Answers in the order of asking; the tokens that it says follow from the prompt."""
 
     def __init__(self, server: StandIn) -> None:
         self.server = server
@@ -84,7 +84,8 @@ class Client:
             cached = request.num_cached_tokens if n == 1 else (len(request.prompt) - 1) // BLOCK * BLOCK
             server.hits += request.num_cached_tokens + (n - 1) * cached
             lengths = [len(one.tokens) for one in request.completions]
-            answers.append(Answer(tokens, cached, len(request.prompt), lengths))
+            said = [int(request.prompt.sum()) + place for place in range(len(tokens))]
+            answers.append(Answer(said, cached, len(request.prompt), lengths))
         return answers
 
     def stream(self, ask: Ask, stop_after: int | None = None) -> Answer:
