@@ -14,7 +14,6 @@ from framework.config.sections import CacheOptions as CacheOptions
 from framework.config.sections import EngineOptions as EngineOptions
 from framework.config.sections import FaultOptions as FaultOptions
 from framework.engine import graphs
-from framework.engine.compression import WINDOW, require_compressible
 from framework.engine.engine import Engine, ModelLimits
 from framework.engine.engine import Trial as Trial
 from framework.engine.executors.base import Executor
@@ -33,7 +32,7 @@ from framework.groups.serving import blocks_of_groups, grouped_allocator, groups
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
 from framework.interfaces.below import Below, BlockTensors, ServedPools
-from framework.interfaces.compression import Compression
+from framework.interfaces.compression import CompressedPool, Compression
 from framework.interfaces.groups import KVGroup
 from framework.interfaces.scheduling import Scheduling
 from framework.model.loading import LoadedModel, fingerprint
@@ -132,20 +131,15 @@ class LLM:
             self._settle_groups(options)
             advice = self._settle_sizes(options)
             built = self._build_allocator()
-            by_head, captured = self.compression.by_head, graphs.choose(options, self.backend, self.device)[0]
-            require_compressible(self.compression, built, self.below, {
-                WINDOW: self.spec.sliding_window is not None,
-                "something below the pool, by head": by_head and type(self.below) is not Below,
-                "several groups of KV (each has a table of its own)": bool(self.groups),
-                "several ranks, by head": by_head and self.model.ranks is not None,
-                "a latent cache (no head has keys of its own), by head": by_head and self.spec.latent_dim is not None,
-                "CUDA graphs (engine.cuda_graphs), by head": by_head and bool(captured),
-                "attention sinks, by head": by_head and self.spec.sinks,
-                "a backend that declares a loss, by head": by_head and self.backend.capabilities.lossy is not None,
-            })  # fmt: skip
+            self.compression.check(CompressedPool(
+                allocator=built, below=self.below, windowed=self.spec.sliding_window is not None,
+                num_groups=len(self.groups) or 1, num_ranks=shard.size, backend=self.backend, spec=self.spec,
+                captures=bool(graphs.choose(options, self.backend, self.device)[0]),
+            ))  # fmt: skip
             executor = serving_executor(
                 self.model, self.backend, self.sizes, options, self.device, chosen=chosen, seed=self.seed,
-                poison=self._trial.faults.poison, kv_scales=cache.kv_scales, by_head=self.compression.by_head,
+                poison=self._trial.faults.poison, kv_scales=cache.kv_scales,
+                kind=self.compression.executor(),
             )  # fmt: skip
             self.pool, self.backends, self._states = executor.pool, executor.by_layer, executor.states
             self.kv_bytes = (self.pool.bytes + (self._states.bytes if self._states else 0)) * shard.size

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 
 from framework.config.sections import EngineOptions, FaultOptions
-from framework.engine.compression import Compressor
 from framework.engine.executors.base import Executor, Step
 from framework.engine.lifecycle import Lifecycle
 from framework.engine.metrics import Metrics
@@ -143,7 +142,7 @@ class Engine:
         self.seed, self.preempt_every = trial.seed, trial.faults.preempt_every
         self._stop_watch, self._make_tiers = stop_watch, tiers
         self._scheduling = None if type(scheduling) is Scheduling else scheduling
-        self._compression = None if type(compression) is Compression else compression
+        self._compression = compression or Compression()
         self.candidates: dict[int, list[Candidates]] | None = {} if trial.record else None
         self._num_submitted = 0
         self._torn = self._changing = False
@@ -173,8 +172,7 @@ class Engine:
             state.tiers = self._make_tiers(state, life)
         if self._scheduling is not None:
             state.waiting = state.ordered = OrderedQueue(self._scheduling, state)
-        if self._compression is not None:
-            state.compressor = Compressor(self._compression, state, life)
+        state.compressor = self._compression.compressor(state, life)
         observers.listeners = state.listeners
         if observers:
             guarded.observe(observers)

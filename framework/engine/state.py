@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from framework.engine.executors.base import Executor
 from framework.engine.metrics import Metrics
@@ -16,11 +16,9 @@ from framework.guard.allocator import GuardedAllocator
 from framework.guard.observer import Listener, Observers
 from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.below import EngineBelow
+from framework.interfaces.compression import Compressor
 from framework.interfaces.observer import Call, Note, Observer
 from framework.types import PolicyTime, RequestId
-
-if TYPE_CHECKING:
-    from framework.engine.compression import Compressor
 
 Log = Callable[..., Any]
 """(event, **facts): receives scheduling and cache events."""

@@ -1,24 +1,30 @@
 """The extension point for compression: which tokens of a request stay in the pool after they were written."""
 
-# Shapes: L layers  K kv heads  H query heads  D head dim  n tokens in the pool  m tokens that stay  w queries
+# Shapes: K kv heads  H query heads  D head dim  n tokens in the pool  w queries
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from framework.types import RequestInfo
+from framework.interfaces.allocator import Allocator
+from framework.interfaces.attention import AttentionSpec
+from framework.interfaces.backend import AttentionBackend
+from framework.interfaces.below import Below
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from framework.engine.executors.base import Step
+    from framework.engine.executors.model import ModelExecutor
+    from framework.engine.lifecycle import Lifecycle
+    from framework.engine.request import Sequence as Row
+    from framework.engine.state import EngineState
     from framework.results.metric import Metric
-
-__all__ = ["PAST", "Compression", "Kept", "LayerCache", "Written"]
 
 PAST: int = np.iinfo(np.int64).max
 """The position of what fills up a head that keeps fewer tokens than another: behind every query, so nobody sees it."""
@@ -51,84 +57,90 @@ class LayerCache:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """One running request between two steps.
+class CompressedPool:
+    """The pool whose requests are to lose tokens.
 
     Attributes:
-        info: who sent it, and how long its prompt is.
-        computed: tokens of it that were computed.
-        stored: of those, tokens that are in the pool: `computed` less what was dropped; where heads kept different
-            numbers, as many as their mean, rounded up to whole blocks and what the last one has.
-        block_size: tokens.
-        compressed_at: `computed` when tokens were last dropped; None: never.
-        layers: reads what each layer keeps; empty in a replay.
+        allocator: of its blocks, empty. below: what lies below it.
+        windowed: what a sliding window has passed is given back.
+        num_groups: of KV, each with a table of its own. num_ranks: that share the model.
+        captures: decode steps are captured. mode: of the run.
+        backend, spec: of a model that is served; None in a replay, which has no keys to read.
     """
 
-    info: RequestInfo
-    computed: int
-    stored: int
-    block_size: int
-    compressed_at: int | None
-    layers: Callable[[], Sequence[LayerCache]]
+    allocator: Allocator
+    below: Below
+    windowed: bool = False
+    num_groups: int = 1
+    num_ranks: int = 1
+    captures: bool = False
+    mode: str = "serve"
+    backend: AttentionBackend | None = None
+    spec: AttentionSpec | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """What stays of a request: tokens, or whole blocks.
+class Compressor(ABC):
+    """Drops tokens of what runs in one engine.
 
     Attributes:
-        tokens: (L or 1, K or 1, m) int64, rising: the tokens of each head of each layer, as indexes 0 to n - 1 of what
-            it has in the pool. They are moved together, so that all blocks but the first ceil(m / block_size) are
-            given back. Each head keeps as many, as all heads and layers have one table; with `Compression.by_head` a
-            head may keep fewer, by whole blocks, and has -1 behind them: given back is what the heads of the fullest
-            layer spare together.
-        blocks: rising logical indexes of the blocks that stay, in all layers. Nothing is moved. The last block, which
-            is written to, must be among them unless it is full.
+        dropped_tokens, returned_blocks: so far.
     """
 
-    tokens: npt.NDArray[np.int64] | None = None
-    blocks: Sequence[int] = field(default=())
+    dropped_tokens: int = 0
+    returned_blocks: int = 0
 
-    def tokens_of(self, written: Written) -> npt.NDArray[np.int64]:
-        """The tokens (L or 1, K or 1, m) that stay, in whatever way they were named."""
-        if self.tokens is not None:
-            return self.tokens
-        size = written.block_size
-        tokens = (np.array([*self.blocks], dtype=np.int64)[:, None] * size + np.arange(size)).ravel()
-        return tokens[tokens < written.stored][None, None]
+    @abstractmethod
+    def step_end(self, seq: Row, start: int, end: int) -> int:
+        """Where the next step of `seq` ends, which could compute its tokens from `start` up to `end`: above `start`."""
+
+    @abstractmethod
+    def begin(self, step: Step) -> None:
+        """`step` is about to be computed."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """The step was computed, and all that it filled is published: drop what is due."""
+
+    @abstractmethod
+    def forked(self, parent: Row, child: Row) -> None:
+        """`child` shares what `parent` has left."""
+
+    @abstractmethod
+    def released(self, seq: Row) -> None:
+        """`seq` leaves its row: where it comes back it is computed anew."""
+
+    @abstractmethod
+    def summary(self) -> dict[str, Any]:
+        """What a run's result says of it."""
 
 
 class Compression:
     """Nothing is dropped: the default.
 
-    The base class of what does, chosen by `compression=NAME`; constructor keywords are its options. It is asked after
-    each step about each request that was in it, and changes nothing itself.
+    The base class of what does, chosen by `compression=NAME`; constructor keywords are its options.
+    `framework_lossy.compression.TokenDropping` is the one to write a method with.
 
     Attributes:
-        num_queries: last queries of each request that `keep` wants to see; None: all since it was admitted.
-        reads_cache: whether `keep` reads keys, values or queries, which a replay does not have.
-        metrics: what `results` may give, declared.
-        by_head: whether heads may keep different numbers of tokens. Each head of each layer then has a block table of
-            its own, and to the backend is a row of one KV head.
+        metrics: what `Compressor.summary` may give besides the framework's, declared.
+        reads_cache: whether it reads keys, values or queries, which a replay does not have.
+        by_head: whether each KV head of each layer has a block table of its own, as `executor` keeps it.
     """
 
-    num_queries: int | None = 0
-    reads_cache: bool = True
     metrics: ClassVar[Sequence[Metric]] = ()
+    reads_cache: bool = False
     by_head: bool = False
 
-    def step_end(self, request: RequestInfo, start: int, end: int) -> int:
-        """Where the step ends that could compute the request's tokens from `start` up to `end`: above `start`."""
-        return end
+    def check(self, pool: CompressedPool) -> None:
+        """Refuse a pool that it cannot be combined with.
 
-    def due(self, written: Written) -> bool:
-        """Whether `keep` is to be asked about this request now."""
-        return False
+        Raises:
+            ConfigError: names all reasons.
+        """
 
-    def keep(self, written: Written) -> Kept | None:
-        """What stays of this request; None: all."""
+    def executor(self) -> type[ModelExecutor] | None:
+        """The executor that a model is served with in place of the usual one; None: that one."""
         return None
 
-    def results(self) -> Mapping[str, Any]:
-        """What `result.json` says of what was dropped, beside what the engine counts. Asked at the end."""
-        return {}
+    def compressor(self, state: EngineState, life: Lifecycle) -> Compressor | None:
+        """What drops tokens in an engine, when it begins and after each reset; None: nothing does."""
+        return None

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from framework.config.config import Choice, Config
-from framework.engine.compression import WINDOW, require_compressible
 from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.base import Executor
 from framework.engine.executors.replay import ReplayExecutor, StepCosts, constant_step
@@ -21,7 +20,7 @@ from framework.guard.policy import GuardedPolicy
 from framework.guard.workload import GuardedWorkload
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.below import Below, ReplayedPool
-from framework.interfaces.compression import Compression
+from framework.interfaces.compression import CompressedPool, Compression
 from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.mode import OnBegin
 from framework.interfaces.workload import Recording, Workload, WorkloadRequest
@@ -254,10 +253,8 @@ def _engine(
     to_raise = f"cache.num_blocks: the pool's {allocator.num_blocks} blocks hold {pool} tokens"
     below = below or build_component("below", config.below.plain(), {})
     compression: Compression = build_component("compression", config.compression.plain(), {"seed": seed})
-    require_compressible(compression, allocator, below, {
-        f"mode={config.mode.name} (it has no keys to read)": compression.reads_cache,
-        WINDOW: recording is not None and recording.window is not None,
-    })  # fmt: skip
+    windowed = recording is not None and recording.window is not None
+    compression.check(CompressedPool(allocator=allocator, below=below, windowed=windowed, mode=config.mode.name))
     recorded = recording.outputs if recording is not None else {}
     lengths = {sample: len(tokens) for sample, tokens in recorded.items()}
     engine = Engine(

@@ -202,8 +202,7 @@ def record(llm: LLM, requests: Sequence[Request], path: Path) -> None:
 def what_fewer_bits_buy(config: Config, llm: LLM, requests: Sequence[Request]) -> dict[str, Any]:
     """See `equal_bytes`: the run is replayed over a pool of the model's dtype. Empty where that is the pool's, where
     several pools would have to be weighed against each other, or where tokens were dropped by their keys."""
-    reads_keys = llm.engine.state.compressor is not None and llm.compression.reads_cache
-    if llm.kv_dtype == llm.spec.dtype or llm.groups or reads_keys:
+    if llm.kv_dtype == llm.spec.dtype or llm.groups or llm.compression.reads_cache:
         return {}
     num_layers = len(llm.pool.layers)
     stored, model_dtype_bytes = (block_bytes(spec, num_layers) for spec in (llm.spec, replace(llm.spec, kv_dtype=None)))

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from framework.interfaces.compression import LayerCache, Written
+from framework.interfaces.compression import LayerCache
 from framework_lossy.budget import JUDGED, ScoredBlocks, attention
+from framework_lossy.compression import Written
 
 if TYPE_CHECKING:
     from torch import Tensor

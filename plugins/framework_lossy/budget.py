@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.errors import ConfigError
-from framework.interfaces.compression import Compression, Kept, LayerCache, Written
+from framework.interfaces.compression import LayerCache
 from framework.results.metric import Metric, section
 from framework.types import RequestInfo
+from framework_lossy.compression import Kept, TokenDropping, Written
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +27,7 @@ JUDGED = 16
 
 
 @dataclass(kw_only=True)
-class Budgeted(Compression):
+class Budgeted(TokenDropping):
     """Drops a share of what a prompt has left in the pool, as soon as it is computed.
 
     Args:

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.errors import ConfigError
-from framework.interfaces.compression import Kept, LayerCache, Written
+from framework.interfaces.compression import LayerCache
 from framework.registry.components import build_component
 from framework_lossy.budget import Budgeted, Scored
+from framework_lossy.compression import Kept, Written
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from framework.errors import ConfigError
-from framework.interfaces.compression import Kept, LayerCache, Written
+from framework.interfaces.compression import LayerCache
 from framework_lossy.budget import JUDGED, Budgeted, Scored, attention
+from framework_lossy.compression import Kept, Written
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,14 +24,14 @@ from framework.config.sections import CacheOptions, EngineOptions
 from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.request import Request
-from framework.interfaces.compression import Compression, Kept, Written
 from framework.registry.components import build_allocator
 from framework.registry.culprit import named
 from framework.sampling import Sampling
+from framework_lossy.compression import Kept, TokenDropping, Written
 from framework_testing.driver import Violation
 from framework_testing.rules import checks_of, need
 
-Make = Callable[[], Compression]
+Make = Callable[[], TokenDropping]
 History = Sequence[tuple[int, int, Kept]]
 """What a sequence kept, each time: of how many computed tokens, in blocks of which size, and what."""
 
@@ -45,7 +45,7 @@ def _tiny() -> Any:
     return LLM("tiny", cache=CacheOptions(num_blocks=64), device="cpu").model
 
 
-def recorded(compression: Compression) -> dict[int, list[tuple[int, int, Kept]]]:
+def recorded(compression: TokenDropping) -> dict[int, list[tuple[int, int, Kept]]]:
     """From here on, what `compression` keeps, by the sequence's id."""
     keep, kept = compression.keep, dict[int, list[tuple[int, int, Kept]]]()
 
@@ -159,7 +159,7 @@ class _Run:
 
 
 @contextmanager
-def _blamed(plugin: Compression) -> Iterator[None]:
+def _blamed(plugin: TokenDropping) -> Iterator[None]:
     try:
         yield
     except Exception as error:

@@ -11,7 +11,6 @@ from framework.config.sections import CacheOptions, EngineOptions
 from framework.engine import graphs
 from framework.engine.compiled import OpaqueGroup
 from framework.engine.executors.checks import require_backend, require_served
-from framework.engine.executors.heads import HeadExecutor
 from framework.engine.executors.leader import LeaderExecutor, Serving
 from framework.engine.executors.model import ModelExecutor
 from framework.engine.kv_scales import set_scales
@@ -94,7 +93,7 @@ def make_executor(
     *,
     poison: bool = False,
     kv_scales: str | None = None,
-    by_head: bool = False,
+    kind: type[ModelExecutor] | None = None,
     ranks: Ranks | None = None,
 ) -> ModelExecutor:
     """Set the backend up, allocate the pool and the tables, and make the decoder fast.
@@ -102,7 +101,7 @@ def make_executor(
     Args:
         decoder: with the heads that `sizes` counts: one rank's where the model is spread over several.
         kv_scales: file with the scales of an fp8 pool; None calibrates them.
-        by_head: each KV head of each layer has a block table of its own; see `HeadExecutor`.
+        kind: of executor, in place of the usual one.
         ranks: that hold the other parts of the model and make executors of their own; see `serving_executor`.
 
     Raises:
@@ -111,10 +110,8 @@ def make_executor(
         ConfigError: CUDA graphs or compilation were asked for and cannot be.
     """
     config, groups, states = decoder.config, sizes.groups, None
-    if by_head:  # the pool has a block for each head of a block
-        heads = sizes.spec.num_kv_heads
-        spec = replace(sizes.spec, num_heads=sizes.spec.num_heads // heads, num_kv_heads=1)
-        sizes = replace(sizes, spec=spec, num_blocks=(sizes.num_blocks + 1) * heads - 1)
+    kind = kind or (ModelExecutor if ranks is None else LeaderExecutor)
+    sizes = kind.pool_sizes(sizes)
     backends = _backends(decoder, backend, sizes, device)
     if config.state_layers:
         num_states = groups[-1].num_blocks if groups else 1  # a step that is only measured
@@ -124,9 +121,6 @@ def make_executor(
         sinks = decoder.mixer(layer).sinks
         kv.sinks = None if sinks is None else sinks.float()
     set_scales(pool, decoder, kv_scales)
-    for kv in pool.layers if by_head else ():  # heads share the blocks of a layer, and so the largest of their scales
-        if kv.k_scale is not None and kv.v_scale is not None and kv.k_scale.dim() == 1:
-            kv.k_scale, kv.v_scale = kv.k_scale.amax(0, keepdim=True), kv.v_scale.amax(0, keepdim=True)
     tables, *others = (
         BlockTables(options.max_batch_requests, sizes.blocks_of(sizes.max_len), sizes.spec.block_size, device)
         for _ in range(max(len(groups), 1 + (states is not None)))
@@ -135,8 +129,8 @@ def make_executor(
     sparse = sparse_attention(decoder, backends, sizes.spec)
     if sparse is not None:
         captured, off = (), "what an indexer selects is not captured"
-    kind: Any = HeadExecutor if by_head else ModelExecutor if ranks is None else partial(LeaderExecutor, ranks)
-    executor: ModelExecutor = kind(decoder, backends, pool, tables, others, states, sparse)
+    made: Any = kind if ranks is None else partial(kind, ranks)
+    executor: ModelExecutor = made(decoder, backends, pool, tables, others, states, sparse)
     if options.compile:
         if decoder.group is not None and not isinstance(decoder.group, OpaqueGroup):
             decoder.join(OpaqueGroup(decoder.group))

@@ -16,6 +16,7 @@ from framework.engine.executors.base import BoolArray, Executor, FloatArray, Ste
 from framework.engine.graphs import DecodeGraphs, Recorder
 from framework.engine.pool import KVPool
 from framework.engine.rows import IntArray, Rows
+from framework.engine.sizes import Sizes
 from framework.engine.sparse import SparseAttention
 from framework.engine.staging import Staging
 from framework.engine.states import StatePool
@@ -76,6 +77,11 @@ class ModelExecutor(Executor):
         self._inputs, self._drawing = Staging(self.device), Staging(self.device)
         self._logits: Tensor = torch.empty(0)
         self._start = time.perf_counter()
+
+    @classmethod
+    def pool_sizes(cls, sizes: Sizes) -> Sizes:
+        """The sizes of the pool that the backend sees, for an engine whose allocator has `sizes`."""
+        return sizes
 
     @torch.inference_mode()
     def capture(self, recorder: Recorder, sizes: Sequence[int]) -> None:

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from framework.interfaces.compression import LayerCache, Written
+from framework.interfaces.compression import LayerCache
 from framework.model.functions import rotate
 from framework.types import RequestId, RequestInfo
 from framework_lossy.blocks import OpenVINOEviction, PagedEviction
 from framework_lossy.budget import attention, judge
+from framework_lossy.compression import Written
 from framework_lossy.tokens import KeyDiff, KNorm, SnapKV, Streaming, unrotated
 
 LENGTH, DIM = 20, 8

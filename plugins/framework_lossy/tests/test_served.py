@@ -15,10 +15,10 @@ from framework.engine.executors.model import ModelExecutor
 from framework.engine.executors.replay import ReplayExecutor, StepCosts
 from framework.errors import ConfigError, PluginError
 from framework.interfaces.below import Below
-from framework.interfaces.compression import Compression, Kept
 from framework.llm import Trial
 from framework.registry.components import build_allocator, build_component, options_known
 from framework.sampling import Sampling
+from framework_lossy.compression import Kept, TokenDropping
 from framework_testing.attention_runs import ReplayRecorder
 from framework_testing.compression import differences, recorded
 
@@ -217,7 +217,7 @@ def test_more_requests_fit_at_once() -> None:
     assert peaks[0] < peaks[1], peaks
 
 
-class _Wrong(Compression):
+class _Wrong(TokenDropping):
     def __init__(self, kept: Kept) -> None:
         self._kept = kept
 

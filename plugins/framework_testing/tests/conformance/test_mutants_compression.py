@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from framework import registry
-from framework.engine.executors.heads import HeadExecutor
 from framework.engine.executors.model import ModelExecutor
-from framework.interfaces.compression import PAST, Compression, Kept, Written
+from framework.interfaces.compression import PAST
 from framework.paged.cache import BlockCache
 from framework.types import RequestInfo
+from framework_lossy.compression import Kept, TokenDropping, Written
+from framework_lossy.executor import HeadExecutor
 from framework_testing import compression as kit
 from framework_testing import compression_checks
 from framework_testing.driver import Violation
@@ -22,7 +23,7 @@ from framework_testing.driver import Violation
 FOLLOWS = kit.check_what_is_served_follows_from_what_stays
 
 
-class EveryOther(Compression):
+class EveryOther(TokenDropping):
     """Right: each head keeps every other token of a prompt, beginning with its own number, once it is computed."""
 
     reads_cache = False

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,17 +15,13 @@ from framework.engine.executors.base import Step
 from framework.engine.lifecycle import Lifecycle
 from framework.engine.request import Sequence
 from framework.engine.state import EngineState
-from framework.errors import ConfigError, OutOfBlocks
+from framework.errors import OutOfBlocks
 from framework.guard.boundary import Guard
-from framework.interfaces.allocator import Allocator
-from framework.interfaces.below import Below
-from framework.interfaces.compression import PAST, Compression, Kept, LayerCache, Written
+from framework.interfaces.compression import PAST, Compressor, LayerCache
+from framework_lossy.compression import Kept, TokenDropping, Written
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-WINDOW = "a sliding window (it counts slots, which are positions no longer)"
-"""A reason that serve and replay share."""
 
 
 @dataclass(slots=True)
@@ -44,39 +39,14 @@ class Dropped:
     queries: list[list[Tensor]] = field(default_factory=list)
 
 
-def require_compressible(
-    compression: Compression, allocator: Allocator, below: Below, reasons: Mapping[str, bool]
-) -> None:
-    """Refuse what a compression cannot be combined with; the base class can with everything.
-
-    Args:
-        reasons: what else is in the way, in words, and whether it is there.
-
-    Raises:
-        ConfigError: names all.
-    """
-    if type(compression) is Compression:
-        return
-    all_reasons = {
-        f"allocator {type(allocator).__name__}": not allocator.drops_tokens,
-        f"{type(below).__name__} below the pool": type(below) is not Below and not below.drops_tokens,
-        **reasons,
-    }
-    if why := [reason for reason, holds in all_reasons.items() if holds]:
-        raise ConfigError(
-            f"compression {type(compression).__name__} cannot be combined with {', '.join(why)}; change that, or leave "
-            "compression=none"
-        )
-
-
-class Compressor(Guard):
+class TokenDropper(Guard, Compressor):
     """Asks a compression about each row of a step, and drops what it does not keep.
 
     NOTE. What a request computes after tokens of it were dropped differs from what its tokens name, so it publishes
     nothing any more. What it published before is exact, and stays findable in the blocks that did not change.
     """
 
-    def __init__(self, compression: Compression, state: EngineState, life: Lifecycle) -> None:
+    def __init__(self, compression: TokenDropping, state: EngineState, life: Lifecycle) -> None:
         super().__init__("compression", compression)
         self._state, self._life, self._size = state, life, state.guarded.block_size
         self._of: dict[Sequence, Dropped] = {}
@@ -87,14 +57,12 @@ class Compressor(Guard):
             state.executor.listen(self._heard)
 
     def step_end(self, seq: Sequence, start: int, end: int) -> int:
-        """Where the next step of `seq` ends, which could compute its tokens from `start` up to `end`."""
         found: Any = self.plugin.step_end(seq.info, start, end)
         if type(found) is not int or not start < found <= end:
             self.wrong("step_end", f"must return a count from {start + 1} to {end}", found)
         return int(found)
 
     def begin(self, step: Step) -> None:
-        """`step` is about to be computed."""
         ends = np.cumsum(step.num_new).tolist()
         rows = map(self._state.rows.sequence, step.rows.tolist())
         self._step = [*zip(rows, [0, *ends], ends, strict=False)]
@@ -113,7 +81,6 @@ class Compressor(Guard):
                     del kept[layer][0]
 
     def end(self) -> None:
-        """The step was computed, and all that it filled is published: drop what is due."""
         for seq, _, _ in self._step:
             if seq.row < 0:
                 continue
@@ -129,7 +96,6 @@ class Compressor(Guard):
         self._step = ()
 
     def forked(self, parent: Sequence, child: Sequence) -> None:
-        """`child` shares what `parent` has left."""
         if parent in self._of:
             found = self._of[parent]
             self._of[child] = Dropped(found.at, found.positions, [list(layer) for layer in found.queries])
@@ -137,7 +103,6 @@ class Compressor(Guard):
                 self._state.executor.fork_heads(parent.row, child.row)
 
     def released(self, seq: Sequence) -> None:
-        """`seq` leaves its row: where it comes back it is computed anew."""
         self._of.pop(seq, None)
 
     def _written(self, seq: Sequence) -> Written:
@@ -241,7 +206,6 @@ class Compressor(Guard):
         return int((-(-full.sum(1) // full.shape[1])).max() * self._size + counts.flat[0] % self._size)
 
     def summary(self) -> dict[str, Any]:
-        """What a run's result says of it."""
         seen, blocks = self.seen_tokens, self.seen_blocks
         return {
             "num_compressions": self.num_compressions,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,13 @@ from torch import Tensor
 
 from framework.engine.executors.base import Step
 from framework.engine.executors.model import ModelExecutor
-from framework.engine.rows import IntArray
+from framework.engine.sizes import Sizes
 from framework.interfaces.backend import Batch
 from framework.interfaces.compression import PAST, LayerCache
 from framework.model.layers import Index
 from framework.types import BlockCopy, BlockId
+
+IntArray = npt.NDArray[np.int64]
 
 
 class HeadExecutor(ModelExecutor):
@@ -40,7 +43,16 @@ class HeadExecutor(ModelExecutor):
         self._heads, self._backend_rotates = config.num_kv_heads, False
         self._full = np.zeros((rows, len(self.pool.layers), self._heads), dtype=np.int64)
         """Full blocks that each head of each layer has in each row's first ones."""
+        for kv in self.pool.layers:  # heads share the blocks of a layer, and so the largest of their scales
+            if kv.k_scale is not None and kv.v_scale is not None and kv.k_scale.dim() == 1:
+                kv.k_scale, kv.v_scale = kv.k_scale.amax(0, keepdim=True), kv.v_scale.amax(0, keepdim=True)
         self._where: tuple[Tensor, Tensor] = torch.empty(0), torch.empty(0)  # token and head of each query
+
+    @classmethod
+    def pool_sizes(cls, sizes: Sizes) -> Sizes:
+        heads = sizes.spec.num_kv_heads
+        spec = replace(sizes.spec, num_heads=sizes.spec.num_heads // heads, num_kv_heads=1)
+        return replace(sizes, spec=spec, num_blocks=(sizes.num_blocks + 1) * heads - 1)
 
     def clear_table(self, row: int) -> None:
         super().clear_table(row)
