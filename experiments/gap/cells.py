@@ -32,8 +32,7 @@ from experiments.shared import (
 from framework import registry, workload
 from framework.interfaces import eviction
 from framework.interfaces.eviction import EvictionPolicy
-from framework.interfaces.records import name_blocks
-from framework.interfaces.workload import WorkloadRequest
+from framework.interfaces.workload import WorkloadRequest, name_blocks
 from framework.registry.components import build_component
 from framework.types import Hint
 from framework_builtin.trace import open_trace

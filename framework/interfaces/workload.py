@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from framework.types import ROOT_NAMESPACE, Hint, Namespace, TokenArray, as_toke
 
 __all__ = [
     "Answer", "BlockIdArray", "Candidates", "Hint", "Message", "Namespace", "Recording", "Sampling", "Workload",
-    "WorkloadRequest",
+    "WorkloadRequest", "answer", "name_blocks",
 ]  # fmt: skip
 
 Message = dict[str, Any]
@@ -46,8 +47,8 @@ class WorkloadRequest:
         input_tokens: of the prompt; 0 for text, whose length its tokenizer decides.
         block_ids: (n,) int64, one a block of `block_tokens` tokens, the last may be partial. Two requests share block
             i when their ids 0 to i are equal and their namespaces are equal. Equal ids are equal content, of other
-            namespaces too: a trace that counts ids anew in each session takes `interfaces.trace.ScopedIds`. None where
-            the content is not named so.
+            namespaces too: `framework_builtin.trace.format.ScopedIds` is for traces that count ids anew in a session.
+            None where the content is not named so.
         block_tokens: tokens a block; 0 without block ids.
         output: (m,) int32, the recorded answer; a full replay generates it again. None: unknown.
         output_tokens: its length; None: unknown.
@@ -207,3 +208,25 @@ class Workload(ABC):
         """What a result should hold of the answers, where a workload knows what is right: as `facts`. Asked once, at
         the end of a serve run that has answered every request, in order of submission."""
         return {}
+
+
+def name_blocks(tokens: TokenArray, block_tokens: int, namespace: Namespace = ROOT_NAMESPACE) -> BlockIdArray:
+    """(ceil(n / block_tokens),) int64: a name a block that covers its whole prefix, the partial last one included.
+
+    The contents of the namespace are mixed into those that they touch, and nothing else of it.
+    62 bits of a chained BLAKE2b: among a million blocks two different ones share a name with probability 1e-7.
+    """
+    data = np.ascontiguousarray(tokens, dtype="<i4").tobytes()
+    step, name, names = 4 * block_tokens, b"", []
+    for start in range(0, len(data), step):
+        if there := namespace.contents and namespace.within(start // 4, start // 4 + block_tokens):
+            what = Namespace(contents=there).encode()
+            name = hashlib.blake2b(name + what, digest_size=8, person=b"contents").digest()
+        name = hashlib.blake2b(name + data[start : start + step], digest_size=8).digest()
+        names.append(int.from_bytes(name, "little") >> 2)
+    return np.array(names, dtype=np.int64)
+
+
+def answer(output_tokens: int, n: int = 1, beam_width: int = 1) -> Sampling:
+    """How a trace's request is answered: with exactly as many tokens as recorded, at least one."""
+    return Sampling(max_tokens=max(1, output_tokens), n=n, beam_width=beam_width, ignore_eos=True)

@@ -46,13 +46,6 @@ _OWN: Mapping[str, Kind] = MappingProxyType(
             Kind("hash", "framework.interfaces.hash:HashScheme"),
             Kind("backend", "framework.interfaces.backend:AttentionBackend"),
             Kind("workload", "framework.interfaces.workload:Workload"),
-            Kind(
-                "trace",
-                "framework.interfaces.trace:TraceReader",
-                is_group=False,
-                chosen="workload.format={name}",
-                command="python -m framework trace describe FILE --format {name}",
-            ),
             Kind("tracker", "framework.interfaces.tracker:Tracker"),
             Kind("scheduling", "framework.interfaces.scheduling:Scheduling"),
             Kind("compression", "framework.interfaces.compression:Compression"),

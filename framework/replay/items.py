@@ -17,8 +17,7 @@ from framework.engine.executors.replay import OUTPUT_BASE
 from framework.engine.request import About, Request, Sequence
 from framework.errors import ConfigError
 from framework.interfaces.allocator import Allocator
-from framework.interfaces.records import answer, name_blocks
-from framework.interfaces.workload import Candidates, WorkloadRequest
+from framework.interfaces.workload import Candidates, WorkloadRequest, answer, name_blocks
 from framework.types import Namespace, TokenArray
 
 FORMAT, VERSION = "kvlab-recording", 2

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from framework.errors import FrameworkError
-from framework.interfaces.trace import FieldError, Line, TraceReader, WorkloadRequest
+from framework_builtin.trace.format import FieldError, Line, TraceReader, WorkloadRequest
 from framework_builtin.trace.reader import Trace, lines_of
 from framework_testing.driver import Violation
 from framework_testing.rules import checks_of, need

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 import orjson
 
-from framework.interfaces.trace import (
+from framework_builtin.trace.fields import first_object
+from framework_builtin.trace.format import (
     BlockIdArray,
     FieldError,
     JsonLinesReader,
@@ -24,7 +25,6 @@ from framework.interfaces.trace import (
     json_object,
     text,
 )
-from framework_builtin.trace.fields import first_object
 from framework_traces.lengths import seconds
 
 _NANOSECONDS = 10**9

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from framework.interfaces.trace import (
+from framework_builtin.trace.fields import first_object
+from framework_builtin.trace.format import (
     MAX_TOKENS,
     FieldError,
     Line,
@@ -21,7 +22,6 @@ from framework.interfaces.trace import (
     number,
     text,
 )
-from framework_builtin.trace.fields import first_object
 
 _NANOSECONDS = 10**9
 _TOOL_LENGTH, _LATENCY = "tool_call_output_length", "tool_call_latency"

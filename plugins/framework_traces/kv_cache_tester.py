@@ -12,7 +12,7 @@ import orjson
 
 from framework.errors import WorkloadError
 from framework.files.lines import open_bytes
-from framework.interfaces.trace import (
+from framework_builtin.trace.format import (
     BlockNames,
     FieldError,
     Line,

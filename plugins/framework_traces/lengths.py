@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from framework.interfaces.trace import (
+from framework_builtin.trace.format import (
     BlockNames,
     CsvReader,
     FieldError,

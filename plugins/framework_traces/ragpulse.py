@@ -12,7 +12,10 @@ import numpy as np
 
 from framework.errors import WorkloadError
 from framework.files.lines import read_lines
-from framework.interfaces.trace import (
+from framework.interfaces.workload import name_blocks
+from framework.types import TokenArray
+from framework_builtin.trace.fields import first_object
+from framework_builtin.trace.format import (
     FieldError,
     JsonLinesReader,
     Line,
@@ -21,12 +24,9 @@ from framework.interfaces.trace import (
     integer,
     integers,
     json_object,
-    name_blocks,
     number,
     text,
 )
-from framework.types import TokenArray
-from framework_builtin.trace.fields import first_object
 
 _CHUNK_FILES = ("1_sys_prompt", "2_passages", "3_history", "4_user_input", "5_web_search")
 _MAX_CHUNK_TOKENS = 2**20

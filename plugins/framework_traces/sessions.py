@@ -11,7 +11,8 @@ import numpy as np
 
 from framework.errors import WorkloadError
 from framework.files.lines import first_lines
-from framework.interfaces.trace import (
+from framework_builtin.trace.fields import first_object
+from framework_builtin.trace.format import (
     BlockIdArray,
     BlockNames,
     FieldError,
@@ -25,7 +26,6 @@ from framework.interfaces.trace import (
     text,
     texts,
 )
-from framework_builtin.trace.fields import first_object
 
 _OWN_NAMES = 2**62 + 2**61
 """Names of blocks that no line names begin here, above all that BlockNames gives."""

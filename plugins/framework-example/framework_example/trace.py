@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from framework.interfaces.trace import (
+from framework_builtin.trace.format import (
     FieldError,
     JsonLinesReader,
     Line,

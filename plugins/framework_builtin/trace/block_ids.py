@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from framework.interfaces.trace import (
+from framework_builtin.trace.fields import first_object
+from framework_builtin.trace.format import (
     MAX_TOKENS,
     PER_SECOND,
     BlockIdArray,
@@ -25,7 +26,6 @@ from framework.interfaces.trace import (
     number,
     text,
 )
-from framework_builtin.trace.fields import first_object
 
 
 class Mooncake(JsonLinesReader):

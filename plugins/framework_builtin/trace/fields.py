@@ -6,16 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from framework.interfaces.trace import (
-    FieldError,
-    JsonLinesReader,
-    Line,
-    Record,
-    hint,
-    integer,
-    json_object,
-    text,
-)
+from framework_builtin.trace.format import FieldError, JsonLinesReader, Line, Record, hint, integer, json_object, text
 
 
 def first_object(head: Sequence[Line]) -> dict[str, Any]:

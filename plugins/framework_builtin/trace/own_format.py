@@ -27,25 +27,24 @@ from typing import Any, ClassVar
 import numpy as np
 
 from framework.errors import ConfigError
-from framework.interfaces.trace import (
+from framework.interfaces.workload import answer, name_blocks
+from framework.types import TokenArray
+from framework_builtin.trace.fields import HeadedReader, facts_of, first_object
+from framework_builtin.trace.format import (
     BlockNames,
     FieldError,
     Line,
     Namespace,
     Sampling,
     WorkloadRequest,
-    answer,
     check_block_count,
     contents,
     integer,
     integers,
-    name_blocks,
     number,
     text,
     texts,
 )
-from framework.types import TokenArray
-from framework_builtin.trace.fields import HeadedReader, facts_of, first_object
 
 FORMAT, VERSION = "kvlab-trace", 1
 DEFAULT_BLOCK_TOKENS = 16

@@ -14,9 +14,9 @@ from synthetic_workloads import example
 
 from framework import registry
 from framework.errors import WorkloadError
-from framework.interfaces.trace import CsvReader
 from framework.interfaces.workload import WorkloadRequest
 from framework_builtin.trace import detect_format, open_trace
+from framework_builtin.trace.format import CsvReader
 from framework_traces.writing import write_trace
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")

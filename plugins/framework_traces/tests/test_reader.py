@@ -13,8 +13,7 @@ import pytest
 from synthetic_workloads import example
 
 from framework.errors import InvalidArgument, WorkloadError
-from framework.interfaces.records import name_blocks
-from framework.interfaces.workload import WorkloadRequest
+from framework.interfaces.workload import WorkloadRequest, name_blocks
 from framework.types import Namespace
 from framework_builtin.trace import detect_format, open_trace
 from framework_traces.writing import write_trace

@@ -20,10 +20,10 @@ from framework.errors import (
 from framework.guard.boundary import Guard, remember_origin
 from framework.interfaces.eviction import ScoredPolicy
 from framework.interfaces.observer import Observer
-from framework.interfaces.trace import TraceReader
 from framework.interfaces.workload import Workload, WorkloadRequest
 from framework.registry.culprit import named
 from framework_builtin.eviction.lru import Lru
+from framework_builtin.trace.format import TraceReader
 
 
 def left(work: Any) -> BaseException:

@@ -16,8 +16,7 @@ from fake_engines import make_engine
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import OUTPUT_BASE, ReplayExecutor, constant_step
 from framework.errors import ConfigError
-from framework.interfaces.records import name_blocks
-from framework.interfaces.workload import WorkloadRequest
+from framework.interfaces.workload import WorkloadRequest, name_blocks
 from framework.registry.components import build_allocator
 from framework.replay.items import Foresight, feed, submit, trace_items
 from framework.sampling import Sampling

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import sys
 from collections.abc import Mapping
@@ -12,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.errors import FrameworkError, InvalidArgument, shown
-from framework.interfaces.workload import BlockIdArray, Sampling
-from framework.types import ROOT_NAMESPACE, Contents, Hint, Namespace, TokenArray, as_contents
+from framework.interfaces.workload import BlockIdArray
+from framework.types import Contents, Hint, as_contents
 
 MAX_TOKENS = 100_000_000
 """Most tokens one request may claim: above any context window, below what a corrupted digit makes of one."""
@@ -213,25 +212,3 @@ def check_block_count(field: str, num_ids: int, input_tokens: int, block_tokens:
             f"{num_ids} block ids for {input_tokens} input tokens, expected {full + bool(rest)} of {block_tokens} "
             "tokens; is block_tokens right?",
         )
-
-
-def name_blocks(tokens: TokenArray, block_tokens: int, namespace: Namespace = ROOT_NAMESPACE) -> BlockIdArray:
-    """(ceil(n / block_tokens),) int64: a name a block that covers its whole prefix, the partial last one included.
-
-    The contents of the namespace are mixed into those that they touch, and nothing else of it.
-    62 bits of a chained BLAKE2b: among a million blocks two different ones share a name with probability 1e-7.
-    """
-    data = np.ascontiguousarray(tokens, dtype="<i4").tobytes()
-    step, name, names = 4 * block_tokens, b"", []
-    for start in range(0, len(data), step):
-        if there := namespace.contents and namespace.within(start // 4, start // 4 + block_tokens):
-            what = Namespace(contents=there).encode()
-            name = hashlib.blake2b(name + what, digest_size=8, person=b"contents").digest()
-        name = hashlib.blake2b(name + data[start : start + step], digest_size=8).digest()
-        names.append(int.from_bytes(name, "little") >> 2)
-    return np.array(names, dtype=np.int64)
-
-
-def answer(output_tokens: int, n: int = 1, beam_width: int = 1) -> Sampling:
-    """How a trace's request is answered: with exactly as many tokens as recorded, at least one."""
-    return Sampling(max_tokens=max(1, output_tokens), n=n, beam_width=beam_width, ignore_eos=True)

@@ -15,23 +15,21 @@ from typing import Any, ClassVar
 
 import orjson
 
-from framework.interfaces.records import (
+from framework.interfaces.workload import BlockIdArray, Hint, Message, Namespace, Sampling, WorkloadRequest
+from framework_builtin.trace.records import (
     MAX_TOKENS,
     BlockNames,
     FieldError,
     ScopedIds,
-    answer,
     check_block_count,
     contents,
     hint,
     integer,
     integers,
-    name_blocks,
     number,
     text,
     texts,
 )
-from framework.interfaces.workload import BlockIdArray, Hint, Message, Namespace, Sampling, WorkloadRequest
 
 __all__ = [
     "MAX_TOKENS",
@@ -50,7 +48,6 @@ __all__ = [
     "ScopedIds",
     "TraceReader",
     "WorkloadRequest",
-    "answer",
     "check_block_count",
     "contents",
     "csv_cells",
@@ -58,7 +55,6 @@ __all__ = [
     "integer",
     "integers",
     "json_object",
-    "name_blocks",
     "number",
     "text",
     "texts",

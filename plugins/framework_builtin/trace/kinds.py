@@ -1,0 +1,11 @@
+"""The kind of plugin for which the readers of traces are a door."""
+
+from framework.registry import Kind
+
+TRACE = Kind(
+    "trace",
+    "framework_builtin.trace.format:TraceReader",
+    is_group=False,
+    chosen="workload.format={name}",
+    command="python -m framework trace describe FILE --format {name}",
+)
