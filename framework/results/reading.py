@@ -35,30 +35,6 @@ def _read_object(path: Path) -> JsonObject:
     return read_object(path, RunDirectoryError)
 
 
-_LARGEST = 2**53
-
-
-def count_in(
-    record: Mapping[str, Any], key: str, where: str | Path, *, least: int = 0, absent: int | None = None
-) -> int:
-    """A whole number of a run's file.
-
-    Args:
-        where: the file, and the line where it has lines, for the error.
-        absent: taken where the record has none or null; None: it must have one.
-
-    Raises:
-        RunDirectoryError: anything else; names where, key and value.
-    """
-    value = record.get(key)
-    if value is None and absent is not None:
-        return absent
-    if type(value) is not int or not least <= value <= _LARGEST:
-        found = shown(value) if key in record else "none"
-        raise RunDirectoryError(f"{where}: {key} must be a whole number of {least} to 2^53, found {found}")
-    return value
-
-
 FAILED_REQUESTS, FAULTY = "failed_requests", "faulty"
 """What a run's status is that came to its end and is no good result: requests failed, or something else went wrong."""
 

@@ -12,11 +12,11 @@ from framework.errors import FrameworkError, RunDirectoryError, shown
 from framework.files.jsonl import JsonObject, iter_objects
 from framework.results.console import Table
 from framework.results.layout import REQUESTS, RESULT
-from framework.results.reading import count_in, read_result
-from framework.results.records import Run
+from framework.results.reading import read_result
 from framework_explain.account import HIT, OUTCOMES, REGRET, Account, Evictions, key_of
 
 if TYPE_CHECKING:
+    from framework_report.records import Run
     from framework_report.study import Study
 
 _KEYS = ("hit_tokens", *(key_of(outcome, "tokens") for outcome in OUTCOMES[HIT + 1 :]))
@@ -58,14 +58,14 @@ def read_account(directory: Path) -> Account:
     tokens, requests = list[list[int]](), list[int]()
     for where, row in _lines(directory / REQUESTS):
         if key_of("new", "tokens") in row:
-            tokens.append([count_in(row, column, where, absent=0) for column in columns])
-            requests.append(count_in(row, "request", where))
+            tokens.append([_count_in(row, column, where, absent=0) for column in columns])
+            requests.append(_count_in(row, "request", where))
     blocks = np.zeros((len(tokens), len(OUTCOMES)), dtype=np.int64)
     if len(tokens):
         missed = [key_of(outcome, "blocks") for outcome in OUTCOMES[HIT + 1 :]]
         blocks[0] = [
-            count_in(result, "hit_blocks", source),
-            *(count_in(result, key, source, absent=0) for key in missed),
+            _count_in(result, "hit_blocks", source),
+            *(_count_in(result, key, source, absent=0) for key in missed),
         ]
     lost = [_checked(row, where) for where, row in _lines(directory / REGRET)] if (directory / REGRET).exists() else []
     return Account(
@@ -73,8 +73,8 @@ def read_account(directory: Path) -> Account:
         tokens=np.array(tokens, dtype=np.int64).reshape(-1, len(OUTCOMES)),
         evictions=Evictions.of_rows(lost),
         policy=str(result.get("eviction") or ""),
-        preempted_tokens=count_in(result, "missed_preempted_tokens", source, absent=0),
-        num_forgotten=count_in(result, "missed_forgotten_contents", source, absent=0),
+        preempted_tokens=_count_in(result, "missed_preempted_tokens", source, absent=0),
+        num_forgotten=_count_in(result, "missed_forgotten_contents", source, absent=0),
         requests=requests,
     )
 
@@ -88,10 +88,34 @@ def _lines(path: Path) -> Iterator[tuple[str, JsonObject]]:
 def _checked(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """A row of regret.jsonl, as `Evictions.rows` gives it."""
     for key in _LOSS:
-        count_in(row, key, where, least=-1 if key == "evicted_for" else 0)
+        _count_in(row, key, where, least=-1 if key == "evicted_for" else 0)
     for key in ("lru_tokens", "optimum_tokens", "turn"):
-        count_in(row, key, where, absent=0)
+        _count_in(row, key, where, absent=0)
     for key in ("tenant", "category"):
         if not isinstance(row.get(key), str | None):
             raise RunDirectoryError(f"{where}: {key} must be a text or null, found {shown(row[key])}")
     return row
+
+
+_LARGEST = 2**53
+
+
+def _count_in(
+    record: Mapping[str, Any], key: str, where: str | Path, *, least: int = 0, absent: int | None = None
+) -> int:
+    """A whole number of a run's file.
+
+    Args:
+        where: the file, and the line where it has lines, for the error.
+        absent: taken where the record has none or null; None: it must have one.
+
+    Raises:
+        RunDirectoryError: anything else; names where, key and value.
+    """
+    value = record.get(key)
+    if value is None and absent is not None:
+        return absent
+    if type(value) is not int or not least <= value <= _LARGEST:
+        found = shown(value) if key in record else "none"
+        raise RunDirectoryError(f"{where}: {key} must be a whole number of {least} to 2^53, found {found}")
+    return value

@@ -35,8 +35,8 @@ from framework.files.jsonl import iter_objects
 from framework.results.catalogue import is_wall_time
 from framework.results.layout import REQUESTS
 from framework.results.metric import is_number
-from framework.results.records import Run
-from framework.results.settings import Value
+from framework_report.records import Run
+from framework_report.settings import Value
 from framework_report.statistics import (
     Estimate,
     Floats,

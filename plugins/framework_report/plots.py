@@ -12,8 +12,6 @@ from framework import registry
 from framework.files.jsonl import read_jsonl
 from framework.results.catalogue import title
 from framework.results.metric import is_number
-from framework.results.records import Run
-from framework.results.settings import Value
 from framework_report.columns import Column, column, column_of_differences
 from framework_report.figures import (
     block_map,
@@ -23,6 +21,8 @@ from framework_report.figures import (
     memory,
     trials,
 )
+from framework_report.records import Run
+from framework_report.settings import Value
 from framework_report.study import Setting, Study, label
 from framework_report.trials import Trials
 

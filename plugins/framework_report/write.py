@@ -19,11 +19,11 @@ from framework.results.catalogue import sections
 from framework.results.catalogue import title as title_of
 from framework.results.console import Table, lines, new_console, print_table
 from framework.results.layout import REPORT
-from framework.results.records import Run, collect
-from framework.results.settings import config_of
 from framework_report.figures.style import FORMATS, as_svg, save_plot
 from framework_report.plots import Plot, pictures_of, plots_of
+from framework_report.records import Run, collect
 from framework_report.sentences import headline, lead, origin
+from framework_report.settings import config_of
 from framework_report.study import Study
 from framework_report.tables import (
     by_setting,

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from framework.results.catalogue import catalogue, find, higher_is_better, is_wall_time, sections, with_definitions
+from framework.results.catalogue import catalogue, find, higher_is_better, is_wall_time, sections
 from framework.results.metric import is_number
 from framework.run import call
+from framework_report.definitions import with_definitions
 from framework_testing.kernel import bench
 
 TRACE = "workload=trace workload.path=trace.jsonl cache.num_blocks=8 cache.block_size=512"
@@ -96,7 +97,7 @@ def test_docs_results_lists_the_catalogue(repository: Path) -> None:
     path = repository / "docs" / "results.md"
     page = path.read_text(encoding="utf-8")
     assert with_definitions(page) == page, (
-        f"renew it: python -c 'from pathlib import Path; from framework.results.catalogue import with_definitions; "
+        f"renew it: python -c 'from pathlib import Path; from framework_report.definitions import with_definitions; "
         f'p = Path("{path}"); p.write_text(with_definitions(p.read_text()))\''
     )
 

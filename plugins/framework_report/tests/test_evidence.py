@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from report_runs import make_run, make_runs
 
-from framework.results.records import collect
 from framework_report.evidence import Comparison
+from framework_report.records import collect
 from framework_report.sentences import basis, lead, ties
 from framework_report.study import Study
 from framework_report.tables import comparison, ranking

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from report_runs import make_run, make_runs
 
-from framework.results.records import collect
 from framework_report.plots import plots_of
+from framework_report.records import collect
 from framework_report.study import Study
 
 

@@ -8,7 +8,7 @@ import pytest
 from command_line import command
 from report_runs import make_run
 
-from framework.results.records import collect
+from framework_report.records import collect
 from framework_report.write import write_report
 
 main = command("report")

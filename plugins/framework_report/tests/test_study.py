@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from report_runs import make_run
 
-from framework.results.records import collect
+from framework_report.records import collect
 from framework_report.study import Study
 
 

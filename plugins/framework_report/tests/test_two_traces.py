@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from report_runs import make_run
 
-from framework.results.records import collect
 from framework_report.plots import plots_of
+from framework_report.records import collect
 from framework_report.study import Study
 from framework_report.tables import ranking
 from framework_report.write import print_study, write_report

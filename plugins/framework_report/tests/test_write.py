@@ -13,7 +13,7 @@ import pytest
 from report_runs import make_sweep
 
 from framework.errors import ConfigError
-from framework.results.records import collect
+from framework_report.records import collect
 from framework_report.study import Study
 from framework_report.tables import runs_csv, settings_csv
 from framework_report.write import escape_latex, latex, write_report

@@ -9,7 +9,7 @@ import pytest
 
 from framework.api import run
 from framework.results.console import Table
-from framework.results.records import collect
+from framework_report.records import collect
 from framework_report.study import Study
 from framework_scheduling.table_of_waits import waits
 

@@ -17,8 +17,7 @@ from framework.errors import ConfigError, FrameworkError
 from framework.files.jsonl import read_jsonl
 from framework.interfaces.tracker import RunLabel, Tracker
 from framework.modes import session as sessions
-from framework.results.reading import read_result
-from framework.results.records import collect
+from framework.results.reading import read_result, what_went_wrong
 
 SERVE: dict[str, Any] = {
     "workload": {"name": "chat", "num_requests": 3, "output_tokens": 3},
@@ -107,9 +106,9 @@ def test_a_replay_with_failed_requests_is_no_success_for_trackers_or_whoever_rea
     monkeypatch.setattr(Metrics, "summary", lambda *args, **given: real(*args, **given) | facts)
     said = api.run(replay(trace, "none", tmp_path / "run"))
     assert [failed for failed, _ in followed.ended] == [status != "ok"]
-    assert (said["status"], read_result(tmp_path / "run")["status"]) == (status, status)
-    (row,) = collect([tmp_path / "run"])
-    assert (row.status, row.ok, bool(row.reason)) == (status, status == "ok", status != "ok")
+    result = read_result(tmp_path / "run")
+    assert (said["status"], result["status"]) == (status, status)
+    assert bool(what_went_wrong(result)) == (status != "ok")
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from framework.results.settings import settings_of
+from framework_report.settings import settings_of
 
 
 def settings(folder: Path, **config: Any) -> dict[str, Any]:

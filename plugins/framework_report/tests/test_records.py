@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from framework import results
 from framework.errors import ConfigError, Unsupported
+from framework_report import records
 
 
 def make_run(folder: Path, result: dict[str, Any] | None = None, **config: Any) -> Path:
@@ -37,7 +37,7 @@ def test_only_settings_that_the_mode_reads_are_listed(tmp_path: Path) -> None:
     make_run(tmp_path / "a", **REPLAY)
     make_run(tmp_path / "b", **{**REPLAY, "executor": "roofline"})
     make_run(tmp_path / "c", **{**REPLAY, "mode": "serve", "executor": None})
-    replay, roofline, serve = (set(run.settings) for run in results.read(tmp_path))
+    replay, roofline, serve = (set(run.settings) for run in records.read(tmp_path))
     components = {"mode", "seed", "eviction", "allocator", "workload", "workload.path"}
     shared = components | {"cache.num_blocks", "cache.block_size"}
     steps = {"hash", "engine.max_batch_tokens", "replay.step_s", "replay.capacity", "replay.optimum"}
@@ -48,7 +48,7 @@ def test_only_settings_that_the_mode_reads_are_listed(tmp_path: Path) -> None:
 
 def test_records_hold_settings_and_results(tmp_path: Path) -> None:
     make_run(tmp_path / "s" / "one", {"num_evictions": 7, "eviction": "lru"}, **REPLAY)
-    (record,) = results.read(tmp_path / "s").records()
+    (record,) = records.read(tmp_path / "s").records()
     assert (record["run"], record["status"], record["num_evictions"], record["hit_rate"]) == ("one", "ok", 7, 0.5)
     assert record["cache.num_blocks"] == 8
 
@@ -64,7 +64,7 @@ def test_origin_carries_command_date_machine_and_checksum(tmp_path: Path) -> Non
         "inputs": [{"name": "a.jsonl", "sha256": "ff" * 32}],
     }
     (folder / "provenance.json").write_text(json.dumps(provenance))
-    (run,) = results.read(tmp_path)
+    (run,) = records.read(tmp_path)
     assert run.origin.command == "python -m framework.run eviction=lru,s3fifo 'workload.path=a b.jsonl'"
     assert (run.origin.date, run.origin.machine) == ("2026-11-22 08:39:23", "EPYC, Linux")
     assert (run.origin.revision, run.trace, run.trace_name) == ("abc+", "ff" * 32, "a.jsonl")
@@ -100,7 +100,7 @@ def test_a_damaged_run_is_a_row_and_the_others_are_read(tmp_path: Path, kind: st
     make_run(tmp_path / "good", **REPLAY)
     folder = make_run(tmp_path / "odd", **REPLAY)
     (folder / name).write_bytes(text.encode("utf-8", "surrogateescape"))
-    found = {run.name: run for run in results.read(tmp_path)}
+    found = {run.name: run for run in records.read(tmp_path)}
     assert found["good"].ok
     assert found["odd"].ok or found["odd"].reason, found["odd"]
     if kind == "401 digits":
@@ -109,19 +109,19 @@ def test_a_damaged_run_is_a_row_and_the_others_are_read(tmp_path: Path, kind: st
 
 def test_a_run_in_two_of_the_folders_is_read_once(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "sweep" / "a", **REPLAY)
-    assert len(results.read(tmp_path, tmp_path / "sweep", folder)) == 1
+    assert len(records.read(tmp_path, tmp_path / "sweep", folder)) == 1
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run below"):
-        results.read(tmp_path)
+        records.read(tmp_path)
 
 
 def test_lines_of_all_runs_carry_their_run(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (make_run(tmp_path / name) / "requests.jsonl").write_text('{"request": 0, "prompt_tokens": 3}\n')
-    assert results.read(tmp_path).lines("requests") == [
+    assert records.read(tmp_path).lines("requests") == [
         {"run": name, "request": 0, "prompt_tokens": 3} for name in ("a", "b")
     ]
     with pytest.raises(Unsupported, match=r"there are metrics, events, requests, recording, .*kernel"):
-        results.read(tmp_path).lines("blocks")
+        records.read(tmp_path).lines("blocks")

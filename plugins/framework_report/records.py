@@ -20,7 +20,7 @@ from framework.results.reading import (
     status_at_the_end,
     what_went_wrong,
 )
-from framework.results.settings import Value, settings_of
+from framework_report.settings import Value, settings_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
