@@ -393,7 +393,7 @@ class Engine:
         scheduled = executor.now()
         state.tiers.flush()
         if state.compressor is not None:
-            state.compressor.begin(step)
+            state.compressor.begin(step.rows, step.num_new)
         executor.forward(step, state.rows)
         if self.state is not state:
             raise EngineInterrupted("the engine was reset while this step ran: what it computed is thrown away")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.attention import AttentionSpec
@@ -19,11 +20,7 @@ from framework.interfaces.below import Below
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from framework.engine.executors.base import Step
-    from framework.engine.executors.model import ModelExecutor
-    from framework.engine.lifecycle import Lifecycle
     from framework.engine.request import Sequence as Row
-    from framework.engine.state import EngineState
     from framework.results.metric import Metric
 
 PAST: int = np.iinfo(np.int64).max
@@ -94,8 +91,8 @@ class Compressor(ABC):
         """Where the next step of `seq` ends, which could compute its tokens from `start` up to `end`: above `start`."""
 
     @abstractmethod
-    def begin(self, step: Step) -> None:
-        """`step` is about to be computed."""
+    def begin(self, rows: npt.NDArray[np.int64], num_new: npt.NDArray[np.int64]) -> None:
+        """So many tokens `num_new` (B,) of these rows (B,), packed in this order, are about to be computed."""
 
     @abstractmethod
     def end(self) -> None:
@@ -137,10 +134,14 @@ class Compression:
             ConfigError: names all reasons.
         """
 
-    def executor(self) -> type[ModelExecutor] | None:
-        """The executor that a model is served with in place of the usual one; None: that one."""
+    def executor(self) -> type[Any] | None:
+        """The kind of ModelExecutor that a model is served with in place of the usual one; None: that one."""
         return None
 
-    def compressor(self, state: EngineState, life: Lifecycle) -> Compressor | None:
-        """What drops tokens in an engine, when it begins and after each reset; None: nothing does."""
+    def compressor(self, state: Any, life: Any) -> Compressor | None:
+        """What drops tokens in an engine, when it begins and after each reset; None: nothing does.
+
+        Args:
+            state, life: the engine's EngineState and Lifecycle.
+        """
         return None

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from framework.engine.executors.base import Step
 from framework.engine.lifecycle import Lifecycle
 from framework.engine.request import Sequence
 from framework.engine.state import EngineState
@@ -62,10 +61,9 @@ class TokenDropper(Guard, Compressor):
             self.wrong("step_end", f"must return a count from {start + 1} to {end}", found)
         return int(found)
 
-    def begin(self, step: Step) -> None:
-        ends = np.cumsum(step.num_new).tolist()
-        rows = map(self._state.rows.sequence, step.rows.tolist())
-        self._step = [*zip(rows, [0, *ends], ends, strict=False)]
+    def begin(self, rows: npt.NDArray[np.int64], num_new: npt.NDArray[np.int64]) -> None:
+        ends = np.cumsum(num_new).tolist()
+        self._step = [*zip(map(self._state.rows.sequence, rows.tolist()), [0, *ends], ends, strict=False)]
 
     def _heard(self, layer: int, queries: Tensor) -> None:
         """(T, H, D) of the step at hand, in one layer."""

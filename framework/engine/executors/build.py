@@ -110,7 +110,7 @@ def make_executor(
         ConfigError: CUDA graphs or compilation were asked for and cannot be.
     """
     config, groups, states = decoder.config, sizes.groups, None
-    kind = kind or (ModelExecutor if ranks is None else LeaderExecutor)
+    kind = kind or ModelExecutor
     sizes = kind.pool_sizes(sizes)
     backends = _backends(decoder, backend, sizes, device)
     if config.state_layers:
@@ -129,7 +129,7 @@ def make_executor(
     sparse = sparse_attention(decoder, backends, sizes.spec)
     if sparse is not None:
         captured, off = (), "what an indexer selects is not captured"
-    made: Any = kind if ranks is None else partial(kind, ranks)
+    made: Any = kind if ranks is None else partial(LeaderExecutor, ranks)
     executor: ModelExecutor = made(decoder, backends, pool, tables, others, states, sparse)
     if options.compile:
         if decoder.group is not None and not isinstance(decoder.group, OpaqueGroup):
