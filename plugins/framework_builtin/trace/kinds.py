@@ -1,4 +1,4 @@
-"""The kind of plugin for which the readers of traces are a door."""
+"""The kind of plugin that this folder opens: readers of traces."""
 
 from framework.registry import Kind
 
