@@ -14,7 +14,7 @@ from framework.errors import WorkloadError
 from framework.interfaces.workload import WorkloadRequest
 from framework.replay.items import trace_items
 from framework.types import Namespace, TokenArray
-from framework_builtin.trace.records import FieldError
+from framework_builtin.trace.format import FieldError
 from framework_explain.account import OUTCOMES, Account
 from framework_explain.ledger import Ledger, chain
 from framework_kv_events.file import header_of, read_batches

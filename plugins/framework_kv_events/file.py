@@ -11,7 +11,7 @@ import orjson
 
 from framework.errors import WorkloadError
 from framework.files.lines import first_lines, read_lines
-from framework_builtin.trace.records import FieldError
+from framework_builtin.trace.format import FieldError
 from framework_kv_events.schema import Event, Numbered, as_map, from_array
 
 NAME = "kv_events.jsonl"

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from framework.errors import WorkloadError
-from framework.interfaces.workload import Workload, answer
-from framework_builtin.trace.format import MAX_TOKENS, FieldError, Line, Record, TraceReader, WorkloadRequest
+from framework.interfaces.workload import Workload, WorkloadRequest, answer
+from framework_builtin.trace.format import MAX_TOKENS, FieldError, Line, Record, TraceReader
 from framework_kv_events.file import Header, begins_stream, header_of, is_stream, parsed, read_batches
 from framework_kv_events.requests import RequestFinder, SeenRequest
 from framework_kv_events.schema import BlockStored, EventBatch, Hash

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from framework.errors import ConfigError
-from framework_builtin.trace.records import FieldError
+from framework_builtin.trace.format import FieldError
 from framework_kv_events.schema import Event, EventBatch, Numbered, as_array, from_array
 
 SEQUENCE_BYTES = 8

@@ -12,7 +12,8 @@ from pathlib import Path
 from random import Random
 
 from framework.errors import FrameworkError
-from framework_builtin.trace.format import FieldError, Line, TraceReader, WorkloadRequest
+from framework.interfaces.workload import WorkloadRequest
+from framework_builtin.trace.format import FieldError, Line, TraceReader
 from framework_builtin.trace.reader import Trace, lines_of
 from framework_testing.driver import Violation
 from framework_testing.rules import checks_of, need

@@ -12,15 +12,14 @@ from typing import Any, ClassVar
 import numpy as np
 import orjson
 
+from framework.interfaces.workload import BlockIdArray, WorkloadRequest
 from framework_builtin.trace.fields import first_object
 from framework_builtin.trace.format import (
-    BlockIdArray,
     FieldError,
     JsonLinesReader,
     Line,
     Record,
     TraceReader,
-    WorkloadRequest,
     integer,
     json_object,
     text,

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from framework.interfaces.workload import WorkloadRequest
 from framework_builtin.trace.fields import first_object
 from framework_builtin.trace.format import (
     MAX_TOKENS,
@@ -15,7 +16,6 @@ from framework_builtin.trace.format import (
     Line,
     Record,
     TraceReader,
-    WorkloadRequest,
     integer,
     integers,
     json_object,

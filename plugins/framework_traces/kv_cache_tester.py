@@ -12,15 +12,14 @@ import orjson
 
 from framework.errors import WorkloadError
 from framework.files.lines import open_bytes
+from framework.interfaces.workload import Namespace, WorkloadRequest
 from framework_builtin.trace.format import (
     BlockNames,
     FieldError,
     Line,
-    Namespace,
     Record,
     ScopedIds,
     TraceReader,
-    WorkloadRequest,
     check_block_count,
     integer,
     number,

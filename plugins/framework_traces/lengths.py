@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
+from framework.interfaces.workload import WorkloadRequest
 from framework_builtin.trace.format import (
     BlockNames,
     CsvReader,
     FieldError,
     Line,
-    WorkloadRequest,
     check_block_count,
     integer,
     number,

@@ -12,7 +12,7 @@ import numpy as np
 
 from framework.errors import WorkloadError
 from framework.files.lines import read_lines
-from framework.interfaces.workload import name_blocks
+from framework.interfaces.workload import WorkloadRequest, name_blocks
 from framework.types import TokenArray
 from framework_builtin.trace.fields import first_object
 from framework_builtin.trace.format import (
@@ -20,7 +20,6 @@ from framework_builtin.trace.format import (
     JsonLinesReader,
     Line,
     Record,
-    WorkloadRequest,
     integer,
     integers,
     json_object,

@@ -13,7 +13,7 @@ import orjson
 
 from framework.errors import WorkloadError
 from framework.files.lines import read_lines
-from framework_builtin.trace.records import FieldError
+from framework_builtin.trace.format import FieldError
 from framework_traces.private import LiveRequest, PrivateTrace
 
 _FINISHED = "request.finished"

@@ -11,15 +11,14 @@ import numpy as np
 
 from framework.errors import WorkloadError
 from framework.files.lines import first_lines
+from framework.interfaces.workload import BlockIdArray, WorkloadRequest
 from framework_builtin.trace.fields import first_object
 from framework_builtin.trace.format import (
-    BlockIdArray,
     BlockNames,
     FieldError,
     JsonLinesReader,
     Line,
     Record,
-    WorkloadRequest,
     check_block_count,
     integer,
     number,

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from framework.interfaces.workload import WorkloadRequest
 from framework_builtin.trace.format import (
     FieldError,
     JsonLinesReader,
     Line,
-    WorkloadRequest,
     check_block_count,
     integer,
     integers,

@@ -9,18 +9,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from framework.interfaces.workload import BlockIdArray, Namespace, WorkloadRequest
 from framework_builtin.trace.fields import first_object
 from framework_builtin.trace.format import (
     MAX_TOKENS,
     PER_SECOND,
-    BlockIdArray,
     BlockNames,
     FieldError,
     JsonLinesReader,
     Line,
-    Namespace,
     ScopedIds,
-    WorkloadRequest,
     check_block_count,
     integer,
     number,

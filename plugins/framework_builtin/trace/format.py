@@ -1,4 +1,4 @@
-"""Trace readers: one file format of recorded requests each.
+"""Trace readers: one file format of recorded requests each, and the fields of one record, read strictly.
 
 `TraceReader` has full control over a file's lines; `JsonLinesReader` and `CsvReader` are one method long: `parse`.
 """
@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import csv
+import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -13,52 +15,27 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 
-from framework.interfaces.workload import BlockIdArray, Hint, Message, Namespace, Sampling, WorkloadRequest
-from framework_builtin.trace.records import (
-    MAX_TOKENS,
-    BlockNames,
-    FieldError,
-    ScopedIds,
-    check_block_count,
-    contents,
-    hint,
-    integer,
-    integers,
-    number,
-    text,
-    texts,
-)
+from framework.errors import FrameworkError, InvalidArgument, shown
+from framework.interfaces.workload import BlockIdArray, Hint, WorkloadRequest
+from framework.types import Contents, as_contents
 
-__all__ = [
-    "MAX_TOKENS",
-    "PER_SECOND",
-    "BlockIdArray",
-    "BlockNames",
-    "CsvReader",
-    "FieldError",
-    "Hint",
-    "JsonLinesReader",
-    "Line",
-    "Message",
-    "Namespace",
-    "Record",
-    "Sampling",
-    "ScopedIds",
-    "TraceReader",
-    "WorkloadRequest",
-    "check_block_count",
-    "contents",
-    "csv_cells",
-    "hint",
-    "integer",
-    "integers",
-    "json_object",
-    "number",
-    "text",
-    "texts",
-]
+MAX_TOKENS = 100_000_000
+"""Most tokens one request may claim: above any context window, below what a corrupted digit makes of one."""
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,40}", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
+
+
+class FieldError(ValueError):
+    """One field of one record is missing or wrong. The framework turns it into a WorkloadError with file and line."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+
 
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000}
 """Units that the times of a file may have -> how many are a second."""
@@ -233,3 +210,189 @@ def csv_cells(line: bytes) -> list[str]:
         return next(csv.reader([line.decode()], strict=True), [])
     except (UnicodeDecodeError, csv.Error) as error:
         raise FieldError("line", f"no CSV: {error}") from None
+
+
+def integer(record: Mapping[str, Any], field: str, low: int, high: int = MAX_TOKENS) -> int:
+    """The whole number in `field`, as a JSON number or as ASCII digits, within bounds.
+
+    Raises:
+        FieldError: missing, no whole number, or outside `low` to `high`.
+    """
+    found: Any = record.get(field)
+    value: int = found
+    if type(found) is not int:
+        whole = isinstance(found, float) and found.is_integer()
+        if not whole and not (isinstance(found, str) and _WHOLE.fullmatch(found)):
+            raise FieldError(field, "missing" if found is None else f"expected a whole number, found {_shown(found)}")
+        value = int(found)
+    if not low <= value <= high:
+        raise FieldError(field, f"expected {low} to {high}, found {value}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    return shown(value)[:40].encode("ascii", "backslashreplace").decode()
+
+
+def number(record: Mapping[str, Any], field: str) -> float:
+    """The finite number, at least 0, in `field`, as a JSON number or as ASCII text.
+
+    Raises:
+        FieldError: missing, no number, negative, infinite or NaN.
+    """
+    value = record.get(field)
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise FieldError(field, "missing" if value is None else f"expected a number, found {_shown(value)}")
+    if not 0 <= value <= sys.float_info.max:
+        raise FieldError(field, f"expected a finite number, at least 0, found {_shown(value)}")
+    return float(value)
+
+
+def text(record: Mapping[str, Any], field: str) -> str | None:
+    """The text in `field`; whole numbers as their digits; None when absent, null or empty.
+
+    Raises:
+        FieldError: something else, or text that UTF-8 cannot hold.
+    """
+    value = record.get(field)
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise FieldError(field, f"expected text, found {str(value)[:40]}")
+    result = str(value)
+    if not result.isascii():
+        try:
+            result.encode()
+        except UnicodeEncodeError as error:
+            raise FieldError(field, f"holds a lone surrogate at character {error.start}") from None
+    return result
+
+
+def texts(record: Mapping[str, Any], field: str) -> tuple[str, ...]:
+    """The texts of the list in `field`; whole numbers as their digits; none when absent or null.
+
+    Raises:
+        FieldError: no list, or an element that is no text or an empty one.
+    """
+    value = record.get(field)
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise FieldError(field, f"expected a list of texts, found {_shown(value)}")
+    found = tuple(text({field: entry}, field) for entry in value)
+    if not all(found):
+        raise FieldError(field, "expected a list of texts, found an empty one among them")
+    return tuple(map(str, found))
+
+
+def hint(record: Mapping[str, Any], field: str = "hint") -> Hint | None:
+    """The hint in `field`: a probability to continue, or an object of Hint's fields; None when absent.
+
+    Raises:
+        FieldError: something else.
+    """
+    try:
+        return Hint.of(record.get(field))
+    except (FrameworkError, TypeError, OverflowError) as error:
+        raise FieldError(field, str(error)) from None
+
+
+def contents(record: Mapping[str, Any], num_tokens: int | None = None, field: str = "contents") -> Contents:
+    """What is not text in a prompt of so many tokens, from a list of [start, end, name] in `field`; none when absent.
+
+    Raises:
+        FieldError: something else, or a range that is not within the prompt.
+    """
+    try:
+        return as_contents(record.get(field) or (), num_tokens)
+    except InvalidArgument as error:
+        raise FieldError(field, str(error)) from None
+
+
+def integers(record: Mapping[str, Any], field: str, limit: int = 2**62) -> BlockIdArray:
+    """(n,) int64 whole numbers of the list in `field`, each 0 to `limit`, at most 2**63 - 1.
+
+    Raises:
+        FieldError: missing, no list, or an element that is no whole number within bounds.
+    """
+    return _whole_numbers(record, field, limit).astype(np.int64, copy=False)
+
+
+class BlockNames:
+    """The block ids of one file. A name is a whole number up to 2**64 - 1, as engines hash blocks.
+
+    An id is the name itself below 2**62. From there on it is 2**62 and up, in order of first appearance: one dict entry
+    a distinct name.
+    """
+
+    def __init__(self) -> None:
+        self._large: dict[int, int] = {}
+
+    def ids(self, record: Mapping[str, Any], field: str) -> BlockIdArray:
+        """(n,) int64 ids of the names in `field`.
+
+        Raises:
+            FieldError: missing, no list, or an element that is no name.
+        """
+        names = _whole_numbers(record, field, 2**64 - 1)
+        if not len(names) or names.max() < _LARGE:
+            return names.astype(np.int64, copy=False)
+        large = self._large
+        return np.array(
+            [name if name < _LARGE else large.setdefault(name, _LARGE + len(large)) for name in names.tolist()],
+            dtype=np.int64,
+        )
+
+
+_LARGE = 2**62
+
+
+def _whole_numbers(record: Mapping[str, Any], field: str, limit: int) -> npt.NDArray[Any]:
+    value = record.get(field)
+    if not isinstance(value, list):
+        raise FieldError(field, "missing" if value is None else f"expected a list, found {str(value)[:40]}")
+    if not value:
+        return np.empty(0, dtype=np.int64)
+    if set(map(type, value)) == {int}:
+        found = np.array(value)  # int64, uint64 where all fit only that, else floats or objects
+        if found.dtype.kind in "iu" and found.min() >= 0 and found.max() <= limit:
+            return found
+        if min(value) >= 0 and max(value) <= limit:
+            return np.array(value, dtype=np.uint64)
+    wrong = next(entry for entry in value if type(entry) is not int or not 0 <= entry <= limit)
+    raise FieldError(field, f"expected a flat list of whole numbers, 0 to {limit}, found {_shown(wrong)}")
+
+
+class ScopedIds:
+    """Block ids of a trace that counts them anew in each scope, as ids that are equal only where the content is.
+
+    Small and dense where the file's are, so that nothing has to sort them: 4,096 neighbours of one scope stay
+    neighbours.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[str, int], int] = {}
+
+    def of(self, scope: str, ids: BlockIdArray) -> BlockIdArray:
+        """(n,) int64, for the ids `ids` (n,) of `scope`; the same for equal ids of one scope, whoever asks when."""
+        runs, places = np.unique(ids >> 12, return_inverse=True)
+        numbers = [self._runs.setdefault((scope, run), len(self._runs)) for run in runs.tolist()]
+        found: BlockIdArray = np.array(numbers, dtype=np.int64)[places.reshape(-1)] << 12 | ids & 4095
+        return found
+
+
+def check_block_count(field: str, num_ids: int, input_tokens: int, block_tokens: int) -> None:
+    """The block ids must be as many as the prompt has blocks, the partial last one counted or not.
+
+    Raises:
+        FieldError: they are not: the trace is damaged or its blocks have another size.
+    """
+    full, rest = divmod(input_tokens, block_tokens)
+    if num_ids not in (full, full + bool(rest)):
+        raise FieldError(
+            field,
+            f"{num_ids} block ids for {input_tokens} input tokens, expected {full + bool(rest)} of {block_tokens} "
+            "tokens; is block_tokens right?",
+        )

@@ -27,16 +27,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from framework.errors import ConfigError
-from framework.interfaces.workload import answer, name_blocks
+from framework.interfaces.workload import Namespace, Sampling, WorkloadRequest, answer, name_blocks
 from framework.types import TokenArray
 from framework_builtin.trace.fields import HeadedReader, facts_of, first_object
 from framework_builtin.trace.format import (
     BlockNames,
     FieldError,
     Line,
-    Namespace,
-    Sampling,
-    WorkloadRequest,
     check_block_count,
     contents,
     integer,

@@ -11,16 +11,9 @@ from framework import registry
 from framework.errors import InvalidArgument, UnknownPlugin, WorkloadError, plugin_note
 from framework.files.lines import first_lines, kept, read_lines
 from framework.guard.boundary import Guard, construct, is_count
+from framework.interfaces.workload import WorkloadRequest
 from framework.registry.culprit import named
-from framework_builtin.trace.format import (
-    MAX_TOKENS,
-    PER_SECOND,
-    FieldError,
-    Line,
-    Record,
-    TraceReader,
-    WorkloadRequest,
-)
+from framework_builtin.trace.format import MAX_TOKENS, PER_SECOND, FieldError, Line, Record, TraceReader
 
 OnError = Literal["raise", "skip"]
 

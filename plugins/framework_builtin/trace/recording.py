@@ -18,23 +18,20 @@ from typing import Any, ClassVar
 
 from framework.errors import FrameworkError, WorkloadError
 from framework.files.lines import read_lines
-from framework.interfaces.workload import Candidates, Recording, Workload, answer, name_blocks
+from framework.interfaces.workload import (
+    Candidates,
+    Namespace,
+    Recording,
+    Sampling,
+    Workload,
+    WorkloadRequest,
+    answer,
+    name_blocks,
+)
 from framework.replay.items import FORMAT, VERSION
 from framework.types import TokenArray
 from framework_builtin.trace.fields import HeadedReader, check_header, facts_of
-from framework_builtin.trace.format import (
-    FieldError,
-    Line,
-    Namespace,
-    Sampling,
-    WorkloadRequest,
-    contents,
-    integer,
-    integers,
-    json_object,
-    number,
-    text,
-)
+from framework_builtin.trace.format import FieldError, Line, contents, integer, integers, json_object, number, text
 from framework_builtin.trace.own_format import DEFAULT_BLOCK_TOKENS
 
 

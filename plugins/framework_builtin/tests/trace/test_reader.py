@@ -10,8 +10,9 @@ import pytest
 
 from framework.errors import PluginError, WorkloadError
 from framework.guard.boundary import remember_origin
+from framework.interfaces.workload import WorkloadRequest
 from framework_builtin.trace import reader as readers
-from framework_builtin.trace.format import JsonLinesReader, Record, WorkloadRequest
+from framework_builtin.trace.format import JsonLinesReader, Record
 from framework_builtin.trace.reader import Trace, detect_format, open_trace
 
 
