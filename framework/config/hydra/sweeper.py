@@ -120,7 +120,7 @@ class ResumableSweeper(Sweeper):
     def _check(self, jobs: Sequence[Sequence[str]]) -> None:
         """Compose a few jobs that together say every word of the sweep. Raises where none of them could be run."""
         seen: set[str] = set()
-        configs = []
+        configs: list[DictConfig] = []
         for number, words in enumerate(jobs):
             if not configs or not seen.issuperset(words):
                 seen.update(words)
