@@ -35,7 +35,7 @@ class Metrics:
     def __init__(self, guarded: GuardedAllocator, rows: Rows) -> None:
         self._guarded, self._rows = guarded, rows
         self.num_preemptions = self.num_forks = self.num_copied_blocks = 0
-        self.num_steps = self.num_scheduled_tokens = self.num_output_tokens = self.num_decode_tokens = 0
+        self.num_steps = self.num_scheduled_tokens = self.num_output_tokens = 0
         self.forward_s = self.step_s = 0.0
         self._last: tuple[Step, float] | None = None
         # Of each kind. Lists: for so few, NumPy's overhead a call is more than the work.
@@ -120,7 +120,6 @@ class Metrics:
         self.peak_rows = max(self.peak_rows, len(active))
         decodes_only = step.num_decodes == len(step.rows)
         self.num_scheduled_tokens += step.num_decodes if decodes_only else int(_sum(step.num_new))
-        self.num_decode_tokens += step.num_decodes
 
     def stepped(self, step: Step, start: float, scheduled: float, computed: float, end: float) -> None:
         """A step ended: its times on the clock."""

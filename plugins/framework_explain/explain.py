@@ -16,7 +16,7 @@ from framework.files.lines import first_lines
 from framework.interfaces.command import Command
 from framework.results.console import Table, new_console, print_table
 from framework_builtin.trace import formats, open_trace
-from framework_builtin.trace.fields import first_object
+from framework_builtin.trace.format import first_object
 from framework_explain.account import OUTCOMES, Account, versus
 from framework_explain.table_of_misses import read_account
 

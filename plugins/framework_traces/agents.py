@@ -13,13 +13,13 @@ import numpy as np
 import orjson
 
 from framework.interfaces.workload import BlockIdArray, WorkloadRequest
-from framework_builtin.trace.fields import first_object
 from framework_builtin.trace.format import (
     FieldError,
     JsonLinesReader,
     Line,
     Record,
     TraceReader,
+    first_object,
     integer,
     json_object,
     text,

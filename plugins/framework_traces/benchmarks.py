@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from framework.interfaces.workload import WorkloadRequest
-from framework_builtin.trace.fields import first_object
 from framework_builtin.trace.format import (
     MAX_TOKENS,
     FieldError,
     Line,
     Record,
     TraceReader,
+    first_object,
     integer,
     integers,
     json_object,

@@ -14,12 +14,12 @@ from framework.errors import WorkloadError
 from framework.files.lines import read_lines
 from framework.interfaces.workload import WorkloadRequest, name_blocks
 from framework.types import TokenArray
-from framework_builtin.trace.fields import first_object
 from framework_builtin.trace.format import (
     FieldError,
     JsonLinesReader,
     Line,
     Record,
+    first_object,
     integer,
     integers,
     json_object,

@@ -12,7 +12,6 @@ import numpy as np
 from framework.errors import WorkloadError
 from framework.files.lines import first_lines
 from framework.interfaces.workload import BlockIdArray, WorkloadRequest
-from framework_builtin.trace.fields import first_object
 from framework_builtin.trace.format import (
     BlockNames,
     FieldError,
@@ -20,6 +19,7 @@ from framework_builtin.trace.format import (
     Line,
     Record,
     check_block_count,
+    first_object,
     integer,
     number,
     text,

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from framework.interfaces.workload import BlockIdArray, Namespace, WorkloadRequest
-from framework_builtin.trace.fields import first_object
 from framework_builtin.trace.format import (
     MAX_TOKENS,
     PER_SECOND,
@@ -20,6 +19,7 @@ from framework_builtin.trace.format import (
     Line,
     ScopedIds,
     check_block_count,
+    first_object,
     integer,
     number,
     text,

@@ -125,6 +125,31 @@ class JsonLinesReader(TraceReader):
                 yield number_, error
 
 
+class HeadedReader(JsonLinesReader):
+    """One JSON object a line, after a header line with the format's name and version.
+
+    Attributes:
+        header: both.
+    """
+
+    header: ClassVar[tuple[str, int]]
+
+    @classmethod
+    def recognises(cls, head: Sequence[Line], path: Path) -> bool:
+        """By the header."""
+        return first_object(head).get("format") == cls.header[0]
+
+    def block_size(self, head: Sequence[Line], asked: int | None) -> int:
+        """See TraceReader; the header is checked first."""
+        check_header(first_object(head), *self.header)
+        return super().block_size(head, asked)
+
+    def read(self, lines: Iterator[Line], path: Path) -> Iterator[Record]:
+        """See TraceReader; the first line is the header."""
+        next(lines, None)
+        return super().read(lines, path)
+
+
 class CsvReader(TraceReader):
     """A trace of comma-separated values with a header line, or of one JSON object a line with the same columns.
 
@@ -198,6 +223,26 @@ def json_object(line: bytes) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise FieldError("line", "expected a JSON object")
     return record
+
+
+def first_object(head: Sequence[Line]) -> dict[str, Any]:
+    """The object on a file's first line; an empty one where there is none."""
+    try:
+        return json_object(head[0][1]) if head else {}
+    except FieldError:
+        return {}
+
+
+def check_header(record: Mapping[str, Any], name: str, version: int) -> None:
+    """The header names a format and a version that can be read.
+
+    Raises:
+        FieldError: it does not.
+    """
+    if record.get("format") != name:
+        raise FieldError("format", f"expected {name!r}, found {str(record.get('format'))[:40]!r}")
+    if record.get("version") != version:
+        raise FieldError("version", f"this reader knows version {version}, found {str(record.get('version'))[:40]}")
 
 
 def csv_cells(line: bytes) -> list[str]:
@@ -396,3 +441,21 @@ def check_block_count(field: str, num_ids: int, input_tokens: int, block_tokens:
             f"{num_ids} block ids for {input_tokens} input tokens, expected {full + bool(rest)} of {block_tokens} "
             "tokens; is block_tokens right?",
         )
+
+
+def facts_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a line says of its request under WorkloadRequest's own names: `priority`, `tenant`, `session`, `turn`,
+    `category`, `hint` and `key`, each optional.
+
+    Raises:
+        FieldError: one of them is wrong.
+    """
+    return {
+        "priority": integer(record, "priority", -(2**31), 2**31) if "priority" in record else 0,
+        "tenant": text(record, "tenant") or "",
+        "session": text(record, "session"),
+        "turn": integer(record, "turn", 0) if record.get("turn") is not None else None,
+        "category": text(record, "category"),
+        "hint": hint(record),
+        "key": text(record, "key") or "",
+    }

@@ -29,13 +29,15 @@ import numpy as np
 from framework.errors import ConfigError
 from framework.interfaces.workload import Namespace, Sampling, WorkloadRequest, answer, name_blocks
 from framework.types import TokenArray
-from framework_builtin.trace.fields import HeadedReader, facts_of, first_object
 from framework_builtin.trace.format import (
     BlockNames,
     FieldError,
+    HeadedReader,
     Line,
     check_block_count,
     contents,
+    facts_of,
+    first_object,
     integer,
     integers,
     number,

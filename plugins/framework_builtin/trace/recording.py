@@ -30,8 +30,19 @@ from framework.interfaces.workload import (
 )
 from framework.replay.items import FORMAT, VERSION
 from framework.types import TokenArray
-from framework_builtin.trace.fields import HeadedReader, check_header, facts_of
-from framework_builtin.trace.format import FieldError, Line, contents, integer, integers, json_object, number, text
+from framework_builtin.trace.format import (
+    FieldError,
+    HeadedReader,
+    Line,
+    check_header,
+    contents,
+    facts_of,
+    integer,
+    integers,
+    json_object,
+    number,
+    text,
+)
 from framework_builtin.trace.own_format import DEFAULT_BLOCK_TOKENS
 
 

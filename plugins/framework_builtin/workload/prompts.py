@@ -18,8 +18,7 @@ from framework.files.jsonl import JsonObject, iter_lines, iter_objects
 from framework.files.lines import first_lines, require_file
 from framework.interfaces.workload import Message, Namespace, Sampling, Workload, WorkloadRequest
 from framework.types import TokenArray
-from framework_builtin.trace.fields import facts_of
-from framework_builtin.trace.format import FieldError, contents, integer, integers, number, text
+from framework_builtin.trace.format import FieldError, contents, facts_of, integer, integers, number, text
 
 _PROMPT = ("prompt", "messages", "tokens")
 _SAMPLING = tuple(field.name for field in fields(Sampling))
