@@ -16,7 +16,7 @@ import numpy as np
 from framework.engine.executors.base import work_of
 from framework.errors import ConfigError
 from framework_engines.vllm_connector import MovesNothing, connector_base, importable
-from framework_engines.vllm_watch import tenant_of
+from framework_engines.vllm_watch import contents_of, tenant_of
 from framework_traces.private import LiveRequest, PrivateTrace
 
 _LOGGER = logging.getLogger(__name__)
@@ -107,6 +107,7 @@ class TraceMethods(MovesNothing):
             live.total_tokens = int(request.num_tokens)
             if self.tokens:
                 live.tokens, live.scope = [*request.all_token_ids], request.cache_salt or ""
+                live.contents = contents_of(request)
             self._guarded(self.trace.ended)
         if self.steps is not None and not self._live:
             self._guarded(self.steps.idle)

@@ -492,6 +492,12 @@ def tenant_of(request: Any) -> str:
     return request.cache_salt or (request.lora_request.lora_name if request.lora_request else "")
 
 
+def contents_of(request: Any) -> list[tuple[int, int, str]]:
+    """What is not text in the prompt, as vLLM's block hashes know it: where each of its inputs stands, and its name."""
+    places = ((one.mm_position, one.identifier) for one in getattr(request, "mm_features", None) or ())
+    return [(place.offset, place.offset + place.length, str(name)) for place, name in places if place.length]
+
+
 def info_of(request: Any, arrival: float | None) -> RequestInfo:
     """What a plugin may know of vLLM's request, which arrived then on the clock that plugins see."""
     return RequestInfo(

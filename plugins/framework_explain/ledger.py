@@ -36,10 +36,15 @@ MOST_NAMESPACES = 8
 _NOBODY = -1
 
 
-def chain(name: bytes, tokens: bytes, block_bytes: int) -> list[bytes]:
-    """Names of the full blocks of int32 `tokens` below a block, or a namespace, of this name: each covers all above."""
-    names = []
+def chain(name: bytes, tokens: bytes, block_bytes: int, contents: Sequence[Any] = ()) -> list[bytes]:
+    """Names of the full blocks of int32 `tokens` below a block, or a namespace, of this name: each covers all above.
+
+    `contents`: of each block, of those that touch it, (name, start seen from the block); none for all.
+    """
+    names = list[bytes]()
     for start in range(0, len(tokens) - block_bytes + 1, block_bytes):
+        if there := contents and contents[len(names)]:
+            name = hashlib.blake2b(name + repr(there).encode(), digest_size=16, person=b"contents").digest()
         name = hashlib.blake2b(name + tokens[start : start + block_bytes], digest_size=16).digest()
         names.append(name)
     return names
@@ -220,9 +225,13 @@ class Ledger:
                     outcomes[index] = ELSEWHERE
         self._asked[sequence] = _Asked(keys, prompt_tokens, first, outcomes, losses)
 
-    def names(self, tokens: TokenArray, namespace: Namespace) -> Sequence[Key]:
+    def names(self, tokens: TokenArray, namespace: Namespace) -> list[bytes]:
         """Chained names of a prompt's full blocks, for a cache that has none."""
-        return chain(namespace.encode(), tokens.tobytes(), 4 * self.block_size)
+        size, there = self.block_size, list[Any]()
+        if namespace.contents:
+            blocks = (namespace.within(at, at + size) for at in range(0, len(tokens), size))
+            there = [tuple((name, start) for start, _, name in block) for block in blocks]
+        return chain(namespace.root.encode(), tokens.tobytes(), 4 * size, there)
 
     def num_leading(self, keys: Sequence[Key]) -> int:
         """How many of a prompt's blocks, from the first on, are held."""

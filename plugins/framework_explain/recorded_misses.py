@@ -107,7 +107,7 @@ class _Reader:
         size, tokens, answer, output = self._size, _tokens(request), request.output_tokens, request.output
         computed = tokens if output is None else np.append(tokens, output[:-1]).astype(np.int32)
         space = replace(request.namespace, model="")  # which events do not say
-        names = chain(space.encode(), computed.tobytes(), 4 * size)
+        names = self.ledger.names(computed, space)
         total = None if answer is None else (len(tokens) + max(1, answer) - 1) // size
         full, request = len(tokens) // size, replace(request, input_tokens=len(tokens), namespace=space)
         return _Asked(number, request, names, full, tokens[full * size :].tobytes(), total)
@@ -172,7 +172,7 @@ class _Reader:
         except (TypeError, ValueError, OverflowError) as error:
             raise FieldError("token_ids", str(error)) from error
         parent = None if event.parent_block_hash is None else self._name(event.parent_block_hash)
-        names = chain(_root(event) if parent is None else parent, data, 4 * size)
+        names = chain(_root(event) if parent is None else parent, data, 4 * size, _contents(event))
         self._names.update(zip(event.block_hashes, names, strict=True))
         ending = self._tails.get(parent, [])
         one = self._whose(ending, names, data)
@@ -287,3 +287,11 @@ def _root(event: BlockStored) -> bytes:
     adapter, keys = event.lora_name or "", [*((event.extra_keys or [None])[0] or ())]
     salts = [key for key in keys if isinstance(key, str) and key != adapter]
     return Namespace(adapter=adapter, salt=event.cache_salt or (salts[-1] if salts else "")).encode()
+
+
+def _contents(event: BlockStored) -> list[tuple[Any, ...]]:
+    """Of each block the contents that touch it, see `chain`."""
+    blocks = event.extra_keys if isinstance(event.extra_keys, (list, tuple)) else ()
+    if blocks and len(blocks) != len(event.block_hashes):
+        raise FieldError("extra_keys", f"expected {len(event.block_hashes)}, one for each block, found {len(blocks)}")
+    return [tuple(tuple(key) for key in keys or () if isinstance(key, (list, tuple))) for keys in blocks]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
 from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.observer import Call, Move, Note, Observed, Observer, RunView
-from framework.types import BlockHash, BlockId, RequestId, RequestInfo, TokenArray, as_tokens
+from framework.types import ROOT_NAMESPACE, BlockHash, BlockId, Namespace, RequestId, RequestInfo, TokenArray, as_tokens
 from framework_kv_events.file import NAME, JsonLines
 from framework_kv_events.metrics import METRICS
 from framework_kv_events.schema import GPU, BlockRemoved, BlockStored
@@ -166,7 +167,7 @@ class EventObserver(Observer):
         info, size = None if request is None else self._requests.get(request), self._block_size * self._wide[group]
         data, step = self._tokens.get(request, b"") if request is not None and first >= 0 else b"", 4 * size
         sent = np.frombuffer(bytes(data[first * step : (first + len(keys)) * step]), dtype=np.int32).tolist()
-        adapter, salt = (info.namespace.adapter, info.namespace.salt) if info is not None else ("", "")
+        space = ROOT_NAMESPACE if info is None else info.namespace
         self.stream.add(
             BlockStored(
                 block_hashes=keys,
@@ -174,8 +175,8 @@ class EventObserver(Observer):
                 token_ids=sent,
                 block_size=size,
                 medium=GPU,
-                lora_name=adapter or None,
-                extra_keys=_extra_keys(adapter, salt, first, len(keys)),
+                lora_name=space.adapter or None,
+                extra_keys=_extra_keys(space, size, first, len(keys)),
                 group_idx=group,
                 session_id=None if info is None else info.session,
             )
@@ -220,14 +221,16 @@ class KVEvents(EventObserver):
         self.stream.sinks = tuple(sinks)
 
 
-def _extra_keys(adapter: str, salt: str, first: int, count: int) -> list[list[str] | None] | None:
-    """What vLLM mixes into each block's hash beside its tokens: the adapter, and the salt where there is no parent."""
-    if not adapter and not (salt and first == 0):
-        return None
-    keys = [[adapter] if adapter else [] for _ in range(count)]
-    if salt and first == 0:
-        keys[0].append(salt)
-    return [one or None for one in keys]
+def _extra_keys(space: Namespace, size: int, first: int, count: int) -> list[list[Any] | None] | None:
+    """What vLLM mixes into each block's hash beside its tokens: the adapter, the contents that touch the block, each by
+    its name and where it begins, and the salt where there is no parent."""
+    keys: list[list[Any]] = [[space.adapter] if space.adapter else [] for _ in range(count)]
+    if space.contents and first >= 0:
+        for number, one in enumerate(keys, first):
+            one += ([name, start] for start, _, name in space.within(number * size, (number + 1) * size))
+    if space.salt and first == 0:
+        keys[0].append(space.salt)
+    return [one or None for one in keys] if any(keys) else None
 
 
 def _place(table: list[int], block: int, expected: int) -> int:

@@ -32,7 +32,8 @@ class BlockStored(Struct, frozen=True, kw_only=True, tag=True):
         lora_id: None; vLLM's older way to say `lora_name`.
         medium: where they lie; None: not said.
         lora_name: the adapter of their namespace.
-        extra_keys: what else than tokens each block's hash covers: the adapter, and the salt in the first block.
+        extra_keys: what else than tokens each block's hash covers: the adapter, [name, start seen from the
+            block] of each content that touches it (an image), and the salt in the first block.
         group_idx: the KV cache group.
         session_id: of the request that stored them.
         cache_salt: the salt, where it is said here (SGLang).

@@ -70,7 +70,8 @@ class LiveRequest:
         hashes: of the full blocks of prompt and answer, each with all before it: salt and adapter are in them.
         session: its conversation, where that is known. tenant: whose it is, "" for nobody's. priority: larger is more
             important.
-        tokens, scope: of a trace with the engine's own tokens: those of prompt and answer, and the cache salt.
+        tokens, scope, contents: of a trace with the engine's own tokens: those of prompt and answer, the cache salt,
+            and what is not text, see `as_contents`.
     """
 
     arrival_s: float
@@ -83,6 +84,7 @@ class LiveRequest:
     priority: int = 0
     tokens: Sequence[int] = ()
     scope: str = ""
+    contents: Sequence[tuple[int, int, str]] = ()
 
 
 class PrivateTrace:
@@ -148,6 +150,8 @@ class PrivateTrace:
             record["tenant"] = name(request.tenant)
         if request.scope and self._plain:
             record["scope"] = request.scope
+        if request.contents and self._plain:
+            record["contents"] = request.contents
         if request.priority:
             record["priority"] = request.priority
         self._put(record)

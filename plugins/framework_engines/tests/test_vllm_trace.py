@@ -52,6 +52,20 @@ def test_the_connector_writes_what_has_ended_and_survives_a_file_that_cannot_be_
     connector.shutdown()
 
 
+def test_a_trace_of_tokens_names_what_is_not_text_as_vllm_does(tmp_path: Path) -> None:
+    connector: Any = TraceMethods()
+    connector.path, connector.tokens = tmp_path / "t", True
+    connector.bind_kv_cache_manager(SimpleNamespace(block_pool=SimpleNamespace(hash_block_size=4)))
+    request, place = Request("1", 6), SimpleNamespace(offset=1, length=4)
+    request.all_token_ids, request.num_tokens = [5, 9, 9, 9, 9, 6, 7], 7
+    request.mm_features = [SimpleNamespace(identifier="3f" * 32, mm_position=place)]
+    connector.on_new_request(request)
+    connector.request_finished_all_groups(request, ())
+    connector.shutdown()
+    (only,) = open_trace(tmp_path / "t")
+    assert only.namespace.contents == ((1, 5, "3f" * 32),)
+
+
 def test_the_options_are_a_path_and_one_of_steps() -> None:
     assert options_of({"path": "a.jsonl"}) == (Path("a.jsonl"), None, False)
     assert options_of({"path": "a", "steps": "b"}) == (Path("a"), Path("b"), False)

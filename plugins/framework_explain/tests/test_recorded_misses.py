@@ -193,6 +193,22 @@ def test_adapters_groups_media_and_a_cleared_cache_are_not_confused(tmp_path: Pa
     ]  # fmt: skip
 
 
+def test_images_of_equal_placeholders_are_kept_apart_by_their_extra_keys(tmp_path: Path) -> None:
+    prompt = [*range(3 * SIZE)]
+    images = [[None, [[name, 1]], [[name, 1 - SIZE]]] for name in ("cat", "dog")]
+    stream = streamed(
+        tmp_path, [stored("abc", prompt, extra_keys=images[0])],
+        [stored("de", prompt[SIZE:], "a", extra_keys=images[1][1:])],
+        [stored("f", prompt[SIZE : 2 * SIZE], "a")],
+    )  # fmt: skip
+    spaces = [Namespace(contents=((SIZE + 1, 2 * SIZE + 1, name),)) for name in ("cat", "dog", "dog")]
+    found = causes(stream, [*(asked(3 * SIZE + 1, namespace=space) for space in spaces), asked(2 * SIZE + 1)])
+    assert found == [
+        {"new": 3 * SIZE}, {"hit": SIZE, "other namespace": 2 * SIZE}, {"hit": 3 * SIZE},
+        {"hit": SIZE, "other namespace": SIZE},
+    ]  # fmt: skip
+
+
 def test_what_was_removed_before_a_request_of_the_same_step_looked_is_no_hit_of_it(tmp_path: Path) -> None:
     prompt = [*range(3 * SIZE)]
     stream = streamed(tmp_path, [stored("abc", prompt)], [removed("c"), stored("c", prompt[2 * SIZE :], "b")])

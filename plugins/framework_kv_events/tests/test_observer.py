@@ -98,6 +98,13 @@ def test_the_adapter_is_in_every_blocks_extra_keys_and_the_salt_in_the_first() -
     assert only(cache.events()).extra_keys == [["a"]]
 
 
+def test_contents_are_in_the_extra_keys_of_the_blocks_they_touch_by_name_and_start() -> None:
+    cache = Cache()
+    cache.admit(1, [1, 2, 3, 4, 5, 6, 7, 8], Namespace(salt="s", contents=((3, 6, "cat"), (5, 6, "dog"))))
+    cache.commit(1, [1, 2, 3, 4, 5, 6, 7, 8])
+    assert only(cache.events()).extra_keys == [["s"], [["cat", 1]], [["cat", -1], ["dog", 1]], None]
+
+
 def test_a_block_between_whose_content_is_held_parts_what_is_stored() -> None:
     class KeepsTheSecond(ScoredPolicy):
         def score(self, block: Any, now: float) -> bool:
