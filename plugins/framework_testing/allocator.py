@@ -37,7 +37,7 @@ from framework_testing.adversarial import (
 )
 from framework_testing.driver import Driver, Traits, Violation
 from framework_testing.hash import CONTENT_NAMES, spreads
-from framework_testing.histories import SHARING_AHEAD, WINDOWED, Step, fail_shortest, play, random_history
+from framework_testing.histories import NAMESPACES, SHARING_AHEAD, WINDOWED, Step, fail_shortest, play, random_history
 from framework_testing.oracles.eviction import SlowFifo, SlowLru
 from framework_testing.rules import checks_of, large_checks_of, require_plain_facts
 
@@ -565,6 +565,7 @@ def _random(
     examples: int,
     schemes: tuple[Callable[[], HashScheme], ...],
     weights: Mapping[str, float] = SHARING_AHEAD,
+    namespaces: Sequence[Namespace] = NAMESPACES,
 ) -> None:
     """Play random histories over small pools; a failure shows the shortest one."""
     policies: tuple[type[EvictionPolicy], ...] = (SlowLru, SlowFifo, MostRecent)
@@ -585,7 +586,8 @@ def _random(
             play(driver, history)
             _drain_and_refill(driver)
 
-        fail_shortest(run, random_history(draw, 30, 20 if size == 16 else 4 * size, weights), num_blocks)
+        history = random_history(draw, 30, 20 if size == 16 else 4 * size, weights, namespaces)
+        fail_shortest(run, history, num_blocks)
 
 
 def check_random_histories(make: Make) -> None:
@@ -597,6 +599,11 @@ def check_random_histories_under_colliding_hashes(make: Make) -> None:
     """The same with a constant, a 2-bit, an 8-bit and a changing hash: never another prefix's KV."""
     schemes = (Constant, partial(Truncated, 2), partial(Truncated, 8), Fickle)
     _random(make, examples=80, schemes=schemes)
+
+
+def check_random_histories_with_contents(make: Make) -> None:
+    """The same over 20 histories whose prompts have contents, forks and preempted requests among them."""
+    _random(make, examples=20, schemes=(ReferenceHash, Constant), namespaces=CONTENTS[1:])
 
 
 def check_blocks_that_windows_passed_are_unreferenced_soundly(make: Make) -> None:

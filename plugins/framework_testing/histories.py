@@ -5,7 +5,7 @@ Seeded `random` and a greedy shrinker, not Hypothesis: DECISIONS.md says what wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -42,14 +42,17 @@ def prompt(draw: Random, longest: int) -> list[int]:
     return [*tokens, draw.randint(0, 1)] if draw.random() < 0.5 else tokens
 
 
-def random_history(draw: Random, num_steps: int, longest: int, weights: Mapping[str, float] = WEIGHTS) -> list[Step]:
-    """`num_steps` steps over prompts of up to `longest` tokens."""
+def random_history(
+    draw: Random, num_steps: int, longest: int, weights: Mapping[str, float] = WEIGHTS,
+    namespaces: Sequence[Namespace] = NAMESPACES,
+) -> list[Step]:  # fmt: skip
+    """`num_steps` steps over prompts of up to `longest` tokens, most of them in the first of the namespaces."""
 
     def step(name: str) -> Step:
         pick, few = draw.randint(0, 3), draw.randint(0, 4)
         if name == "admit":
             tokens = prompt(draw, longest)
-            return (name, tokens, NAMESPACES[0] if draw.random() < 0.7 else draw.choice(NAMESPACES[1:]))
+            return (name, tokens, namespaces[0] if draw.random() < 0.7 else draw.choice(namespaces[1:]))
         if name == "compute":
             return (name, pick, draw.choice((1, 2, 3, longest)), draw.random() < 0.7, draw.random() < 0.7)
         if name == "append":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -297,11 +298,13 @@ def test_hits_are_those_of_the_rule(layout: str, ends: bool) -> None:
         assert found.count(0) < 30
 
 
-def compute(allocator: GroupedAllocator, number: int, tokens: list[int], step: int = 8) -> int:
+def compute(
+    allocator: GroupedAllocator, number: int, tokens: list[int], step: int = 8, space: Namespace = NAMESPACE
+) -> int:
     """Serves a prompt in steps; returns its hit."""
-    array, asked = np.array(tokens, dtype=np.int32), info(number, len(tokens) + 1)
+    array, asked = np.array(tokens, dtype=np.int32), replace(info(number, len(tokens) + 1), namespace=space)
     allocator.advance(0.0)
-    hit = allocator.lookup(array, NAMESPACE)
+    hit = allocator.lookup(array, space)
     allocator.allocate(asked, array, hit, hit.num_tokens + 1)
     start = hit.num_tokens
     while start < len(tokens):
@@ -326,6 +329,16 @@ def test_a_hit_names_each_groups_blocks_and_what_cut_it() -> None:
     compute(allocator, 2, prompt[:24])
     found = allocator.results()
     assert (found["full_hit_tokens"], found["window_lost_tokens"], allocator.stats().hit_tokens) == (20, 20, 0)
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_images_of_equal_placeholders_share_in_every_group_what_stands_before_them(kind: str) -> None:
+    allocator = grouped(PAIRS[kind], blocks=60, rule=Everything())
+    prompt = [*range(9), *[99] * 6, *range(20, 30)]  # the image lies in tokens 9 to 14, a generated one fills a block
+    spaces = [Namespace(contents=((9, 15, name),)) for name in ("cat", "dog")]
+    hits = [compute(allocator, number, prompt, step=4, space=spaces[number % 2]) for number in range(4)]
+    assert (hits, compute(allocator, 9, prompt, step=4)) == ([0, 8, 24, 24], 8)
+    allocator.check()
 
 
 def test_a_window_slides_no_further_than_the_last_place_to_go_on_from() -> None:
