@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,6 @@ from framework.files.jsonl import read_object
 from framework.model.config import ModelConfig
 from framework.model.decoder import Decoder
 from framework.model.dense import DenseCache
-from framework.model.layers import Index
 
 SCALED = "float8_e4m3fn"
 
@@ -97,11 +97,11 @@ def calibrate(pool: KVPool, decoder: Decoder) -> None:
     attention = DenseCache(decoder).attend
     kv_of = dict(zip(decoder.config.attention_layers, pool.layers, strict=True))
 
-    def observed(layer: int, q: Tensor, k: Tensor, v: Tensor, *index: Index) -> Tensor:
+    def observed(layer: int, q: Tensor, *inputs: Any) -> Tensor:
         if (kv := kv_of.get(layer)) is not None:
-            kv.k_scale = _scale(k)
-            kv.v_scale = kv.k_scale if kv.is_latent else _scale(v)
-        return attention(layer, q, k, v, *index)
+            kv.k_scale = _scale(inputs[0])
+            kv.v_scale = kv.k_scale if kv.is_latent else _scale(inputs[1])
+        return attention(layer, q, *inputs)
 
     decoder(tokens.to(decoder.device), torch.arange(count, device=decoder.device), observed)
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from framework.engine.sparse import sparse_attention
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, Batch
 from framework.model.decoder import Decoder
 from framework.model.dense import DenseCache
-from framework.model.layers import Index
 
 Gaps: TypeAlias = list[tuple[float, float]]
 """For each call and layer, in order: largest difference of an attention output from the exact one, and largest |V|."""
@@ -84,20 +83,21 @@ class _Pass:
             backend.plan(self._batch)
         return self._decoder.logits(self._decoder(tokens, positions, self._attend))
 
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, index: Index | None = None) -> Tensor:
+    def _attend(self, layer: int, q: Tensor, *inputs: Any) -> Tensor:
         attention_layers = self._decoder.config.attention_layers
         if layer not in attention_layers:
-            return self._exact.attend(layer, q, k, v)
+            return self._exact.attend(layer, q, *inputs)
+        k, v, *index = inputs
         assert self._batch is not None
         place, out = attention_layers.index(layer), q.new_empty(*q.shape[:2], v.shape[-1])
         kv, backend = self._pool.layers[place], self._backends[place]
         backend.write(kv, k, v, self._batch.slot_mapping)
-        if index is None:
+        if not index:
             backend.attend(q, kv, self._batch, out)
         else:
             assert self._sparse is not None
-            self._sparse.attend(q, kv, index, self._batch, out)
-        exact = self._exact.attend(layer, q.double(), k.double(), v.double(), index)
+            self._sparse.attend(q, kv, *index, self._batch, out)
+        exact = self._exact.attend(layer, q.double(), k.double(), v.double(), *index)
         largest = self._exact.kv[layer][1].abs().max()
         self.gaps.append((float((out.double() - exact).abs().max()), float(largest)))
         return out

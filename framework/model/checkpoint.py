@@ -26,7 +26,7 @@ def load_weights(decoder: Decoder, folder: Path) -> None:
         ModelError: a tensor missing, unexpected, of another shape or no number; a file missing or damaged. The
             decoder's weights are then undefined.
     """
-    config, stored = decoder.config, _stored(folder)
+    config, stored = decoder.config, _stored(folder, decoder.config)
     whole = decoder if decoder.shard.size == 1 else Decoder(config, dtype=decoder.dtype, device="meta")
     wanted = weight_targets(whole).keys()
     if missing := sorted(wanted - stored.keys()):
@@ -94,8 +94,8 @@ def _fill(targets: Mapping[str, Target], stored: Mapping[str, _Stored]) -> None:
         view.copy_(tensor)
 
 
-def _stored(folder: Path) -> dict[str, _Stored]:
-    """Every tensor of the folder's weight files, by the name that a model of text gives it."""
+def _stored(folder: Path, config: ModelConfig) -> dict[str, _Stored]:
+    """Every tensor of the folder's weight files, by the name it has here."""
     from safetensors import SafetensorError, safe_open
 
     found = {}
@@ -103,9 +103,7 @@ def _stored(folder: Path) -> dict[str, _Stored]:
         try:
             file: Any = safe_open(path, framework="pt", device="cpu")
             for stored in file.keys():  # noqa: SIM118
-                name = stored.replace("model.language_model.", "model.", 1)  # of a model that also sees
-                name = name if name.startswith(("model.", "lm_head.", "mtp.")) else f"model.{name}"
-                found[name] = _Stored(path, file, stored)
+                found[config.name_of(stored)] = _Stored(path, file, stored)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"'{path}' is damaged or no safetensors file: {error}") from error
     return found

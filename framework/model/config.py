@@ -109,6 +109,11 @@ class ModelConfig(ModelShape):
 
         return DecoderLayer(self, layer, weight, self.attention(layer, weight), self.mlp(layer, weight))
 
+    def name_of(self, stored: str) -> str:
+        """What a checkpoint's tensor is called here: `model.layers.0.` and a name of the layer's `targets`, ..."""
+        name = stored.replace("model.language_model.", "model.", 1)  # of a model that also sees
+        return name if name.startswith(("model.", "lm_head.", "mtp.")) else f"model.{name}"
+
     def is_unused(self, weight: str) -> bool:
         """Whether a checkpoint's tensor of this name is harmless though it has no place: a tied head stored twice, a
         table that old versions saved."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,15 +36,16 @@ class DenseCache:
         self._index_keys: dict[int, Tensor] = {}
         self._states: dict[int, tuple[int, State]] = {}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, index: Index | None = None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, *inputs: Any) -> Tensor:
         """See `framework.model.decoder.Attention`."""
         config, mixer = self._decoder.config, self._decoder.mixer(layer)
         if isinstance(mixer, Recurrence):
-            return self._recur(layer, mixer, q, k, v)
+            return self._recur(layer, mixer, q, *inputs)
+        k, v, *index = inputs
         if layer in self.kv:
             k, v = (torch.cat((before, new)) for before, new in zip(self.kv[layer], (k, v), strict=True))
         self.kv[layer] = k, v
-        selected = None if index is None else self._selected(layer, index)
+        selected = self._selected(layer, *index) if index else None
         return dense_attention(
             q, k, v, window=config.window(layer), scale=config.attention_scale, soft_cap=config.soft_cap,
             sinks=mixer.sinks, selected=selected,

@@ -226,40 +226,46 @@ class GatedMlp(Mlp):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each behind an RMS norm and added to the residual stream."""
+    """Attention and MLP, or one of them, each behind an RMS norm and added to the residual stream."""
 
-    def __init__(self, config: ModelShape, index: int, weight: NewWeight, attention: Mixer, mlp: Mlp):
+    def __init__(self, config: ModelShape, index: int, weight: NewWeight, attention: Mixer | None, mlp: Mlp | None):
         super().__init__()
         self.index, self.slides = index, config.slides(index)
         self.eps, self.plus_one = config.rms_norm_eps, config.norms_plus_one
-        self.input_norm = weight(config.hidden_size)
+        self.input_norm = None if attention is None else weight(config.hidden_size)
         self.attention = attention
-        self.post_norm = weight(config.hidden_size)
+        self.post_norm = None if mlp is None else weight(config.hidden_size)
         self.mlp = mlp
 
     def forward(self, x: Tensor, rope: Rope, attention: Callable[..., Tensor], rows: Tensor | None = None) -> Tensor:
         """(T, E) to (T, E), or (R, E) of `rows` alone; without `rope` attention gets q and k unrotated."""
-        mixed = self.mix(x, rope, partial(attention, self.index), rows)
-        x = mixed + (x if rows is None else x[rows])
-        for part in self.mlp.parts(x):
+        mixed = None if self.attention is None else self.mix(x, rope, partial(attention, self.index), rows)
+        x = x if rows is None else x[rows]
+        x = x if mixed is None else mixed + x
+        for part in () if self.mlp is None else self.mlp.parts(x):
             part.add_(self.think(part))
         return x
 
     def mix(self, x: Tensor, rope: Rope, attend: Callable[..., Tensor], rows: Tensor | None) -> Tensor:
         """What attention adds to x (T, E), or to `rows` of it."""
+        assert self.attention is not None
         mixed: Tensor = self.attention(self.norm(x, self.input_norm), rope, attend, rows)
         return mixed
 
     def think(self, x: Tensor) -> Tensor:
         """What the MLP adds to x (T, E)."""
+        assert self.mlp is not None
         added: Tensor = self.mlp(self.norm(x, self.post_norm))
         return added
 
-    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+    def norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """x (T, E) normalised."""
         return rms_norm(x, weight, self.eps, self.plus_one)
 
     def targets(self) -> Targets:
         """Where a checkpoint's tensors go, by Hugging Face's names within the layer."""
-        norms = {"input_layernorm.weight": self.input_norm, "post_attention_layernorm.weight": self.post_norm}
-        return {**norms, **self.attention.targets(), **self.mlp.targets()}
+        parts = (("input", self.input_norm, self.attention), ("post_attention", self.post_norm, self.mlp))
+        return {
+            name: target for of, norm, part in parts if part is not None and norm is not None
+            for name, target in {f"{of}_layernorm.weight": norm, **part.targets()}.items()
+        }  # fmt: skip

@@ -120,6 +120,12 @@ class ModelShape:
         """What keeps the model from being divided over ranks, in a sentence each."""
         return ()
 
+    @property
+    def rotates_plainly(self) -> bool:
+        """Whether every layer rotates its queries and keys whole and in halves, and attends to them as they are then:
+        a backend may do it."""
+        return self.rotary_dim is None
+
     def slides(self, layer: int) -> bool:
         """Whether that layer has the sliding window."""
         if self.sliding_window is None:

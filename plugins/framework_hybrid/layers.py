@@ -20,7 +20,6 @@ _KINDS: dict[str, Kind | None] = {
     "linear_attention": "state", "mamba": "state", "conv": "state", "moe": None, "mlp": None,
 }  # fmt: skip
 """What `layer_types` calls a layer -> what it keeps."""
-_NEMOTRON = {"M": "mamba", "*": "full_attention", "-": "mlp", "E": "moe"}
 _DEEPSEEK_COMPRESSION = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
 _OF_STATES = ("mamba_", "ssm_", "linear_num_", "linear_attn_config", "conv_L_cache")
 _HEADS = ("num_attention_heads", "linear_num_heads", "linear_num_key_heads", "linear_num_value_heads",
@@ -151,11 +150,6 @@ def _layer_names(config: Mapping[str, Any]) -> list[str]:
             raise ModelError(f"config.json: 'layer_types' must be a list of {count}, one a layer, of "
                              f"{', '.join(sorted(_KINDS))}, found {shown(given)}")  # fmt: skip
         return given
-    if pattern := config.get("hybrid_override_pattern"):
-        if not isinstance(pattern, str) or not set(pattern) <= set(_NEMOTRON):
-            raise ModelError(f"config.json: 'hybrid_override_pattern' is made of {' '.join(_NEMOTRON)}, found "
-                             f"{shown(pattern)}")  # fmt: skip
-        return [_NEMOTRON[letter] for letter in pattern]
     count = num_layers_of(config) if config.get("num_layers") is None else 2 * value_of(config, "num_layers", int)
     if linear := _linear(config):
         full = linear.get("full_attn_layers")  # numbered from 1

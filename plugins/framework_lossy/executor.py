@@ -19,7 +19,6 @@ from framework.engine.executors.model import ModelExecutor
 from framework.engine.sizes import Sizes
 from framework.interfaces.backend import Batch
 from framework.interfaces.compression import PAST, LayerCache
-from framework.model.layers import Index
 from framework.types import BlockCopy, BlockId
 
 IntArray = npt.NDArray[np.int64]
@@ -130,8 +129,9 @@ class HeadExecutor(ModelExecutor):
             ))  # fmt: skip
         return self.decoder.logits(self._hidden(sent[0], sent[1], batches, sent[6]))
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, index: Index | None = None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, *inputs: Any) -> Tensor:
         place, where = self._kv_of[layer], self._where
+        k, v = inputs
         kv, backend = self.pool.layers[place], self.by_layer[place]
         batch = self._batches[place % len(self._batches)]
         if len(self._batches) > 1:

@@ -81,11 +81,15 @@ class RoutedModel(ModelConfig):
     def mlp(self, layer: int, weight: NewWeight) -> Mlp:
         if self.experts is None or layer < self.experts.first_layer:
             return super().mlp(layer, weight)
+        from framework.model.layers import GatedMlp
         from framework_models.modules.experts import RoutedExperts, SharedExperts
 
-        if self.experts.shared_size:
-            return SharedExperts(self, self.experts, weight)
-        return RoutedExperts(self.experts, self.hidden_size, weight)
+        routed = RoutedExperts(self.experts, self.hidden_size, weight)
+        if not self.experts.shared_size:
+            return routed
+        room = "mlp.shared_expert" if self.experts.shared_gate else "mlp.shared_experts"
+        gate = weight(1, self.hidden_size) if self.experts.shared_gate else None
+        return SharedExperts(GatedMlp(self, weight, self.experts.shared_size, room), routed, gate)
 
     @property
     def undivided(self) -> tuple[str, ...]:
@@ -106,6 +110,13 @@ def experts_of(config: Mapping[str, Any], width: str = "moe_intermediate_size", 
         intermediate_size=value_of(config, width, int),
         **more,
     )
+
+
+def require_known(config: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise for the first of these keys whose value is another one."""
+    for key, value in known.items():
+        if config.get(key, value) != value:
+            raise ModelError(f"{key} {shown(config[key])} is not supported; supported: {shown(value)}")
 
 
 class Mixtral(RoutedModel, Mistral):

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from framework.errors import ModelError, shown
+from framework.errors import ModelError
 from framework.model.config import growth, rope_of, rope_parameters
 from framework.model.hf_config import num_layers_of, value_of, wrong_value
-from framework_models.experts import ExpertsConfig, RoutedModel, RoutingConfig
+from framework_models.experts import ExpertsConfig, RoutedModel, RoutingConfig, require_known
 
 if TYPE_CHECKING:
     from framework.model.layers import DecoderLayer, Mixer, NewWeight
@@ -85,7 +85,7 @@ class DeepSeekV3(LatentModel):
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        return {**super().read(config), "experts": _experts_by_group(config)}
+        return {**super().read(config), "experts": experts_by_group(config)}
 
 
 class DeepSeekV32(DeepSeekV3):
@@ -151,7 +151,7 @@ def _yarn_scale(config: Mapping[str, Any]) -> float:
     return growth(scaling.factor, value_of(parameters, "mscale_all_dim", float)) ** 2
 
 
-def _experts_by_group(config: Mapping[str, Any]) -> ExpertsConfig:
+def experts_by_group(config: Mapping[str, Any]) -> ExpertsConfig:
     """The configuration of DeepSeek V3."""
     first, shared = (0 if config[key] == 0 else value_of(config, key, int)
                      for key in ("first_k_dense_replace", "n_shared_experts"))  # fmt: skip
@@ -161,9 +161,7 @@ def _experts_by_group(config: Mapping[str, Any]) -> ExpertsConfig:
         first = kinds.count("dense") if isinstance(kinds, list) else 0
         if kinds != ["dense"] * first + ["sparse"] * (layers - first):
             raise wrong_value("mlp_layer_types", f"a list of {layers}, dense ones first and then sparse ones", kinds)
-    for key, known in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1)):
-        if config.get(key, known) != known:
-            raise ModelError(f"{key} {shown(config[key])} is not supported; supported: {known}")
+    require_known(config, {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1})
     width = value_of(config, "moe_intermediate_size", int)
     return ExpertsConfig(
         count=value_of(config, "n_routed_experts", int),

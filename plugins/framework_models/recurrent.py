@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5: layers of linear attention, and every fourth attends to all tokens."""
+"""Models with layers of linear attention; Qwen3-Next and Qwen3.5, of which every fourth layer attends to all tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentConfig:
-    """Layers with a recurrent state in place of attention, by the gated delta rule.
+    """Layers with a recurrent state in place of attention: see `framework_models.modules.linear_attention`.
 
     Attributes:
         layers: which layers, one flag each.
@@ -58,10 +58,29 @@ class RecurrentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen35(RoutedModel):
-    """Qwen3.5, its text alone."""
+class RecurrentModel(RoutedModel):
+    """A model with layers of linear attention beside full attention."""
 
     recurrent: RecurrentConfig
+
+    @property
+    def undivided(self) -> tuple[str, ...]:
+        return (*super().undivided, "recurrent layers are not divided over ranks")
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        return tuple(layer for layer, state in enumerate(self.recurrent.layers) if not state)
+
+    @property
+    def state_layers(self) -> tuple[int, ...]:
+        return tuple(layer for layer, state in enumerate(self.recurrent.layers) if state)
+
+    def state_bytes(self, itemsize: int) -> int:
+        return self.recurrent.state_bytes(itemsize)
+
+
+class Qwen35(RecurrentModel):
+    """Qwen3.5, its text alone."""
 
     ROTATES_IN_PART: ClassVar[bool] = True
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
@@ -97,21 +116,6 @@ class Qwen35(RoutedModel):
     def is_unused(self, weight: str) -> bool:
         """What reads images or drafts tokens, too."""
         return super().is_unused(weight) or weight.startswith(("model.visual.", "mtp."))
-
-    @property
-    def undivided(self) -> tuple[str, ...]:
-        return (*super().undivided, "recurrent layers are not divided over ranks")
-
-    @property
-    def attention_layers(self) -> tuple[int, ...]:
-        return tuple(layer for layer, state in enumerate(self.recurrent.layers) if not state)
-
-    @property
-    def state_layers(self) -> tuple[int, ...]:
-        return tuple(layer for layer, state in enumerate(self.recurrent.layers) if state)
-
-    def state_bytes(self, itemsize: int) -> int:
-        return self.recurrent.state_bytes(itemsize)
 
 
 class Qwen35Moe(Qwen35):

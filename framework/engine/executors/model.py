@@ -26,7 +26,6 @@ from framework.interfaces.backend import AttentionBackend, Batch, LayerKV, Rope
 from framework.interfaces.compression import LayerCache
 from framework.model import sampler
 from framework.model.decoder import Attention, Decoder
-from framework.model.layers import Index
 from framework.types import BlockCopy
 
 
@@ -72,7 +71,7 @@ class ModelExecutor(Executor):
         groups = {id(one): (one, group) for one, group in zip(by_layer, pool.group_of, strict=True)}
         self._planners = list(groups.values())
         features = by_layer[0].capabilities.features
-        self._backend_rotates = "rope" in features and decoder.config.rotary_dim is None
+        self._backend_rotates = "rope" in features and decoder.config.rotates_plainly
         self._rope: tuple[Rope, Rope] | None = None  # of layers without and with a window
         self._inputs, self._drawing = Staging(self.device), Staging(self.device)
         self._logits: Tensor = torch.empty(0)
@@ -302,12 +301,13 @@ class ModelExecutor(Executor):
             hidden = self._forward(tokens, positions, self._attention, rotate)[rows]
         return hidden
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, index: Index | None = None) -> Tensor:
-        """One layer's attention over the batch that was planned last."""
+    def attend(self, layer: int, q: Tensor, *inputs: Any) -> Tensor:
+        """One layer's attention over the batch that was planned last; see `framework.model.decoder.Attention`."""
         place = self._kv_of.get(layer)
         if place is None:
             assert self.states is not None
-            return self.states.recur(layer, q, k, v)
+            return self.states.recur(layer, q, *inputs)
+        k, v, *index = inputs
         kv, backend = self.pool.layers[place], self.by_layer[place]
         batch = self._batches[self.pool.group_of[place]]
         if self._rope is None:
@@ -318,11 +318,11 @@ class ModelExecutor(Executor):
         if self._listener is not None:
             self._listener(place, q)
         out = q.new_empty(*q.shape[:2], v.shape[-1])
-        if index is None:
+        if not index:
             backend.attend(q, kv, batch, out)
         else:
             assert self.sparse is not None
-            self.sparse.attend(q, kv, index, batch, out)
+            self.sparse.attend(q, kv, *index, batch, out)
         return out
 
     @torch.inference_mode()

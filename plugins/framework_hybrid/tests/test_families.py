@@ -36,6 +36,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_next": _STATES | _EXPERTS,
     "deepseek_v3": _LATENT,
     "deepseek_v32": _LATENT | {"index_topk": 24, "index_head_dim": 16, "index_n_heads": 16},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"],
+        "num_hidden_layers": 4,
+        "ssm_state_size": 8,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 12,
+        "n_groups": 2,
+        "n_routed_experts": 8,
+        "moe_intermediate_size": 40,
+        "moe_shared_expert_intermediate_size": 24,
+    },
+    "kimi_linear": {key: value for key, value in _LATENT.items() if key not in ("q_lora_rank", "n_routed_experts")}
+    | {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_head_dim": 8,
+        "linear_num_heads": 3,
+        "num_local_experts": 8,
+    },
 }
 _SHARED = [(7 * i) % 250 + 4 for i in range(48)]
 OTHERS = [[(11 * at + 40 * number) % 250 + 4 for at in range(90)] for number in range(3)]

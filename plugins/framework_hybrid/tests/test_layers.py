@@ -109,8 +109,8 @@ def test_layers_may_share_an_index_or_what_an_earlier_one_keeps_and_have_heads_o
         ("RwkvConfig", "no 'num_attention_heads', which 'rwkv' needs"),
         ("T5Config", "'is_encoder_decoder' says what layers are in a way that is not read here"),
         ({"model_type": "x", "num_hidden_layers": 2, "layer_types": ["full_attention", "retention"]}, "retention"),
-        (NANO | {"hybrid_override_pattern": "MX"}, "'hybrid_override_pattern' is made of M"),
-        (NANO | {"hybrid_override_pattern": "EE"}, "mamba_num_heads"),
+        (NANO | {"hybrid_override_pattern": "MX"}, r"in 'hybrid_override_pattern' M \* - E, found 'MX'"),
+        (NANO | {"hybrid_override_pattern": "EE"}, "has a layer of attention"),
     ],
 )
 def test_layers_of_an_unknown_type_are_refused_in_a_sentence(config: Any, says: str) -> None:
@@ -130,6 +130,10 @@ SERVED: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 5, "full_attention_interval": 3, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
         "linear_key_head_dim": 8, "linear_value_head_dim": 12,
     },
+    "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"], "ssm_state_size": 8,
+                   "mamba_num_heads": 4, "mamba_head_dim": 12, "n_groups": 2, "num_hidden_layers": 4},
+    "kimi_linear": {"kv_lora_rank": 32, "qk_rope_head_dim": 8, "linear_head_dim": 8, "linear_num_heads": 3,
+                    "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
 }  # fmt: skip
 
 

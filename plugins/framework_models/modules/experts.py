@@ -1,4 +1,4 @@
-"""Routed experts in plain torch: each token goes through a few of many gated MLPs."""
+"""Routed experts in plain torch: each token goes through a few of many MLPs."""
 
 # Shapes: T tokens  E hidden  X experts  A experts a token  I intermediate
 
@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from framework.model.config import ModelConfig
 from framework.model.functions import linear
-from framework.model.layers import GatedMlp, Mlp, NewWeight, Target, Targets
+from framework.model.layers import Mlp, NewWeight, Target, Targets
 from framework_models.experts import ExpertsConfig, RoutingConfig
 
 _SWIGLU_ALPHA, _SWIGLU_LIMIT = 1.702, 7.0
@@ -18,14 +17,14 @@ _SWIGLU_ALPHA, _SWIGLU_LIMIT = 1.702, 7.0
 
 
 class RoutedExperts(Mlp):
-    """A router and X gated MLPs. Source: Mixtral, arXiv:2401.04088 section 2.1; transformers' modeling code.
+    """A router and X MLPs. Source: Mixtral, arXiv:2401.04088 section 2.1; transformers' modeling code.
 
     NOTE: on a CPU each expert computes its own tokens. Elsewhere, and when compiled, every expert computes every token
     and weights of 0 drop what was not chosen: X / A times the work, but nothing waits for the device, so that decode
     steps can be captured.
 
     Attributes:
-        ROOM, NAMES: of a checkpoint's weights: what they begin with, and gate, up and down of an expert.
+        ROOM, NAMES: of a checkpoint's weights: what they begin with, and those of an expert: gate, up and down.
     """
 
     ROOM, NAMES = "mlp", ("gate_proj", "up_proj", "down_proj")
@@ -40,7 +39,7 @@ class RoutedExperts(Mlp):
         if config.routing is not None:  # in float32 at least: half precision would choose others
             wide = torch.promote_types(self.router.dtype, torch.float32)
             self.choice_bias = nn.Parameter(weight(count).to(wide), requires_grad=False)
-        self.gate_up = weight(count, 2 * width, hidden)
+        self.gate_up = weight(count, (len(self.NAMES) - 1) * width, hidden)
         self.down = weight(count, hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,13 +95,22 @@ class RoutedExperts(Mlp):
         if self.choice_bias is not None:
             views[f"{self.ROOM}.gate.e_score_correction_bias"] = self.choice_bias
         for index, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True)):
-            parts = zip(self.NAMES, (*gate_up.chunk(2), down), strict=True)
+            parts = zip(self.NAMES, (*gate_up.chunk(len(self.NAMES) - 1), down), strict=True)
             views |= {f"{self.ROOM}.experts.{index}.{name}.weight": part for name, part in parts}
         return views
 
 
 class MixtralExperts(RoutedExperts):
     ROOM, NAMES = "block_sparse_moe", ("w1", "w3", "w2")
+
+
+class SquaredExperts(RoutedExperts):
+    """Nemotron-H's: MLPs without a gate, activated by a squared ReLU."""
+
+    NAMES = ("up_proj", "down_proj")
+
+    def _expert(self, x: Tensor, expert: int) -> Tensor:
+        return F.linear(F.relu(F.linear(x, self.gate_up[expert])).square(), self.down[expert])
 
 
 class ClampedExperts(RoutedExperts):
@@ -137,12 +145,9 @@ class ClampedExperts(RoutedExperts):
 class SharedExperts(Mlp):
     """Routed experts, and an MLP beside them that every token goes through; in Qwen's behind a gate."""
 
-    def __init__(self, config: ModelConfig, experts: ExpertsConfig, weight: NewWeight):
+    def __init__(self, shared: Mlp, experts: RoutedExperts, gate: nn.Parameter | None = None):
         super().__init__()
-        room = "mlp.shared_expert" if experts.shared_gate else "mlp.shared_experts"
-        self.shared = GatedMlp(config, weight, experts.shared_size, room)
-        self.gate = weight(1, config.hidden_size) if experts.shared_gate else None
-        self.experts = RoutedExperts(experts, config.hidden_size, weight)
+        self.shared, self.gate, self.experts = shared, gate, experts
 
     def forward(self, x: Tensor) -> Tensor:
         shared: Tensor = self.shared(x)

@@ -53,23 +53,23 @@ class LatentAttention(Mixer):
         """See Mixer.
 
         Args:
-            rope: of the rotated part.
+            rope: of the rotated part; None: it stays as it is.
             attend: given q (T, H, L + R), the tokens' rows (T, 1, L + R), their latents (T, 1, L), a view of the rows,
                 and an Index if there is an indexer; gives (T, H, L).
         """
-        assert rope is not None
         compressed, row, key = torch.split(linear(x, self.inputs, self.inputs_bias), self.widths, -1)
         residual = x if self.query_norm is None else rms_norm(compressed, self.query_norm, _EPS)
         q = linear(residual, self.queries, None).view(len(x), self.num_heads, -1)
         turned = torch.cat((q[..., self.nope_dim :], key.unsqueeze(1)), 1)
-        if self.interleaved:
-            turned = torch.cat((turned[..., ::2], turned[..., 1::2]), -1)
-        turned = rotate(turned, rope)
+        if rope is not None:
+            if self.interleaved:
+                turned = torch.cat((turned[..., ::2], turned[..., 1::2]), -1)
+            turned = rotate(turned, rope)
         to_keys, to_values = self.expansion[:, : self.nope_dim], self.expansion[:, self.nope_dim :]
         absorbed = torch.bmm(q[..., : self.nope_dim].transpose(0, 1), to_keys).transpose(0, 1)
         q = torch.cat((absorbed, turned[:, :-1]), -1)
         tokens = torch.cat((rms_norm(row, self.latent_norm, _EPS).unsqueeze(1), turned[:, -1:]), -1)
-        index = [] if self.indexer is None else [self.indexer(x, residual, rope)]
+        index = [] if self.indexer is None or rope is None else [self.indexer(x, residual, rope)]
         mixed = attend(q, tokens, tokens[..., : self.latent_dim], *index)
         mixed = mixed if rows is None else mixed[rows]
         mixed = torch.bmm(mixed.transpose(0, 1), to_values.transpose(1, 2)).transpose(0, 1).flatten(1)

@@ -98,6 +98,36 @@ CASES |= {
         DEEPSEEK | {"index_topk": 12, "index_head_dim": 16, "index_n_heads": 16},
     ),
     "glm4_moe_lite, groups of one": ("glm4_moe_lite", DEEPSEEK | {"n_group": 1, "topk_group": 1}),
+    "nemotron_h": (
+        "nemotron_h",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "linear_attention", "moe"],
+            "num_hidden_layers": 6,
+            "ssm_state_size": 8,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 12,
+            "n_groups": 2,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "moe_shared_expert_intermediate_size": 24,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
+    "kimi_linear": (
+        "kimi_linear",
+        {key: value for key, value in LATENT.items() if key != "q_lora_rank"}
+        | {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_head_dim": 8,
+            "linear_num_heads": 3,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 40,
+        },
+    ),
     "minicpm3 untied": ("minicpm3", LATENT | {"tie_word_embeddings": False, "dim_model_base": 32}),
     "minicpm3 no scales": (
         "minicpm3",
@@ -106,21 +136,29 @@ CASES |= {
 }
 
 
-@pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
+FIRST = {case[0]: name for name, case in reversed(CASES.items())}
+every_case = pytest.mark.parametrize("pair", CASES, indirect=True, scope="module")
+one_of_each_family = pytest.mark.parametrize("pair", FIRST.values(), indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def pair(request: Any, tmp_path_factory: Any) -> Pair:
-    return make_pair(tmp_path_factory.mktemp("model"), *request.param)
+    return make_pair(tmp_path_factory.mktemp("model"), *CASES[request.param])
 
 
+@every_case
 def test_logits_agree(pair: Pair) -> None:
     # A recurrence in float32: each of the two is up to 1.4e-3 from float64.
     check_logits(pair, 3e-3 if pair[0].config.state_layers else 1e-4)
 
 
+@every_case
 @pytest.mark.slow
 def test_greedy_tokens_agree_over_160_steps(pair: Pair) -> None:
     check_greedy(pair)
 
 
+@one_of_each_family
 @pytest.mark.parametrize(("backend", "tiers"), SERVED)
 def test_served_tokens_are_those_of_the_dense_model(pair: Pair, backend: str, tiers: bool) -> None:
     check_served(pair, backend, tiers)

@@ -28,7 +28,11 @@ DEEPSEEK = {
 
 
 @settings(max_examples=300, deadline=None)
-@given(key=st.sampled_from(sorted(DEEPSEEK)), value=WRONG, family=st.sampled_from(["deepseek_v32", "minicpm3"]))
+@given(
+    key=st.sampled_from(sorted(DEEPSEEK)),
+    value=WRONG,
+    family=st.sampled_from(["deepseek_v32", "minicpm3", "kimi_linear"]),
+)
 def test_any_value_of_latent_attention_is_read_or_refused(key, value, family):
     message = ""
     try:
@@ -61,6 +65,41 @@ def test_deepseek_v3_as_it_is_published_is_read():
     assert config.attention_scale == pytest.approx(192**-0.5 * growth**2)
 
 
+def test_kimi_linear_and_nemotron_3_nano_as_they_are_published_are_read():
+    """huggingface.co/moonshotai/Kimi-Linear-48B-A3B-Instruct and nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16."""
+    full = [4, 8, 12, 16, 20, 24, 27]
+    kimi = read_hf_config(
+        {
+            "model_type": "kimi_linear", "vocab_size": 163840, "hidden_size": 2304, "num_hidden_layers": 27,
+            "num_attention_heads": 32, "num_key_value_heads": 32, "intermediate_size": 9216, "head_dim": 72,
+            "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+            "v_head_dim": 128, "mla_use_nope": True, "num_experts": 256, "num_experts_per_token": 8,
+            "num_shared_experts": 1, "moe_intermediate_size": 1024, "moe_renormalize": True, "num_expert_group": 1,
+            "topk_group": 1, "routed_scaling_factor": 2.446, "moe_router_activation_func": "sigmoid",
+            "first_k_dense_replace": 1, "model_max_length": 1048576,
+            "linear_attn_config": {
+                "full_attn_layers": full, "head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4,
+                "kda_layers": [layer for layer in range(1, 28) if layer not in full],
+            },
+        }
+    )  # fmt: skip
+    assert kimi.attention_layers == tuple(layer - 1 for layer in full)
+    assert (kimi.latent_dim, kimi.head_dim, kimi.experts.count, kimi.experts.first_layer) == (512, 576, 256, 1)
+    assert kimi.state_bytes(2) == 4 * 32 * 128 * 128 + 2 * 3 * 3 * 32 * 128
+    nano = read_hf_config(
+        {
+            "model_type": "nemotron_h", "vocab_size": 131072, "hidden_size": 2688, "num_attention_heads": 32,
+            "num_key_value_heads": 2, "head_dim": 128, "mamba_num_heads": 64, "mamba_head_dim": 64,
+            "ssm_state_size": 128, "n_groups": 8, "conv_kernel": 4, "intermediate_size": 1856, "n_routed_experts": 128,
+            "num_experts_per_tok": 6, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
+            "routed_scaling_factor": 2.5, "mlp_hidden_act": "relu2", "use_bias": False, "use_conv_bias": True,
+            "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        }
+    )  # fmt: skip
+    assert (nano.num_layers, len(nano.state_layers), nano.attention_layers) == (52, 23, (5, 12, 19, 26, 33, 42))
+    assert nano.state_bytes(2) == 4 * 64 * 64 * 128 + 2 * 3 * (64 * 64 + 2 * 8 * 128)
+
+
 MINIMAL: dict[str, Any] = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 MINIMAL |= {"intermediate_size": 8}
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
@@ -81,6 +120,10 @@ EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2
             "'mlp_layer_types' must be a list of 1",
         ),
         ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_activation 'relu'"),
+        ({"model_type": "nemotron_h", "hybrid_override_pattern": "M-*", "use_bias": True}, "use_bias True"),
+        ({"model_type": "nemotron_h", "layers_block_type": ["mamba", 1]}, "'layers_block_type' must be a list of"),
+        ({"model_type": "kimi_linear", "mla_use_nope": False}, "mla_use_nope False"),
+        ({"model_type": "kimi_linear", "layer_types": ["mamba"]}, "'layer_types' must be a list of 1"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], message: str) -> None:

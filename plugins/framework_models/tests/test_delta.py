@@ -1,7 +1,8 @@
-"""The gated delta rule in chunks and step by step, against the recurrence written out in float64."""
+"""Linear attention in chunks and step by step, the gated delta rule against the recurrence written out in float64."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 from framework_models.modules.delta import GatedDelta
+from framework_models.modules.kimi import KimiDelta
+from framework_models.modules.nemotron import Mamba2
 from framework_models.recurrent import RecurrentConfig
 
 CONFIG = RecurrentConfig(
@@ -16,21 +19,26 @@ CONFIG = RecurrentConfig(
 )  # fmt: skip
 
 
-@pytest.fixture
-def delta() -> GatedDelta:
+def made(kind: Any, config: RecurrentConfig = CONFIG) -> Any:
     generator = torch.Generator().manual_seed(0)
 
     def weight(*shape: int) -> torch.nn.Parameter:
         return torch.nn.Parameter(torch.randn(shape, dtype=torch.float64, generator=generator), requires_grad=False)
 
-    return GatedDelta(CONFIG, 8, 1e-6, weight)
+    return kind(config, 8, 1e-6, weight)
+
+
+@pytest.fixture
+def delta() -> GatedDelta:
+    found: GatedDelta = made(GatedDelta)
+    return found
 
 
 def drawn(count: int) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(count)
     x = torch.randn(count, CONFIG.num_channels, dtype=torch.float64, generator=generator)
     decay, strength = torch.rand(2, count, 6, dtype=torch.float64, generator=generator)
-    return x, -2 * decay, strength
+    return x, -2 * decay.unsqueeze(-1), strength
 
 
 def recurrence(delta: GatedDelta, x: Tensor, decay: Tensor, strength: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -92,3 +100,26 @@ def test_rows_step_each_from_its_own_state(delta: Any) -> None:
         torch.testing.assert_close(memory[row], memories[-1], rtol=1e-9, atol=1e-9)
         found.append(kept[row])
     assert torch.equal(found[1], inputs[1][0][-3:].T)
+
+
+@pytest.mark.parametrize(("kind", "rates"), [(Mamba2, 1), (KimiDelta, 5)])
+def test_other_rules_give_in_chunks_what_they_give_step_by_step(kind: Any, rates: int) -> None:
+    """Of sequences that are begun in the middle of a chunk, with decays down to e**-60 a chunk."""
+    layer = made(kind, replace(CONFIG, value_dim=5))
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(50, layer.config.num_channels, dtype=torch.float64, generator=generator)
+    decay, strength = (torch.rand(50, 6, n, dtype=torch.float64, generator=generator) for n in (rates, 1))
+    inputs, saved = (x, -4 * decay, strength.squeeze(-1)), dict[int, Any]()
+    state, wanted = layer.zero_state(x.device), []
+    for at in range(50):
+        out, after = layer.step(*(a[at : at + 1] for a in inputs), state=tuple(part[None] for part in state))
+        state = tuple(part[0] for part in after)
+        wanted.append((out[0], state))
+    found, start = layer.zero_state(x.device), 0
+    for count in (5, 1, 44):
+        part = [a[start : start + count] for a in inputs]
+        outputs = layer.sequence(*part, state=found, start=start, block=8, save=saved.__setitem__)
+        torch.testing.assert_close(outputs, torch.stack([out for out, _ in wanted[start : start + count]]))
+        start += count
+        found = saved[start]
+        torch.testing.assert_close(found, wanted[start - 1][1])
