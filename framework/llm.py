@@ -132,7 +132,7 @@ class LLM:
             advice = self._settle_sizes(options)
             built = self._build_allocator()
             self.compression.check(CompressedPool(
-                allocator=built, below=self.below, windowed=self.spec.sliding_window is not None,
+                allocator=built, below=self.below, windowed=bool(self.spec.sliding_window or self.spec.attention_chunk),
                 num_groups=len(self.groups) or 1, num_ranks=shard.size, backend=self.backend, spec=self.spec,
                 captures=bool(graphs.choose(options, self.backend, self.device)[0]),
             ))  # fmt: skip
@@ -167,6 +167,8 @@ class LLM:
                     f"cache.memory says how groups of KV share memory, and model '{self.model.name}' has one; leave it "
                     "out"
                 )
+            if (chunk := self.spec.attention_chunk) and chunk % self.spec.block_size:
+                self.kv_groups_off = f"a chunk of {chunk} tokens is no multiple of blocks of {self.spec.block_size}"
             return
         memory = _memory_of(self.cache)
         name = type(memory).__name__
@@ -469,7 +471,7 @@ def _pools(llm: LLM, allocator: Allocator) -> ServedPools:
     pool, decoder = llm.pool, llm.model.decoder
     groups = [BlockTensors(tensors=pool.tensors_of(0))]
     for number, group in enumerate(llm.groups[1:], 1):
-        tensors = pool.tensors_of(number) if llm._states is None else llm._states.parts
+        tensors = llm._states.parts if llm._states and group.kind == "state" else pool.tensors_of(number)
         share = min(1.0, llm.group_blocks[number] / llm.num_blocks)
         groups.append(BlockTensors(tensors=tensors, name=group.name, kind=group.kind, share=share))
     return ServedPools(

@@ -29,36 +29,45 @@ class ServedGroup:
 
 
 def groups_of_model(config: ModelConfig, spec: AttentionSpec, *, equal_pages: bool = False) -> tuple[ServedGroup, ...]:
-    """Full attention, and the sliding window or recurrent state of a model that has layers of both; empty of any other.
-
-    States are counted in the model's dtype, that of `spec`.
+    """Full attention, sliding windows, chunks and recurrent states, of a model that has layers of several of them and
+    of full attention; empty of any other. States come last, and are counted in the model's dtype, that of `spec`. A
+    chunk that does not divide into blocks is kept whole.
 
     Args:
-        equal_pages: windows and full attention are split into groups of equally many layers, as vLLM does; a group
+        equal_pages: those with attention are split into groups of equally many layers, as vLLM does; a group
             with fewer leaves a part of its pages unused.
     """
-
-    def attention(kind: Kind, layers: Sequence[int], length: int = 0, width: int = 0) -> list[ServedGroup]:
-        count, size = -(-len(layers) // (width or len(layers))), block_bytes(spec, width or len(layers))
-        return [
-            ServedGroup(
-                KVGroup(name=f"{kind}{part}" if count > 1 else kind, kind=kind, block_tokens=spec.block_size,
-                        block_bytes=size, length=length), (*layers[part::count],),
-            )
-            for part in range(count)
-        ]  # fmt: skip
-
-    if states := config.state_layers:
+    layers: dict[tuple[Kind, int], list[int]] = {("full", 0): []}
+    for number, layer in enumerate(config.attention_layers):
+        window, chunk = config.window(layer) or 0, config.chunk(layer) or 0
+        kind: Kind = "window" if window > 1 else "full" if chunk < 2 or chunk % spec.block_size else "chunk"
+        layers.setdefault((kind, 0 if kind == "full" else window or chunk), []).append(number)
+    states = config.state_layers
+    if not states and (not layers["full", 0] or len(layers) == 1):
+        return ()
+    if not layers["full", 0]:  # the first group keeps what the others go on from
+        layers = {("full", 0): [*range(len(config.attention_layers))]}
+    width = equal_layers([*map(len, layers.values())]) if equal_pages else 0
+    found = [one for (kind, length), of in layers.items() for one in _groups_of(kind, of, spec, length, width)]
+    if states:
         size = len(states) * config.state_bytes(getattr(torch, spec.dtype).itemsize)
         state = KVGroup(name="state", kind="state", block_tokens=spec.block_size, block_bytes=size)
-        return *attention("full", range(len(config.attention_layers))), ServedGroup(state, ())
-    slides = [layer for layer in range(config.num_layers) if config.slides(layer)]
-    full = [layer for layer in range(config.num_layers) if not config.slides(layer)]
-    window = config.sliding_window
-    if window is None or window < 2 or not slides or not full:
-        return ()
-    width = equal_layers([len(full), len(slides)]) if equal_pages else 0
-    return *attention("full", full, width=width), *attention("window", slides, window, width)
+        found.append(ServedGroup(state, ()))
+    return tuple(found)
+
+
+def _groups_of(
+    kind: Kind, layers: Sequence[int], spec: AttentionSpec, length: int, width: int
+) -> Sequence[ServedGroup]:
+    """These layers in groups of `width`; 0: one group of all."""
+    count, size = -(-len(layers) // (width or len(layers))), block_bytes(spec, width or len(layers))
+    return [
+        ServedGroup(
+            KVGroup(name=f"{kind}{part}" if count > 1 else kind, kind=kind, block_tokens=spec.block_size,
+                    block_bytes=size, length=length), (*layers[part::count],),
+        )
+        for part in range(count)
+    ]  # fmt: skip
 
 
 def why_no_group(allocator: Allocator) -> str:

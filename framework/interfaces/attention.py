@@ -28,7 +28,8 @@ class AttentionSpec:
 
     For a query at position p and a key at position j <= p, in this order: score = scale * (q . k); with `soft_cap`,
     soft_cap * tanh(score / soft_cap); with `alibi`, plus slope * (j - p). With `sliding_window` w only the w keys
-    p - w < j <= p take part, the query's own among them. With `sinks` one more logit a head joins the denominator.
+    p - w < j <= p take part, the query's own among them, with `attention_chunk` c those of its chunk of c positions,
+    p // c * c <= j <= p; a layer has one of the two. With `sinks` one more logit a head joins the denominator.
     `kv_dtype` is that of K and V in the pool where it is not `dtype`: a float, "float8_e4m3fn" or "int8"; see LayerKV.
 
     With `latent_dim` the cache is latent (multi-head latent attention, arXiv:2405.04434 section 2.1): a token keeps one
@@ -46,6 +47,7 @@ class AttentionSpec:
     layout: str = "NHD"
     scale: float | None = None
     sliding_window: int | None = None
+    attention_chunk: int | None = None
     soft_cap: float | None = None
     sinks: bool = False
     alibi: bool = False
@@ -69,6 +71,12 @@ class AttentionSpec:
     def vectors(self) -> int:
         """Vectors of K and V that a token keeps in a layer, each with a scale of its own in an int8 pool."""
         return 2 * self.num_kv_heads if self.latent_dim is None else 1
+
+    def first_seen(self, query: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+        """The first position that takes part for a query at each of these, of a window or a chunk; else 0."""
+        if self.attention_chunk is not None:
+            return query // self.attention_chunk * self.attention_chunk
+        return np.maximum(0, query + 1 - (query + 1 if self.sliding_window is None else self.sliding_window))
 
     @property
     def softmax_scale(self) -> float:
@@ -102,9 +110,9 @@ class Capabilities:
     Attributes:
         head_dims, dtypes, kv_dtypes, devices, layouts: allowed values. `kv_dtypes` None means: that of q only.
         block_size_multiple_of, max_block_size: rule for the block size, tokens.
-        features: of {"sliding_window", "soft_cap", "sinks", "alibi", "latent", "lse", "rope"}; "latent": caches with
-            `latent_dim`, for which `head_dims` says nothing; "rope": `rotate_and_write` is one pass, worth calling
-            instead of rotating and `write`.
+        features: of {"sliding_window", "attention_chunk", "soft_cap", "sinks", "alibi", "latent", "lse", "rope"};
+            "latent": caches with `latent_dim`, for which `head_dims` says nothing; "rope": `rotate_and_write` is one
+            pass, worth calling instead of rotating and `write`.
         batch_invariant: a row's output does not depend, bit for bit, on the other rows of the batch.
         graph_safe: `plan`, `write` and `attend` read no lengths on the host and wait for nothing; launches depend on
             shapes and host bounds only. The engine then captures all three in the CUDA graph of a decode step, whose
@@ -153,7 +161,7 @@ class Capabilities:
             reasons.append(f"block size {spec.block_size} is not a multiple of {step}; nearest: {nearest}")
         if self.max_block_size is not None and spec.block_size > self.max_block_size:
             reasons.append(f"block size {spec.block_size} is larger than {self.max_block_size}")
-        for feature in ("sliding_window", "soft_cap", "sinks", "alibi"):
+        for feature in ("sliding_window", "attention_chunk", "soft_cap", "sinks", "alibi"):
             if getattr(spec, feature) and feature not in self.features:
                 reasons.append(f"{feature} is not supported")
         if spec.num_heads % spec.num_kv_heads:
@@ -365,9 +373,11 @@ class Row:
         return query[:, None], torch.arange(self.context, device=device)[None, :]
 
     def visible(self, device: torch.device) -> Tensor:
-        """Which keys each query sees: (Tq, C) bool; causal, and within the window if there is one."""
+        """Which keys each query sees: (Tq, C) bool; causal, and within the window or chunk if there is one."""
         query, key = self.positions(device)
         seen = key <= query
         if self.spec.sliding_window is not None:
             seen &= key > query - self.spec.sliding_window
+        if self.spec.attention_chunk is not None:
+            seen &= key >= query // self.spec.attention_chunk * self.spec.attention_chunk
         return seen

@@ -158,8 +158,8 @@ def rope_of(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
         extra["original_max_position_embeddings"] = value_of(parameters, "original_max_position_embeddings", int)
     if kind == "llama3":
         extra |= {key: value_of(parameters, key, float) for key in ("low_freq_factor", "high_freq_factor")}
-        if extra["low_freq_factor"] >= extra["high_freq_factor"]:
-            raise ModelError("rope scaling 'llama3': low_freq_factor must be below high_freq_factor")
+        if extra["low_freq_factor"] > extra["high_freq_factor"]:
+            raise ModelError("rope scaling 'llama3': low_freq_factor must not be above high_freq_factor")
     if kind == "yarn":
         extra |= {
             "beta_fast": value_of(parameters, "beta_fast", float, 32.0),

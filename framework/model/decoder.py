@@ -115,8 +115,10 @@ class Decoder(nn.Module):
         Raises:
             InvalidArgument: a part that has not joined the others.
         """
-        rope = self.rope(positions) if rotate else None
-        local = self.rope(positions, local=True) if rotate and self.local_frequencies is not None else rope
+        rope = (*self.rope(positions), positions) if rotate else None
+        local = rope
+        if rotate and self.local_frequencies is not None:
+            local = *self.rope(positions, local=True), positions
         x = self._embed(tokens)
         if self._embedding_scale != 1.0:
             x = x * self._embedding_scale
@@ -222,7 +224,7 @@ def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None)
         return _yarn(frequencies, theta, scaling)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
-    smooth = ((turns - low) / (high - low)).clamp(0, 1)
+    smooth = ((turns - low) / max(high - low, 1e-9)).clamp(0, 1)
     return (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
 
 

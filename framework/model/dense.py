@@ -47,8 +47,8 @@ class DenseCache:
         self.kv[layer] = k, v
         selected = self._selected(layer, *index) if index else None
         return dense_attention(
-            q, k, v, window=config.window(layer), scale=config.attention_scale, soft_cap=config.soft_cap,
-            sinks=mixer.sinks, selected=selected,
+            q, k, v, window=config.window(layer), chunk=config.chunk(layer), scale=config.attention_scale,
+            soft_cap=config.soft_cap, sinks=mixer.sinks, selected=selected,
         )  # fmt: skip
 
     def _recur(self, layer: int, mixer: Recurrence, *inputs: Tensor) -> Tensor:
@@ -78,6 +78,7 @@ def dense_attention(
     v: Tensor,
     *,
     window: int | None = None,
+    chunk: int | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
@@ -85,13 +86,17 @@ def dense_attention(
 ) -> Tensor:
     """Causal attention of the last T positions of one sequence: q (T, H, D), k (C, K, D), v (C, K, V) -> (T, H, V).
 
-    Query i stands at position C - T + i. `window`: it sees only the last so many positions, its own included. `scale`,
-    `soft_cap` and `sinks` (H,) as in AttentionSpec. `selected` (T, C) bool: what else it may see.
+    Query i stands at position C - T + i. `window`: it sees only the last so many positions, its own included; `chunk`:
+    those of its own chunk of so many. `scale`, `soft_cap` and `sinks` (H,) as in AttentionSpec. `selected` (T, C) bool:
+    what else it may see.
     """
     queries, context = len(q), len(k)
     mask = _causal(queries, context, q.device)
     if window is not None:
         mask &= ~_causal(queries, context, q.device, back=window)
+    if chunk is not None:
+        place = torch.arange(context, device=q.device) // chunk
+        mask &= place == place[context - queries :, None]
     if selected is not None:
         mask &= selected
     group = q.shape[1] // k.shape[1]

@@ -26,9 +26,9 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, plus_one: bool = Fals
     return F.rms_norm(x, x.shape[-1:], weight, eps)
 
 
-def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(x: Tensor, rope: tuple[Tensor, ...]) -> Tensor:
     """Rotate pairs (i, i + R/2) of the first R elements of x (T, N, D): x * cos + swapped halves * signed sin."""
-    cos, sin = rope
+    cos, sin, *_ = rope
     if (width := cos.shape[-1]) < x.shape[-1]:
         return torch.cat((rotate(x[..., :width], rope), x[..., width:]), -1)
     return torch.addcmul(x * cos, x.roll(width // 2, -1), sin)

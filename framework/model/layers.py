@@ -22,8 +22,8 @@ from framework.model.shard import Group
 NewWeight = Callable[..., nn.Parameter]
 """(*shape) -> an empty weight of that shape, in the model's dtype on its device."""
 
-Rope: TypeAlias = tuple[Tensor, Tensor] | None
-"""cos and signed sin (T, 1, R) of what is rotated of a head; None: whoever attends rotates."""
+Rope: TypeAlias = tuple[Tensor, Tensor, Tensor] | None
+"""cos and signed sin (T, 1, R) of what is rotated of a head, and positions (T,); None: whoever attends rotates."""
 
 Target = tuple[Tensor, tuple[int, ...]]
 """A view into a layer's weights, and the shape that the checkpoint's tensor must have."""

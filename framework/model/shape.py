@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from framework.errors import ModelError
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-FULL, SLIDING, STATE = "full_attention", "sliding_attention", "linear_attention"
+FULL, SLIDING, CHUNKED, STATE = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
 """What `layer_types` calls a layer."""
 
 LARGEST = {
@@ -50,6 +50,8 @@ class ModelShape:
         qk_norm: queries and keys are RMS-normalised per head before rotation (Qwen3).
         sliding_window: a layer sees only the last so many tokens, itself included; None sees all.
         sliding_layers: which layers have the window, one flag each; None: all.
+        attention_chunk, chunked_layers: the layers that see the tokens of their own chunk of so many alone; None and
+            empty: there are none.
         local_rope_theta: of the layers with a window, whose frequencies are not scaled; None: as the others.
         attention_scale: of q . k; None: 1 / sqrt(head_dim). soft_cap: of the scores. logit_cap: of the logits.
         norms_plus_one: norms multiply by 1 + weight.
@@ -83,6 +85,8 @@ class ModelShape:
     max_position_embeddings: int = 2048
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] | None = None
+    attention_chunk: int | None = None
+    chunked_layers: tuple[int, ...] = ()
     local_rope_theta: float | None = None
     attention_scale: float | None = None
     soft_cap: float | None = None
@@ -135,6 +139,10 @@ class ModelShape:
     def window(self, layer: int) -> int | None:
         """The sliding window of that layer, tokens; None: it sees all."""
         return self.sliding_window if self.slides(layer) else None
+
+    def chunk(self, layer: int) -> int | None:
+        """The attention chunk of that layer, tokens; None: it has none."""
+        return self.attention_chunk if layer in self.chunked_layers else None
 
     @property
     def attention_layers(self) -> tuple[int, ...]:

@@ -12,9 +12,12 @@ memory, scheduling, execution = section("memory"), section("scheduling"), sectio
 latency = section("latency")
 
 
+_KINDS = (("full", "full attention"), ("window", "windows"), ("chunk", "chunks"), ("state", "states"))
+
+
 def by_kind() -> Iterator[Metric]:
     """Hits of each kind of group."""
-    for kind, name in (("full", "full attention"), ("window", "windows"), ("chunk", "chunks"), ("state", "states")):
+    for kind, name in _KINDS:
         yield cache(f"{kind}_hit_tokens", "tokens", "", f"hit of {name} alone",
                     f"Prompt tokens that the groups of {name} could have given, whatever the others have.",
                     of="prompt_tokens")  # fmt: skip
@@ -26,8 +29,7 @@ def by_kind() -> Iterator[Metric]:
 
 def served() -> Iterator[Metric]:
     """Bytes of each group of KV that a served model has."""
-    for kind, name in (("full", "full attention"), ("window", "windows"), ("state", "states"),
-                       ("shared", "several kinds of KV")):  # fmt: skip
+    for kind, name in (*_KINDS, ("shared", "several kinds of KV")):
         yield cache(f"{kind}_bytes", "bytes", "", f"{name}: capacity", f"Usable blocks of {name}.")
         yield cache(f"{kind}_peak_used_bytes", "bytes", "lower", f"{name}: peak in use",
                     f"Most of the blocks of {name} that requests held at once.", of=f"{kind}_bytes")  # fmt: skip

@@ -177,14 +177,8 @@ def _layer_names(config: Mapping[str, Any]) -> list[str]:
             if not isinstance(full, list):
                 raise ModelError(f"config.json: '{key}' must be a list of layers, found {shown(full)}")
             return ["full_attention" if layer in full else other for layer in range(count)]
-    if ropes := config.get("no_rope_layers"):  # of Llama 4, whose layers with rotation attend within chunks
-        if not isinstance(ropes, list) or len(ropes) != count or not set(ropes) <= {0, 1}:
-            raise ModelError(f"config.json: 'no_rope_layers' must be a list of {count}, one a layer, of 0 and 1, found "
-                             f"{shown(ropes)}")  # fmt: skip
-        return ["chunked_attention" if rope else "full_attention" for rope in ropes]
     for key, other in (("full_attention_interval", "linear_attention"), ("layer_group_size", "linear_attention"),
-                       ("sliding_window_pattern", "sliding_attention"),
-                       ("no_rope_layer_interval", "chunked_attention")):  # fmt: skip
+                       ("sliding_window_pattern", "sliding_attention")):  # fmt: skip
         if config.get(key) and (every := value_of(config, key, int)):
             return ["full_attention" if number % every == 0 else other for number in range(1, count + 1)]
     return ["sliding_attention" if config.get("sliding_window") else "full_attention"] * count

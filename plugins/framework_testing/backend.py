@@ -95,7 +95,7 @@ def check_what_is_declared_is_served(make: Make, device: str = "cpu", cases: str
     asked += [{"layout": layout} for layout in sorted(can.layouts)]
     asked += [{"head_dim": dim} for dim in sorted(can.head_dims or ())]
     asked += [{"kv_dtype": dtype} for dtype in sorted(can.kv_dtypes or ())]
-    values: dict[str, Any] = {"sliding_window": 5, "soft_cap": 2.0, "sinks": True, "alibi": True}
+    values: dict[str, Any] = {"sliding_window": 5, "attention_chunk": 2, "soft_cap": 2.0, "sinks": True, "alibi": True}
     asked += [{name: values[name]} for name in sorted(can.features & set(values))]
     asked += [_LATENT] * ("latent" in can.features)
     for change in asked if cases == "full" else asked[:: max(1, len(asked) // 6)]:
@@ -115,7 +115,7 @@ def check_what_is_not_declared_is_refused(make: Make, device: str = "cpu", cases
     outside += [{"layout": layout} for layout in LAYOUTS if layout not in can.layouts]
     stored = can.kv_dtypes or frozenset()
     outside += [{"kv_dtype": name} for name in ("float8_e5m2", "float8_e4m3fn", "int8") if name not in stored]
-    values: dict[str, Any] = {"sliding_window": 5, "soft_cap": 2.0, "sinks": True, "alibi": True}
+    values: dict[str, Any] = {"sliding_window": 5, "attention_chunk": 2, "soft_cap": 2.0, "sinks": True, "alibi": True}
     outside += [{name: value} for name, value in values.items() if name not in can.features]
     outside.append(_LATENT | {"num_kv_heads": 2} if "latent" in can.features else _LATENT)
     if can.block_size_multiple_of > 1:

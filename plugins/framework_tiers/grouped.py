@@ -67,7 +67,7 @@ class GroupedTiers(EngineTiers):
             wanted.append(Wanted(at, needed.start, keys, lies))
         if not any(place for part in wanted for place in part.places):
             return None
-        lowest = max(place for part in wanted[1:] for place in part.places)
+        lowest = max((place for part in wanted[1:] for place in part.places), default=0)  # at a chunk's begin nothing
         origins = [0] * found + [max(place, lowest) for place in places[found:end]]
         return Plan(self._groups.reaching(hit, resumed), found, origins, wanted, resumed)
 

@@ -35,7 +35,7 @@ def _tier(number: int) -> Iterator[Metric]:
                 hide_zero=True)  # fmt: skip
     yield tiers(f"{key}_failed_stores", "blocks", "lower", f"failed stores in {name}",
                 f"Blocks whose bytes {name} could not keep.", hide_zero=True)  # fmt: skip
-    for kind in ("window", "state"):
+    for kind in ("window", "chunk", "state"):
         yield tiers(f"{key}_{kind}_hit_blocks", "blocks", "", f"{kind}s loaded from {name}",
                     f"Blocks of {kind}s in {name} that requests went on from, of a model that mixes them with full "
                     "attention.", hide_zero=True)  # fmt: skip

@@ -170,16 +170,16 @@ def _copy_of(backend: AttentionBackend, why: str) -> AttentionBackend:
 
 
 def _backends(decoder: Decoder, backend: AttentionBackend, sizes: Sizes, device: str) -> list[AttentionBackend]:
-    """The backend of each layer with attention, set up: `backend`, and a copy where layers differ in their window.
+    """The backend of each layer with attention, set up: `backend`, and a copy where layers differ in what they see.
 
     Raises:
         Unsupported: the setup failed, or the backend cannot be copied.
     """
-    windows = [decoder.config.window(layer) for layer in decoder.config.attention_layers]
-    found = {sizes.spec.sliding_window: backend}
-    for window in windows:
-        if window not in found:
-            found[window] = _copy_of(backend, "this model has layers with and without a sliding window")
-    for window, layer_backend in found.items():
-        layer_backend.setup(replace(sizes.spec, sliding_window=window), device)
-    return [found[window] for window in windows]
+    config, found = decoder.config, dict[tuple[int | None, int | None], AttentionBackend]()
+    seen = [(config.window(layer), config.chunk(layer)) for layer in config.attention_layers]
+    for one in seen:
+        if one not in found:
+            found[one] = backend if not found else _copy_of(backend, "layers of this model differ in what they see")
+    for (window, chunk), layer_backend in found.items():
+        layer_backend.setup(replace(sizes.spec, sliding_window=window, attention_chunk=chunk), device)
+    return [found[one] for one in seen]

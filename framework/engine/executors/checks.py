@@ -37,7 +37,8 @@ def default_device(device: str | None) -> str:
 def attention_spec(config: ModelConfig, dtype: str, cache: CacheOptions) -> AttentionSpec:
     """What a model of this dtype asks of a backend over such a cache.
 
-    Where some layers have a sliding window and others have none it is that of those with one, which asks for more.
+    Where some layers have a sliding window or a chunk and others have none it is that of those with one, which asks
+    for more.
     """
     return AttentionSpec(
         num_heads=config.num_heads,
@@ -49,6 +50,7 @@ def attention_spec(config: ModelConfig, dtype: str, cache: CacheOptions) -> Atte
         layout=cache.layout,
         scale=config.attention_scale,
         sliding_window=config.sliding_window,
+        attention_chunk=config.attention_chunk,
         soft_cap=config.soft_cap,
         sinks=config.sinks,
         latent_dim=config.latent_dim,

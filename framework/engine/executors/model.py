@@ -151,7 +151,7 @@ class ModelExecutor(Executor):
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         self.pool.copy(self.by_layer[0], copies)
         if self.states is not None:
-            self.states.copy([(copy.source, copy.destination) for copy in copies if copy.group == 1])
+            self.states.copy([(copy.source, copy.destination) for copy in copies if copy.group == len(self._further)])
 
     def listen(self, listener: Callable[[int, Tensor], Any]) -> None:
         self._listener = listener
@@ -212,7 +212,7 @@ class ModelExecutor(Executor):
             layer.move(old, new)
 
     def fresh(self, ids: npt.NDArray[np.int32], group: int = 0) -> None:
-        if group and self.states is not None:
+        if self.states is not None and group == len(self._further):
             self.states.freed(ids)
         else:
             self.pool.freed(ids, group)

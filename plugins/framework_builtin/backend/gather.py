@@ -22,7 +22,7 @@ class GatherBackend(DenseBackend):
         dtypes=frozenset({"float64", "float32", "bfloat16", "float16"}),
         devices=frozenset({"cpu", "cuda"}),
         layouts=frozenset({"NHD", "HND"}),
-        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "latent"}),
+        features=frozenset({"sliding_window", "attention_chunk", "soft_cap", "sinks", "alibi", "latent"}),
         batch_invariant=True,
     )
 

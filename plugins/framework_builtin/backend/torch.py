@@ -34,7 +34,7 @@ class TorchBackend(AttentionBackend):
         kv_dtypes=frozenset({"float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "int8"}),
         devices=frozenset({"cpu", "cuda"}),
         layouts=frozenset({"NHD", "HND"}),
-        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "latent", "lse"}),
+        features=frozenset({"sliding_window", "attention_chunk", "soft_cap", "sinks", "alibi", "latent", "lse"}),
     )
 
     tile_bytes: ClassVar[int] = 8 * 2**20

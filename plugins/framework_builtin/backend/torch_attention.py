@@ -118,7 +118,7 @@ class TorchAttention:
         """Whether decode rows of these contexts go to the compiled loops, which are compiled now if need be."""
         if self._not_compiled:
             return False
-        spans = contexts if self.spec.sliding_window is None else np.minimum(contexts, self.spec.sliding_window)
+        spans = contexts - self.spec.first_seen(contexts - 1)
         if self._compile is not True and int(spans.sum()) * self._token_bytes < _COMPILE_BYTES:
             return False
         if self._decode is None:
@@ -238,6 +238,8 @@ class TorchAttention:
         unseen = key > query
         if spec.sliding_window is not None:
             unseen |= key <= query - spec.sliding_window
+        if spec.attention_chunk is not None:
+            unseen |= key < query // spec.attention_chunk * spec.attention_chunk
         return split.masked_fill(unseen, -math.inf).view(scores.shape)
 
 

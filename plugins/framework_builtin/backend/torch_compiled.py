@@ -82,7 +82,7 @@ class Chunks:
 def cut(spec: AttentionSpec, batch: Batch, rows: Arrays, contexts: Arrays, starts: Arrays) -> Iterator[Chunks]:
     """The decode rows `rows` of a batch in order, a bounded number of chunks at a time."""
     lengths = contexts[rows]
-    spans = lengths if spec.sliding_window is None else np.minimum(lengths, spec.sliding_window)
+    spans = lengths - spec.first_seen(lengths - 1)
     counts = -(-spans // CHUNK)
     group = np.zeros(len(rows), dtype=np.int64)
     filled = last = 0

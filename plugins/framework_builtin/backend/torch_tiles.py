@@ -76,9 +76,7 @@ class Tiler:
 
     def groups(self, rows: npt.NDArray[np.int64], contexts: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
         """Rows sorted by length, cut where a tile is full or padding would cost more than a call."""
-        spans = contexts[rows]
-        if self.spec.sliding_window is not None:
-            spans = np.minimum(spans, self.spec.sliding_window)
+        spans = contexts[rows] - self.spec.first_seen(contexts[rows] - 1)
         order = np.argsort(spans, kind="stable")
         rows, sizes = rows[order], spans[order] * self._token_bytes
         first, padding = 0, 0
@@ -94,9 +92,7 @@ class Tiler:
         self, batch: Batch, rows: npt.NDArray[np.int64], contexts: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]
     ) -> Tile:
         lengths = contexts[rows]
-        first = np.zeros_like(lengths)
-        if self.spec.sliding_window is not None:
-            first = np.maximum(0, lengths - self.spec.sliding_window)
+        first = self.spec.first_seen(lengths - 1)
         spans = lengths - first
         keys = first[:, None] + np.arange(int(spans.max()))
         mask = None
@@ -108,21 +104,19 @@ class Tiler:
 
     def prefill_tiles(self, batch: Batch, row: int, context: int, start: int, count: int) -> Iterator[Tile]:
         """Tiles of `count` queries of one row, which begin at `start` of the packed queries."""
-        window = self.spec.sliding_window
+        sees_all = self.spec.sliding_window is None and self.spec.attention_chunk is None
         chunked = not self._plain or context * self._token_bytes > self._prefill_bytes
-        causal = count == context and window is None and not chunked
+        causal = count == context and sees_all and not chunked
         step = count if causal else max(1, _MASK_ELEMENTS // context)
         if chunked:
             step = min(step, _RUNNING_QUERIES)
         for offset in range(0, count, step):
             queries = np.arange(context - count + offset, context - count + min(offset + step, count))
-            low = 0 if window is None else max(0, int(queries[0]) - window + 1)
-            keys = np.arange(low, int(queries[-1]) + 1)
+            first = self.spec.first_seen(queries)
+            keys = np.arange(int(first[0]), int(queries[-1]) + 1)
             mask = None
             if not causal:
-                seen = keys[None, :] <= queries[:, None]
-                if window is not None:
-                    seen &= keys[None, :] > queries[:, None] - window
+                seen = (keys[None, :] <= queries[:, None]) & (keys[None, :] >= first[:, None])
                 mask = torch.zeros(seen.shape, dtype=getattr(torch, self.spec.dtype))
                 mask = mask.masked_fill_(torch.from_numpy(~seen), -math.inf)[None, None].to(batch.block_tables.device)
             tokens = np.arange(start + offset, start + offset + len(queries))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from test_recorded import FAMILIES as SMALL
 from tier_helpers import over
 
 from framework.llm import LLM, CacheOptions, EngineOptions, FaultOptions
-from framework.model.loading import load_model
+from framework.model.loading import LoadedModel, load_model
 from framework.modes.serve import record
 from framework.sampling import Sampling
 from framework_explain.observer import Explain
@@ -29,6 +30,7 @@ _LATENT = {"num_key_value_heads": 4, "head_dim": 8, "qk_rope_head_dim": 8, "qk_n
            "kv_lora_rank": 32, "q_lora_rank": 24, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4,
            "topk_group": 2, "moe_intermediate_size": 40, "first_k_dense_replace": 1}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
+    "llama4_text": SMALL["llama4_text"],
     "gemma3_text": SMALL["gemma3_text"],
     "gpt_oss": {"sliding_window": 20, "num_local_experts": 6, "num_experts_per_tok": 2},
     "qwen3_5_text": _STATES,
@@ -47,13 +49,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 40,
         "moe_shared_expert_intermediate_size": 24,
     },
-    "kimi_linear": {key: value for key, value in _LATENT.items() if key not in ("q_lora_rank", "n_routed_experts")}
-    | {
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "linear_head_dim": 8,
-        "linear_num_heads": 3,
-        "num_local_experts": 8,
-    },
+    "kimi_linear": SMALL["kimi_linear"],
 }
 _SHARED = [(7 * i) % 250 + 4 for i in range(48)]
 OTHERS = [[(11 * at + 40 * number) % 250 + 4 for at in range(90)] for number in range(3)]
@@ -92,7 +88,22 @@ def test_the_docs_have_every_family() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_feature_at_once_changes_no_token(family: str, tmp_path: Path) -> None:
-    model, sink, explain = load_model(make_checkpoint(tmp_path, family, **FAMILIES[family])), Kept(), Explain()
+    shown = seen_of(load_model(make_checkpoint(tmp_path, family, **FAMILIES[family])), tmp_path)
+    assert table()[family][-len(shown) :] == ["yes"] * len(shown)
+
+
+def test_a_model_may_have_all_four_kinds_of_kv(tmp_path: Path) -> None:
+    types = ["full_attention", "linear_attention", "full_attention", "full_attention", "linear_attention"]
+    folder = make_checkpoint(tmp_path, "qwen3_5_text", **_STATES | {"layer_types": types})
+    window = {"sliding_window": 10, "sliding_layers": (False, False, True, False, False)}
+    chunk = {"attention_chunk": 16, "chunked_layers": (3,)}
+    model = load_model(folder, change=lambda config: replace(config, **window, **chunk))
+    seen_of(model, tmp_path, ("full", "window", "chunk", "state"))
+
+
+def seen_of(model: LoadedModel, folder: Path, kinds: tuple[str, ...] = ()) -> dict[str, bool]:
+    """The features, each of which was seen; of a model whose groups of KV have these kinds, if any are given."""
+    sink, explain = Kept(), Explain()
     explain._policy = "lru"  # a run would tell it
     engine = EngineOptions(chunk_size=16, max_batch_requests=6, max_batch_tokens=48)
     llm = make_llm(
@@ -101,6 +112,7 @@ def test_every_feature_at_once_changes_no_token(family: str, tmp_path: Path) -> 
         observers=(EventObserver(EventStream([sink])), explain),
         below=over([{"store": "host", "num_blocks": 300}], "on_eviction"),
     )  # fmt: skip
+    assert kinds in ((), tuple(group.kind for group in llm.groups))
     alone = LLM(model, cache=CacheOptions(block_size=4, num_blocks=400), allocator="naive")
     served = []
     for sampling in SAMPLINGS:
@@ -113,8 +125,8 @@ def test_every_feature_at_once_changes_no_token(family: str, tmp_path: Path) -> 
     llm.engine.check()
     stats, account = llm.stats(), explain.account()
     missed = sum(count for outcome, count in account.totals("tokens").items() if outcome != "hit")
-    record(llm, served, tmp_path / "recording.jsonl")
-    lines = (tmp_path / "recording.jsonl").read_text().splitlines()
+    record(llm, served, folder / "recording.jsonl")
+    lines = (folder / "recording.jsonl").read_text().splitlines()
     groups = {event.group_idx for event in sink.events if isinstance(event, BlockStored)}
     shown = {
         "hit": stats["hit_tokens"] > 0, "fork": stats["num_forks"] > 0, "beam": len(served[-5].completions) == 3,
@@ -125,4 +137,4 @@ def test_every_feature_at_once_changes_no_token(family: str, tmp_path: Path) -> 
     }  # fmt: skip
     llm.close()
     assert {name for name, seen in shown.items() if not seen} == set(), shown
-    assert table()[family][-len(shown) :] == ["yes"] * len(shown)
+    return shown

@@ -130,6 +130,7 @@ SERVED: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 5, "full_attention_interval": 3, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
         "linear_key_head_dim": 8, "linear_value_head_dim": 12,
     },
+    "llama4_text": {"attention_chunk_size": 32, "num_hidden_layers": 4, "intermediate_size_mlp": 96},
     "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"], "ssm_state_size": 8,
                    "mamba_num_heads": 4, "mamba_head_dim": 12, "n_groups": 2, "num_hidden_layers": 4},
     "kimi_linear": {"kv_lora_rank": 32, "qk_rope_head_dim": 8, "linear_head_dim": 8, "linear_num_heads": 3,

@@ -50,11 +50,11 @@ class RoutedExperts(Mlp):
             every = torch.zeros(len(x), self._config.count, dtype=x.dtype, device=x.device)
             every = every.scatter(1, chosen, weights)
             for expert in range(self._config.count):
-                out = out + self._expert(x, expert) * every[:, expert, None]
+                out = out + self._weighted(x, expert, every[:, expert, None])
             return out
         for expert in torch.bincount(chosen.flatten()).nonzero().flatten().tolist():
             token, place = (chosen == expert).nonzero(as_tuple=True)
-            out.index_add_(0, token, self._expert(x[token], expert) * weights[token, place, None])
+            out.index_add_(0, token, self._weighted(x[token], expert, weights[token, place, None]))
         return out
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,6 +84,10 @@ class RoutedExperts(Mlp):
         if self._config.renormalise:
             top = top / (top.sum(-1, keepdim=True) + 1e-20)
         return (top * routing.scaling).to(x.dtype), chosen
+
+    def _weighted(self, x: Tensor, expert: int, weights: Tensor) -> Tensor:
+        """What tokens (T, E) get of an expert that has these weights (T, 1) for them."""
+        return self._expert(x, expert) * weights
 
     def _expert(self, x: Tensor, expert: int) -> Tensor:
         gate, up = F.linear(x, self.gate_up[expert]).chunk(2, -1)

@@ -109,7 +109,7 @@ class Indexer(nn.Module):
         self.key_norm, self.key_norm_bias = weight(dim), weight(dim)
         self.weights = weight(num_heads, hidden)
 
-    def forward(self, x: Tensor, residual: Tensor, rope: tuple[Tensor, Tensor]) -> Index:
+    def forward(self, x: Tensor, residual: Tensor, rope: tuple[Tensor, ...]) -> Index:
         """The index of x (T, E), its queries from their normalised latent (T, Q)."""
         heads, dim = self.num_heads, self.dim
         q = linear(residual, self.queries, None).view(len(x), heads, dim)

@@ -98,6 +98,42 @@ CASES |= {
         DEEPSEEK | {"index_topk": 12, "index_head_dim": 16, "index_n_heads": 16},
     ),
     "glm4_moe_lite, groups of one": ("glm4_moe_lite", DEEPSEEK | {"n_group": 1, "topk_group": 1}),
+    "llama4_text": (
+        "llama4_text",
+        {
+            "attention_chunk_size": 16,
+            "num_hidden_layers": 4,
+            "no_rope_layers": [1, 0, 1, 1],
+            "floor_scale": 20,
+            "attn_scale": 0.3,
+            "intermediate_size": 40,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size_mlp": 96,
+            "interleave_moe_layer_step": 2,
+        },
+    ),
+    "llama4_text as Maverick, without norms": (
+        "llama4_text",
+        {
+            "num_hidden_layers": 4,
+            "intermediate_size": 40,
+            "num_local_experts": 4,
+            "intermediate_size_mlp": 96,
+            "moe_layers": [1],
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "attention_chunk_size": 50,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 5e5,
+                "factor": 16.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 1.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
     "nemotron_h": (
         "nemotron_h",
         {

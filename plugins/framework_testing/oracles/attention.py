@@ -48,6 +48,8 @@ def attend_dense(
         visible = key <= position
         if spec.sliding_window is not None:
             visible &= key > position - spec.sliding_window
+        if spec.attention_chunk is not None:
+            visible &= key >= position - position % spec.attention_chunk
         for head in range(heads):
             score = queries[:, head] @ k[:, head // group].T * spec.softmax_scale
             if spec.soft_cap is not None:

@@ -16,7 +16,7 @@ ALL = Capabilities(
     dtypes=frozenset({"float64", "float32", "bfloat16", "float16"}),
     devices=frozenset({"cpu"}),
     layouts=frozenset({"NHD", "HND"}),
-    features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "latent", "lse"}),
+    features=frozenset({"sliding_window", "attention_chunk", "soft_cap", "sinks", "alibi", "latent", "lse"}),
     batch_invariant=True,
 )
 SINGLE = replace(ALL, dtypes=frozenset({"float32"}))
@@ -69,6 +69,8 @@ class Correct(AttentionBackend):
         seen = key <= query
         if self.spec.sliding_window is not None:
             seen &= key > query - self.spec.sliding_window
+        if self.spec.attention_chunk is not None:
+            seen &= key >= query - query % self.spec.attention_chunk
         return seen
 
     def scale(self):
@@ -388,6 +390,8 @@ def spoiled(name, spoil, **members):
 
 LOG2_E = 1.4426950408889634
 MUTANTS = [
+    wrong("ChunkIsAWindow", seen=lambda self, query, key: (key <= query) & (key > query - (
+        self.spec.attention_chunk or self.spec.sliding_window or query.max() + 2))),
     windowed("WindowOneTooWide", lambda query, key, window: key >= query - window),
     windowed("WindowOneTooNarrow", lambda query, key, window: key > query - max(1, window - 1)),
     windowed("WindowFromTheContextsEnd", lambda query, key, window: (key > query.max() - window) | (key == query)),
