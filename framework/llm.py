@@ -190,7 +190,7 @@ class LLM:
                                            max_model_len=1, seed=self.seed)  # fmt: skip
             why = [reason for reason in (why_no_group(self._shares),) if reason]
         if why and (states or self.cache.memory is not None):
-            kinds = "recurrent layers, whose states" if states else "layers with a sliding window, which"
+            kinds = "recurrent layers, whose states" if states else "layers with a window or a chunk, which"
             raise ConfigError(
                 f"model '{self.model.name}' has {kinds} are served as a group of KV of their own: {'; '.join(why)}"
             )

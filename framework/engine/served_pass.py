@@ -96,7 +96,7 @@ class _Pass:
             backend.attend(q, kv, self._batch, out)
         else:
             assert self._sparse is not None
-            self._sparse.attend(q, kv, *index, self._batch, out)
+            self._sparse.attend(q, kv, index[0], self._batch, out)
         exact = self._exact.attend(layer, q.double(), k.double(), v.double(), *index)
         largest = self._exact.kv[layer][1].abs().max()
         self.gaps.append((float((out.double() - exact).abs().max()), float(largest)))

@@ -322,7 +322,7 @@ class ModelExecutor(Executor):
             backend.attend(q, kv, batch, out)
         else:
             assert self.sparse is not None
-            self.sparse.attend(q, kv, *index, batch, out)
+            self.sparse.attend(q, kv, index[0], batch, out)
         return out
 
     @torch.inference_mode()

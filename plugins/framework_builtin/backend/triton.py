@@ -43,7 +43,9 @@ class TritonBackend(AttentionBackend):
         head_dims=frozenset(range(8, 257, 2)),
         layouts=frozenset({"NHD", "HND"}),
         max_block_size=256,
-        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "latent", "lse", "rope"}),
+        features=frozenset(
+            {"sliding_window", "attention_chunk", "soft_cap", "sinks", "alibi", "latent", "lse", "rope"}
+        ),
         graph_safe=True,
         simulated_devices=frozenset({"cpu"}),
     )

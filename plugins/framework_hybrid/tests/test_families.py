@@ -101,6 +101,14 @@ def test_a_model_may_have_all_four_kinds_of_kv(tmp_path: Path) -> None:
     seen_of(model, tmp_path, ("full", "window", "chunk", "state"))
 
 
+def test_a_chunk_that_is_no_multiple_of_a_block_is_kept_whole_and_the_reason_named(tmp_path: Path) -> None:
+    model = load_model(make_checkpoint(tmp_path, "llama4_text", **SMALL["llama4_text"]))
+    llm = make_llm(model, block_size=5, num_blocks=40)
+    assert (llm.groups, llm.kv_groups_off) == ((), "a chunk of 16 tokens is no multiple of blocks of 5")
+    [request] = llm.generate(PROMPTS[:1], SAMPLINGS[0])
+    assert [*request.completions[0].tokens] == [*greedy(model.decoder, PROMPTS[0], 12).tokens]
+
+
 def seen_of(model: LoadedModel, folder: Path, kinds: tuple[str, ...] = ()) -> dict[str, bool]:
     """The features, each of which was seen; of a model whose groups of KV have these kinds, if any are given."""
     sink, explain = Kept(), Explain()

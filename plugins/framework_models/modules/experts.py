@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
@@ -27,7 +29,8 @@ class RoutedExperts(Mlp):
         ROOM, NAMES: of a checkpoint's weights: what they begin with, and those of an expert: gate, up and down.
     """
 
-    ROOM, NAMES = "mlp", ("gate_proj", "up_proj", "down_proj")
+    ROOM: ClassVar[str] = "mlp"
+    NAMES: ClassVar[tuple[str, ...]] = ("gate_proj", "up_proj", "down_proj")
 
     def __init__(self, config: ExpertsConfig, hidden: int, weight: NewWeight):
         super().__init__()

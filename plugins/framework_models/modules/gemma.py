@@ -29,6 +29,7 @@ class SandwichLayer(DecoderLayer):
 
     def targets(self) -> Targets:
         """With four norms "post attention" ends the attention, not begins the MLP."""
+        assert self.post_norm is not None
         return {
             **super().targets(),
             "post_attention_layernorm.weight": self.attention_end_norm,

@@ -14,6 +14,7 @@ import triton.language as tl
 from framework_builtin.backend.triton_kernels.tiles import (
     Inlined,
     as_queries,
+    first_seen,
     int8_values,
     page_and_slot,
     rope_scores,
@@ -32,7 +33,7 @@ def plan_splits(
     window,
     min_tiles,
     num_steps,  # of the bisection: 2 ** num_steps is above the tiles of the longest row
-    HAS_WINDOW: tl.constexpr,
+    SPAN: tl.constexpr,
     N: tl.constexpr,
     B: tl.constexpr,
     W: tl.constexpr,
@@ -47,8 +48,8 @@ def plan_splits(
     live = row < num_rows
     context = tl.load(LENS + row, mask=live, other=0)
     skipped = context * 0
-    if HAS_WINDOW:
-        skipped = tl.maximum(context - window, 0) // N
+    if SPAN:
+        skipped = first_seen(context - 1, window, SPAN) // N
     tiles = tl.where(live, tl.maximum((context + N - 1) // N - skipped, 1), 0)
     least = min_tiles + tl.program_id(0)
     longest = tl.maximum(tl.reduce(tiles, 0, tl.standard._elementwise_max), least)
@@ -89,7 +90,7 @@ def plan_splits(
 
 
 @Inlined
-def _tokens_of(work, live, LENS, WORK, window, N: tl.constexpr, SPLIT: tl.constexpr, HAS_WINDOW: tl.constexpr):
+def _tokens_of(work, live, LENS, WORK, window, N: tl.constexpr, SPLIT: tl.constexpr, SPAN: tl.constexpr):
     """Work items: row, whether there is one, its context, first token and end of the part, splits of the row."""
     if SPLIT:
         row = tl.load(WORK + work * 4, mask=live, other=-1)
@@ -104,8 +105,8 @@ def _tokens_of(work, live, LENS, WORK, window, N: tl.constexpr, SPLIT: tl.conste
         context = tl.load(LENS + row, mask=live, other=0)
         stop = context
         start = context * 0
-        if HAS_WINDOW:
-            start = tl.maximum(context - window, 0) // N * N
+        if SPAN:
+            start = first_seen(context - 1, window, SPAN) // N * N
         splits = context * 0 + 1
     return row, live, context, start, stop, splits
 
@@ -170,7 +171,7 @@ def decode(
     D: tl.constexpr,
     ITEMS: tl.constexpr,
     SPLIT: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    SPAN: tl.constexpr,
     HAS_CAP: tl.constexpr,
     STORED: tl.constexpr,  # 0: q's dtype. 1: e4m3, decoded by bit moves. 2: by the chip. 3: int8, a scale a token, head
     UPCAST: tl.constexpr,  # the interpreter's bfloat16 arithmetic works on raw bits: compute in float32 there
@@ -187,11 +188,11 @@ def decode(
     kv_head = item // HEAD_BLOCKS % NUM_KV_HEADS
     first_head = item % HEAD_BLOCKS * M
     work = item // (HEAD_BLOCKS * NUM_KV_HEADS)
-    row, live, context, start, stop, splits = _tokens_of(work, live, LENS, WORK, window, N, SPLIT, HAS_WINDOW)
+    row, live, context, start, stop, splits = _tokens_of(work, live, LENS, WORK, window, N, SPLIT, SPAN)
     lowest = start
     origin = context * 0
-    if HAS_WINDOW:
-        origin = tl.maximum(context - window, 0)
+    if SPAN:
+        origin = first_seen(context - 1, window, SPAN)
         lowest = tl.maximum(origin, start)
     # Conditions on an item become numbers of heads: the interpreter makes integers of a scalar comparison's broadcast.
     own_heads = tl.where(live, GROUP, 0)

@@ -136,10 +136,17 @@ def feature_constants(spec: AttentionSpec, arch: ArchConfig | None) -> dict[str,
         "R": max(next_power(spec.head_dim - spec.value_dim), 16),
         "LATENT": spec.latent_dim is not None,
         "PAGE": spec.block_size,
-        "HAS_WINDOW": spec.sliding_window is not None,
+        "SPAN": span(spec)[0],
         "HAS_CAP": spec.soft_cap is not None,
         "STORED": _stored(spec, arch),
     }
+
+
+def span(spec: AttentionSpec) -> tuple[int, int]:
+    """What a query sees, as `tiles.first_seen` takes it: 0, all; 1, a window; 2, its chunk; and the tokens of these."""
+    if spec.attention_chunk is not None:
+        return 2, spec.attention_chunk
+    return int(spec.sliding_window is not None), spec.sliding_window or 0
 
 
 def _stored(spec: AttentionSpec, arch: ArchConfig | None) -> int:

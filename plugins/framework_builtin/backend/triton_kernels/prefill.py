@@ -16,6 +16,7 @@ import triton.language as tl
 from framework_builtin.backend.triton_kernels.tiles import (
     Inlined,
     as_queries,
+    first_seen,
     int8_values,
     page_and_slot,
     rope_scores,
@@ -38,16 +39,16 @@ def _row_of(tile, base, STARTS, first_row, num_rows, num_steps, BLOCK_Q: tl.cons
 
 
 @Inlined
-def _plain_tokens(first_position, stop, window, N: tl.constexpr, HAS_WINDOW: tl.constexpr):
+def _plain_tokens(first_position, stop, window, N: tl.constexpr, SPAN: tl.constexpr):
     """The first token that a tile of queries reads, and where tiles end that every query sees whole: no mask is needed.
 
-    A window needs masks throughout.
+    A window or a chunk needs masks throughout.
     """
     start = stop * 0
-    if HAS_WINDOW:
-        start = tl.maximum(first_position - window + 1, 0) // N * N
+    if SPAN:
+        start = first_seen(first_position, window, SPAN) // N * N
     plain_stop = start
-    if not HAS_WINDOW:
+    if not SPAN:
         plain_stop = tl.maximum(first_position + 1, 0) // N * N
     return start, plain_stop
 
@@ -103,7 +104,7 @@ def prefill(
     M: tl.constexpr,
     N: tl.constexpr,
     D: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    SPAN: tl.constexpr,
     HAS_CAP: tl.constexpr,
     STORED: tl.constexpr,  # as in decode
     UPCAST: tl.constexpr,
@@ -163,7 +164,7 @@ def prefill(
 
     first_position = context - num_queries + index * BLOCK_Q
     stop = tl.minimum(context, first_position + BLOCK_Q)
-    start, plain_stop = _plain_tokens(first_position, stop, window, N, HAS_WINDOW)
+    start, plain_stop = _plain_tokens(first_position, stop, window, N, SPAN)
     if PART is not None:
         start = tl.maximum(start, tl.program_id(2) * split_len)
         stop = tl.minimum(stop, (tl.program_id(2) + 1) * split_len)
@@ -215,8 +216,8 @@ def prefill(
                 score = score + slope[:, None] * (position[None, :] - query_position[:, None]).to(tl.float32)
             if phase == 1:
                 seen = position[None, :] <= query_position[:, None]
-                if HAS_WINDOW:
-                    seen = seen & (position[None, :] > query_position[:, None] - window)
+                if SPAN:
+                    seen = seen & (position[None, :] >= first_seen(query_position, window, SPAN)[:, None])
                 score = tl.where(seen & inside[None, :], score, float("-inf"))
             new_top = tl.maximum(top, tl.reduce(score, 1, tl.standard._elementwise_max))
             finite = new_top

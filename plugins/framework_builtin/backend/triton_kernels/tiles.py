@@ -20,6 +20,17 @@ class Inlined(JITFunction):
 
 
 @Inlined
+def first_seen(position, window, SPAN: tl.constexpr):
+    """The first token that a query at this position reads: SPAN 0, all; 1, a window; 2, chunks of `window` tokens."""
+    first = position * 0
+    if SPAN == 1:
+        first = tl.maximum(position - window + 1, 0)
+    if SPAN == 2:
+        first = tl.maximum(position, 0) // window * window
+    return first
+
+
+@Inlined
 def page_and_slot(
     table,  # pointer to the row's page ids; (I, 1) of them where BY_TILE is not set
     tile,  # first token of the tile

@@ -58,7 +58,9 @@ class Variant:
         spec = self.spec
         stored = f"+{spec.kv_dtype}" if spec.kv_dtype else ""
         group = spec.num_heads // spec.num_kv_heads
-        extras = [name for name in ("sliding_window", "soft_cap", "sinks", "alibi") if getattr(spec, name)]
+        extras = [
+            name for name in ("sliding_window", "attention_chunk", "soft_cap", "sinks", "alibi") if getattr(spec, name)
+        ]
         extras += [name for name, on in (("lse", self.lse), ("unsplit", not self.split)) if on]
         extras += [f"rope_{self.rope}"] if self.rope else []
         extras += [spec.layout] if spec.layout != "NHD" else []

@@ -81,6 +81,7 @@ def test_the_kernels_keep_the_backends_contract(check: Any, name: str) -> None:
     "changes",
     [
         {"sinks": True, "sliding_window": 17, "alibi": True, "soft_cap": 2.0},
+        {"attention_chunk": 17},
         {"sinks": True},
         {"head_dim": 46, "block_size": 3, "layout": "HND"},
         {"dtype": "float16", "block_size": 32},
