@@ -57,6 +57,8 @@ class Mamba2(LinearAttention):
         return q, k, x.reshape(len(x), -1, config.value_dim)
 
     def targets(self) -> Targets:
+        assert self.convolution_bias is not None
+        assert self.skip is not None
         return {
             "self_attn.in_proj.weight": self.inputs,
             "self_attn.conv1d.weight": self.convolution,
