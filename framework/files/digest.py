@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from framework.errors import RunDirectoryError
-from framework.files.lines import require_file
+from framework.files.jsonl import require_file
 
 _UNSETTLED_NS = 2_000_000_000
 """A file changed so short a time ago can change again and keep its time, which file systems count in up to 2 s."""

@@ -1,24 +1,20 @@
-"""JSON lines, strictly: one object a line, numbers finite, every fault named by file and line."""
+"""JSON as it is written, numbers finite, and files of one JSON document."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import warnings
-from collections.abc import Iterator, Mapping
+import os
+import stat
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from framework.errors import FrameworkError, InvalidArgument, RunDirectoryError
-from framework.files.lines import raw_lines, require_file
+from framework.errors import FrameworkError, InvalidArgument
 
 JsonObject = dict[str, Any]
-
-
-class PartialLineWarning(UserWarning):
-    """The last line of a result file was cut off in the middle, as a killed run leaves it, and was left out."""
 
 
 def to_plain(value: Any) -> Any:
@@ -78,41 +74,17 @@ def json_text(value: Any, **style: Any) -> str:
     return text
 
 
-def iter_lines(path: Path, error: type[FrameworkError]) -> Iterator[tuple[int, str]]:
-    """(line number from 1, text without its line end) of a UTF-8 file; see `raw_lines`.
+def require_file(path: str | Path, error: type[FrameworkError]) -> None:
+    """Refuse as an input what has no end, or none that would come: a pipe, a socket, a device.
 
     Raises:
-        error: missing or unreadable file, or bytes that are no UTF-8, naming file and line.
+        error: it is one; names it.
+        OSError: nothing is there.
     """
-    for number, raw in raw_lines(path, error):
-        yield number, _decoded(path, number, raw, error).rstrip("\r\n")
-
-
-def iter_objects(
-    path: Path, error: type[FrameworkError], *, file: IO[bytes] | None = None, drop_partial_last: bool = False
-) -> Iterator[tuple[int, JsonObject]]:
-    """(line number from 1, object) of a JSON-lines file. Blank lines are skipped.
-
-    Args:
-        path: plain, gzip or zstandard.
-        error: the type to raise.
-        file: read from this instead, such as an archive's member; then `path` only names it in errors.
-        drop_partial_last: a last line without a line end that does not parse is left out with a PartialLineWarning,
-            as a killed writer leaves it; else it is an error like any other.
-
-    Raises:
-        error: any other line that is no JSON object, holds NaN or infinity, or repeats a key; names file and line.
-    """
-    for number, raw in raw_lines(path, error, file):
-        cut = not raw.endswith(b"\n")
-        try:
-            text = _decoded(path, number, raw, error).strip()
-            if text:
-                yield number, _parsed(path, number, text, error)
-        except error as fault:
-            if not (drop_partial_last and cut):
-                raise
-            warnings.warn(f"{fault}; it is the cut-off last line, and is left out", PartialLineWarning, stacklevel=2)
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        kind = "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
+        raise error(f"{path}: is a {kind}, which may have no end and cannot be read twice; give a file")
 
 
 def read_object(path: str | Path, error: type[FrameworkError]) -> JsonObject:
@@ -131,41 +103,3 @@ def read_object(path: str | Path, error: type[FrameworkError]) -> JsonObject:
     if not isinstance(value, dict):
         raise error(f"{path} holds {type(value).__name__}, not a JSON object")
     return value
-
-
-def read_jsonl(path: str | Path) -> list[JsonObject]:
-    """The objects of a run's JSON-lines file; a cut-off last line is left out with a PartialLineWarning.
-
-    Raises:
-        RunDirectoryError: the file cannot be read, or another line is damaged; names file and line.
-    """
-    return [record for _, record in iter_objects(Path(path), RunDirectoryError, drop_partial_last=True)]
-
-
-def _decoded(path: Path, number: int, raw: bytes, error: type[FrameworkError]) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as fault:
-        raise error(f"{path}:{number}: not UTF-8 at byte {fault.start} of the line: {fault.reason}") from fault
-
-
-def _parsed(path: Path, number: int, text: str, error: type[FrameworkError]) -> JsonObject:
-    try:
-        value = json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as fault:
-        raise error(f"{path}:{number}: not a JSON object: {fault}") from fault
-    if not isinstance(value, dict):
-        raise error(f"{path}:{number}: not a JSON object: found {type(value).__name__} {text[:40]!r}")
-    return value
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> JsonObject:
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} appears twice")
-    return record
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from framework.errors import FrameworkError, RunDirectoryError, shown
-from framework.files.jsonl import JsonObject, iter_objects
+from framework.files.jsonl import JsonObject
 from framework.results.console import Table
 from framework.results.layout import REQUESTS, RESULT
 from framework.results.reading import read_result
+from framework_builtin.lines import iter_objects
 from framework_explain.account import HIT, OUTCOMES, REGRET, Account, Evictions, key_of
 
 if TYPE_CHECKING:

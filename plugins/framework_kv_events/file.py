@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from framework.errors import WorkloadError
-from framework.files.lines import first_lines, read_lines
+from framework_builtin.lines import first_lines, read_lines
 from framework_builtin.trace.format import FieldError
 from framework_kv_events.schema import Event, Numbered, as_map, from_array
 

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from framework.engine.executors.replay import StepCosts
 from framework.errors import ConfigError, WorkloadError
 from framework.files.atomic import require_new, write_json
-from framework.files.jsonl import iter_objects
 from framework.interfaces.command import Command
+from framework_builtin.lines import iter_objects
 
 Floats = npt.NDArray[np.float64]
 

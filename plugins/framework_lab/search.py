@@ -28,8 +28,7 @@ from framework.commands import run_command
 from framework.config.check import check_below
 from framework.errors import ConfigError, FrameworkError, did_you_mean
 from framework.files.atomic import is_disk_failure, no_empty_folders
-from framework.files.jsonl import iter_objects
-from framework.files.lines import require_file
+from framework.files.jsonl import require_file
 from framework.files.lock import Lock
 from framework.files.secrets import masked
 from framework.interfaces.command import Command
@@ -38,6 +37,7 @@ from framework.results.layout import JOURNAL, LOCK
 from framework.results.reading import read_result, what_went_wrong
 from framework.sweep.identity import digest, digest_of, identity, inputs
 from framework.sweep.job import JobDone, begin, fail, folder_name, is_done, require_sweep_folder
+from framework_builtin.lines import iter_objects
 from framework_report.trials import Trial, Trials, write_trials
 
 _CHECKED = ("allocator", "eviction", "hash", "backend")

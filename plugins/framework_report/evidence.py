@@ -31,10 +31,10 @@ from statistics import fmean
 import numpy as np
 
 from framework.errors import FrameworkError
-from framework.files.jsonl import iter_objects
 from framework.results.catalogue import is_wall_time
 from framework.results.layout import REQUESTS
 from framework.results.metric import is_number
+from framework_builtin.lines import iter_objects
 from framework_report.records import Run
 from framework_report.settings import Value
 from framework_report.statistics import (

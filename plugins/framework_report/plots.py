@@ -9,9 +9,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from framework import registry
-from framework.files.jsonl import read_jsonl
 from framework.results.catalogue import title
 from framework.results.metric import is_number
+from framework_builtin.lines import read_jsonl
 from framework_report.columns import Column, column, column_of_differences
 from framework_report.figures import (
     block_map,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError, RunDirectoryError, Unsupported
-from framework.files.jsonl import JsonObject, read_jsonl
+from framework.files.jsonl import JsonObject
 from framework.results.layout import CONFIG, FAILURE, JOB, METRICS, PROVENANCE, RESULT, files_of_a_run
 from framework.results.metric import is_number
 from framework.results.reading import (
@@ -20,6 +20,7 @@ from framework.results.reading import (
     status_at_the_end,
     what_went_wrong,
 )
+from framework_builtin.lines import read_jsonl
 from framework_report.settings import Value, settings_of
 
 

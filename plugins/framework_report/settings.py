@@ -9,7 +9,7 @@ from typing import Any
 
 from framework import registry
 from framework.errors import FrameworkError, RunDirectoryError
-from framework.files.lines import require_file
+from framework.files.jsonl import require_file
 from framework.results.layout import CONFIG
 
 Value = str | int | float | bool | None

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import orjson
 
 from framework.errors import WorkloadError
-from framework.files.lines import open_bytes
 from framework.interfaces.workload import Namespace, WorkloadRequest
+from framework_builtin.lines import open_bytes
 from framework_builtin.trace.format import (
     BlockNames,
     FieldError,

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from framework.errors import WorkloadError
-from framework.files.lines import read_lines
 from framework.interfaces.workload import WorkloadRequest, name_blocks
 from framework.types import TokenArray
+from framework_builtin.lines import read_lines
 from framework_builtin.trace.format import (
     FieldError,
     JsonLinesReader,

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from framework.errors import WorkloadError
-from framework.files.lines import read_lines
+from framework_builtin.lines import read_lines
 from framework_builtin.trace.format import FieldError
 from framework_traces.private import LiveRequest, PrivateTrace
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from framework.errors import WorkloadError
-from framework.files.lines import first_lines
 from framework.interfaces.workload import BlockIdArray, WorkloadRequest
+from framework_builtin.lines import first_lines
 from framework_builtin.trace.format import (
     BlockNames,
     FieldError,

@@ -13,8 +13,8 @@ import orjson
 
 from framework.errors import InvalidArgument, WorkloadError
 from framework.files.atomic import beside
-from framework.files.lines import PARQUET_HEADER
 from framework.interfaces.workload import WorkloadRequest
+from framework_builtin.lines import PARQUET_HEADER
 from framework_builtin.trace.own_format import DEFAULT_BLOCK_TOKENS, FORMAT, VERSION
 
 

@@ -13,11 +13,12 @@ from typing import Any, Literal, cast
 from urllib.parse import urlparse
 
 from framework import registry
-from framework.files.jsonl import read_jsonl, to_plain
+from framework.files.jsonl import to_plain
 from framework.interfaces.tracker import RunLabel, Tracker
 from framework.results.catalogue import find
 from framework.results.layout import CONFIG, EVENTS, METRICS, PROVENANCE, REQUESTS, RESULT
 from framework.tracking.tracker import TrackerWarning
+from framework_builtin.lines import read_jsonl
 
 _ID = "wandb-id"
 INIT_TIMEOUT_S = 15.0

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from processes import Command
 
-from framework.files.jsonl import read_jsonl
 from framework.results.reading import read_result
+from framework_builtin.lines import read_jsonl
 from framework_testing.checkpoints import make_checkpoint
 
 SMALL = ("workload.num_requests=6", "workload.output_tokens=4", "workload.prefix_tokens=32", "run.check_requests=2")

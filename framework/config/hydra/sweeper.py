@@ -35,7 +35,7 @@ from framework.config.check import check_below
 from framework.config.hydra.compose import HYDRA_ERRORS, checked, refusal, without_hydra
 from framework.config.hydra.overrides import normalise, quote, unquote
 from framework.errors import ConfigError, FrameworkError
-from framework.files.lines import read_once
+from framework.files.once import read_once
 from framework.files.secrets import masked
 from framework.results.layout import RESULT, SWEEP
 from framework.sweep.identity import Repeats, identity

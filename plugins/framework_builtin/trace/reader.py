@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 from framework import registry
 from framework.errors import InvalidArgument, UnknownPlugin, WorkloadError, plugin_note
-from framework.files.lines import first_lines, kept, read_lines
+from framework.files.once import kept
 from framework.guard.boundary import Guard, construct, is_count
 from framework.interfaces.workload import WorkloadRequest
 from framework.registry.culprit import named
+from framework_builtin.lines import first_lines, read_lines
 from framework_builtin.trace.format import MAX_TOKENS, PER_SECOND, FieldError, Line, Record, TraceReader
 
 OnError = Literal["raise", "skip"]

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from framework.errors import FrameworkError, WorkloadError
-from framework.files.lines import read_lines
 from framework.interfaces.workload import (
     Candidates,
     Namespace,
@@ -30,6 +29,7 @@ from framework.interfaces.workload import (
 )
 from framework.replay.items import FORMAT, VERSION
 from framework.types import TokenArray
+from framework_builtin.lines import read_lines
 from framework_builtin.trace.format import (
     FieldError,
     HeadedReader,

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from framework.errors import ConfigError, FrameworkError, WorkloadError, did_you_mean, listing
-from framework.files.jsonl import JsonObject, iter_lines, iter_objects
-from framework.files.lines import first_lines, require_file
+from framework.files.jsonl import JsonObject, require_file
 from framework.interfaces.workload import Message, Namespace, Sampling, Workload, WorkloadRequest
 from framework.types import TokenArray
+from framework_builtin.lines import first_lines, iter_lines, iter_objects
 from framework_builtin.trace.format import FieldError, contents, facts_of, integer, integers, number, text
 
 _PROMPT = ("prompt", "messages", "tokens")

@@ -15,7 +15,6 @@ from rich.console import Console
 
 from framework.config.config import Config
 from framework.engine.executors.checks import default_device, require_backend
-from framework.files.jsonl import read_jsonl
 from framework.interfaces.mode import OnBegin
 from framework.modes.session import Session
 from framework.registry.components import build_component
@@ -23,6 +22,7 @@ from framework.results.console import Table, new_console, print_table
 from framework.results.layout import RESULT
 from framework.results.metric import in_scale
 from framework.results.reading import read_json
+from framework_builtin.lines import read_jsonl
 from framework_testing.kernel.cells import for_device
 from framework_testing.kernel.grid import Grid
 from framework_testing.kernel.options import KernelOptions

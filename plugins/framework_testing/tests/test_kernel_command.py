@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from processes import Command
 
-from framework.files.jsonl import read_jsonl
+from framework_builtin.lines import read_jsonl
 from framework_testing.kernel import bench
 
 TINY = (

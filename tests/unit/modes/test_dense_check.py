@@ -14,13 +14,13 @@ from fake_engines import make_llm
 
 from framework import api
 from framework.errors import InvalidArgument, PluginError, RankError
-from framework.files.jsonl import read_jsonl
 from framework.interfaces.backend import Capabilities, DenseBackend, Loss
 from framework.modes import dense_check
 from framework.modes.dense_check import measure_loss
 from framework.results.reading import read_result
 from framework.sampling import Sampling
 from framework_builtin.backend.torch import TorchBackend
+from framework_builtin.lines import read_jsonl
 
 PROMPTS = [[1, 2, 3, 4, 5], [9, 8, 7], [5] * 20]
 

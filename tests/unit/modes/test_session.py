@@ -14,10 +14,10 @@ from synthetic_workloads import mooncake
 
 from framework import api
 from framework.errors import ConfigError, FrameworkError
-from framework.files.jsonl import read_jsonl
 from framework.interfaces.tracker import RunLabel, Tracker
 from framework.modes import session as sessions
 from framework.results.reading import read_result, what_went_wrong
+from framework_builtin.lines import read_jsonl
 
 SERVE: dict[str, Any] = {
     "workload": {"name": "chat", "num_requests": 3, "output_tokens": 3},

@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 from framework.errors import ConfigError, RunDirectoryError, RunDirectoryInUse
-from framework.files.jsonl import PartialLineWarning, read_jsonl
 from framework.files.lock import Lock
 from framework.results.reading import read_result
 from framework.tracking.provenance import collect_provenance
 from framework.tracking.run_directory import RunDirectory
+from framework_builtin.lines import PartialLineWarning, read_jsonl
 
 HOLD = """
 import sys, time

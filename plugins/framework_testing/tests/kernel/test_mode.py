@@ -10,10 +10,10 @@ import pytest
 
 from framework.api import run
 from framework.errors import ConfigError, TimedOut
-from framework.files.jsonl import read_jsonl
 from framework.interfaces.backend import AttentionSpec
 from framework.results.reading import read_result
 from framework_builtin.backend.torch import TorchBackend
+from framework_builtin.lines import read_jsonl
 from framework_testing.kernel import bench as benches
 from framework_testing.kernel import grid as gates
 from framework_testing.kernel import grid as grids

@@ -1,19 +1,23 @@
-"""The lines of a file, plain, gzip or zstandard, or the rows of a Parquet file as lines of JSON, one at a time."""
+"""The lines of a file, plain, gzip or zstandard, or the rows of a Parquet file as lines of JSON, one at a time.
+
+JSON lines are read strictly: one object a line, numbers finite, every fault named by file and line.
+"""
 
 from __future__ import annotations
 
 import gzip
 import io
-import os
-import stat
+import json
+import warnings
 import zlib
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, cast
 
-from framework.errors import FrameworkError, WorkloadError
+from framework.errors import FrameworkError, RunDirectoryError, WorkloadError
+from framework.files.jsonl import JsonObject, require_file
 
 MAX_LINE_BYTES = 64 * 2**20
 """A longer line is taken for damage, so that memory stays bounded whatever the file holds."""
@@ -26,29 +30,9 @@ PARQUET_HEADER = b"first_line"
 _ROWS = 512
 """Rows of a Parquet file that are decoded at once."""
 
-T = TypeVar("T")
-_KEPT: list[dict[Hashable, list[Any]]] = []
 
-
-@contextmanager
-def read_once() -> Iterator[None]:
-    """Within it this process reads each file once that is read through `kept`, and keeps what it read in memory."""
-    _KEPT.append({})
-    try:
-        yield
-    finally:
-        _KEPT.pop()
-
-
-def kept(path: Path, read_as: Hashable, read: Callable[[], Iterator[T]]) -> Iterator[T]:
-    """What `read` yields of the file; within `read_once`, what it yielded when the file was first read as `read_as`."""
-    if not _KEPT:
-        return read()
-    stat = path.stat()
-    key = path.resolve(), stat.st_mtime_ns, stat.st_size, read_as
-    if key not in _KEPT[-1]:
-        _KEPT[-1][key] = list(read())
-    return iter(_KEPT[-1][key])
+class PartialLineWarning(UserWarning):
+    """The last line of a result file was cut off in the middle, as a killed run leaves it, and was left out."""
 
 
 def open_bytes(path: str | Path, error: type[FrameworkError] = WorkloadError) -> IO[bytes]:
@@ -74,19 +58,6 @@ def open_bytes(path: str | Path, error: type[FrameworkError] = WorkloadError) ->
     except ImportError:
         raise error(f"{path}: zstandard content; `pip install zstandard` to read it") from None
     return io.BufferedReader(_Zstandard(Path(path), zstandard.ZstdDecompressor().decompressobj))
-
-
-def require_file(path: str | Path, error: type[FrameworkError]) -> None:
-    """Refuse as an input what has no end, or none that would come: a pipe, a socket, a device.
-
-    Raises:
-        error: it is one; names it.
-        OSError: nothing is there.
-    """
-    mode = os.stat(path).st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        kind = "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
-        raise error(f"{path}: is a {kind}, which may have no end and cannot be read twice; give a file")
 
 
 class _Zstandard(io.RawIOBase):
@@ -213,3 +184,78 @@ def _values(column: Any) -> Iterable[Any]:
     values, ends = column.values.to_numpy(), column.offsets.to_numpy().tolist()
     valid = column.is_valid().to_pylist()
     return (values[start:end] if there else None for start, end, there in zip(ends, ends[1:], valid, strict=False))
+
+
+def iter_lines(path: Path, error: type[FrameworkError]) -> Iterator[tuple[int, str]]:
+    """(line number from 1, text without its line end) of a UTF-8 file; see `raw_lines`.
+
+    Raises:
+        error: missing or unreadable file, or bytes that are no UTF-8, naming file and line.
+    """
+    for number, raw in raw_lines(path, error):
+        yield number, _decoded(path, number, raw, error).rstrip("\r\n")
+
+
+def iter_objects(
+    path: Path, error: type[FrameworkError], *, file: IO[bytes] | None = None, drop_partial_last: bool = False
+) -> Iterator[tuple[int, JsonObject]]:
+    """(line number from 1, object) of a JSON-lines file. Blank lines are skipped.
+
+    Args:
+        path: plain, gzip or zstandard.
+        error: the type to raise.
+        file: read from this instead, such as an archive's member; then `path` only names it in errors.
+        drop_partial_last: a last line without a line end that does not parse is left out with a PartialLineWarning,
+            as a killed writer leaves it; else it is an error like any other.
+
+    Raises:
+        error: any other line that is no JSON object, holds NaN or infinity, or repeats a key; names file and line.
+    """
+    for number, raw in raw_lines(path, error, file):
+        cut = not raw.endswith(b"\n")
+        try:
+            text = _decoded(path, number, raw, error).strip()
+            if text:
+                yield number, _parsed(path, number, text, error)
+        except error as fault:
+            if not (drop_partial_last and cut):
+                raise
+            warnings.warn(f"{fault}; it is the cut-off last line, and is left out", PartialLineWarning, stacklevel=2)
+
+
+def read_jsonl(path: str | Path) -> list[JsonObject]:
+    """The objects of a run's JSON-lines file; a cut-off last line is left out with a PartialLineWarning.
+
+    Raises:
+        RunDirectoryError: the file cannot be read, or another line is damaged; names file and line.
+    """
+    return [record for _, record in iter_objects(Path(path), RunDirectoryError, drop_partial_last=True)]
+
+
+def _decoded(path: Path, number: int, raw: bytes, error: type[FrameworkError]) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as fault:
+        raise error(f"{path}:{number}: not UTF-8 at byte {fault.start} of the line: {fault.reason}") from fault
+
+
+def _parsed(path: Path, number: int, text: str, error: type[FrameworkError]) -> JsonObject:
+    try:
+        value = json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as fault:
+        raise error(f"{path}:{number}: not a JSON object: {fault}") from fault
+    if not isinstance(value, dict):
+        raise error(f"{path}:{number}: not a JSON object: found {type(value).__name__} {text[:40]!r}")
+    return value
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> JsonObject:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} appears twice")
+    return record
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
