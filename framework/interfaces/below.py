@@ -236,10 +236,6 @@ class EngineBelow:
             return True
         return False
 
-    def holding(self) -> SequenceOf[Sequence]:
-        """The sequences that hold a table and no row."""
-        return ()
-
     # Facts, and the end
 
     def check(self, *, settle: bool = False) -> None:

@@ -8,7 +8,7 @@ decodes. A request's blocks are so in a table of each while a link copies them.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -248,9 +248,6 @@ class Receiver(Side):
     def holds(self) -> list[Handoff]:
         """All that it reads, or is to read."""
         return [*self.coming.values(), *self.loading, *(handoff for handoff, _ in self._dropped)]
-
-    def holding(self) -> Sequence[EngineSequence]:
-        return [one.target for one in self.holds() if one.target is not None] + [seq for seq, _ in self.ready]
 
     def check(self, *, settle: bool = False) -> None:
         self.poll()

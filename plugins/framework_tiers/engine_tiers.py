@@ -342,6 +342,7 @@ class EngineTiers(EngineBelow):
             transfers.wait(until)
 
     def holding(self) -> list[Sequence]:
+        """The sequences that hold a table and no row."""
         return [load.seq for load in self.loading.values()] + [seq for seq, _ in self.ready]
 
     def close(self, *, drain: bool) -> None:
