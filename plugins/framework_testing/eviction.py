@@ -112,7 +112,7 @@ class Cache:
     def __init__(self, policy: EvictionPolicy, num_blocks: int, labels: str = "", *, in_turns: bool = False) -> None:
         self.policy, self.num_blocks, self._labels = policy, num_blocks, labels
         self.history: list[str] = []
-        self.evictions: list[int] = []
+        self.evictions: list[BlockId] = []
         self.contents_evicted: list[Path] = []
         self.running: list[tuple[list[int], RequestFacts]] = []
         self._paths: dict[BlockHash, Path] = {}
@@ -178,7 +178,7 @@ class Cache:
     def evict(self, count: int = 1) -> None:
         """Evict what the policy names, all at once as an allocator does."""
         for block in self.call(lambda: self.host.victims(count)):
-            self.evictions.append(block)
+            self.evictions.append(BlockId(block))
             self.contents_evicted.append(self._paths[self.pool.block_hash[block]])  # type: ignore[index]
             self.cache.give_up(block)
 
@@ -273,7 +273,7 @@ def _played(cache: Cache, history: list[Step]) -> Cache:
     return cache
 
 
-def evictions_of(policy: EvictionPolicy, history: list[Step], num_blocks: int) -> list[int]:
+def evictions_of(policy: EvictionPolicy, history: list[Step], num_blocks: int) -> list[BlockId]:
     """What this policy evicts, in order, over a history and the drain after it."""
     return _played(Cache(policy, num_blocks), history).evictions
 
