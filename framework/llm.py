@@ -179,7 +179,6 @@ class LLM:
             "several ranks, over which recurrent layers are not divided": self.model.ranks is not None and states,
             f"{name}, whose blocks are parts of pages: those of a layer lie apart": memory.splits_pages,
             f"states in the equal pages of {name}: they have another type than K and V": states and memory.equal_pages,
-            "compilation (engine.compile), to which a recurrence's output has no shape": options.compile and states,
             "a policy that is an object: each pool has its own": not memory.equal_pages
             and not isinstance(self._components[1], (str, Mapping, type)),
         }

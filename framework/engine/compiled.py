@@ -43,11 +43,14 @@ def compiled_forward(decoder: Decoder) -> Callable[..., Any]:
 
 
 def opaque_attention(owner: Any) -> Attention:
-    """`owner.attend`, an Attention, behind a registered operator, which does not keep it alive."""
+    """`owner.attend`, an Attention, behind a registered operator, which does not keep it alive.
+
+    `owner.widths` has the shape of a token's result of layers that do not attend.
+    """
     operator, number = _operator("attend"), _number_of(owner)
 
-    def through(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        found: Tensor = operator(q, k, v, layer, number)
+    def through(layer: int, *inputs: Tensor) -> Tensor:
+        found: Tensor = operator([*inputs], layer, number)
         return found
 
     return through
@@ -73,9 +76,11 @@ def _number_of(owner: Any) -> int:
 
 _WORK: dict[str, tuple[str, Callable[..., Any], Callable[..., Tensor]]] = {
     "attend": (
-        "(Tensor q, Tensor k, Tensor v, int layer, int number) -> Tensor",
-        lambda q, k, v, layer, number: _OWNERS[number].attend(layer, q, k, v),
-        lambda q, k, v, layer, number: q.new_empty(*q.shape[:2], v.shape[-1]),
+        "(Tensor[] inputs, int layer, int number) -> Tensor",
+        lambda inputs, layer, number: _OWNERS[number].attend(layer, *inputs),
+        lambda inputs, layer, number: inputs[0].new_empty(
+            len(inputs[0]), *_OWNERS[number].widths.get(layer, (inputs[0].shape[1], inputs[-1].shape[-1]))
+        ),
     ),
     "sum": (
         "(Tensor x, int number) -> Tensor",

@@ -26,6 +26,7 @@ from framework.interfaces.backend import AttentionBackend, Batch, LayerKV, Rope
 from framework.interfaces.compression import LayerCache
 from framework.model import sampler
 from framework.model.decoder import Attention, Decoder
+from framework.model.layers import Recurrence
 from framework.types import BlockCopy
 
 
@@ -45,6 +46,7 @@ class ModelExecutor(Executor):
         graphs: the captured decode steps, None without `capture`.
         graphs_off: why there are none.
         num_eager_steps: steps that were not replayed, since the clock was restarted.
+        widths: of compiled recurrent layers the shape of a token's result.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class ModelExecutor(Executor):
         self.graphs: DecodeGraphs | None = None
         self.graphs_off = ""
         self.num_eager_steps = 0
+        self.widths: dict[int, tuple[int, ...]] = {}
         self._listener: Callable[[int, Tensor], Any] | None = None
         self._forward: Callable[..., Any] = decoder
         self._attention: Attention = self.attend
@@ -103,8 +106,24 @@ class ModelExecutor(Executor):
             raise ConfigError(
                 f"engine.compile=true cannot be with a model over {self.decoder.shard.size} ranks that are not joined"
             )
+        for layer in self.decoder.config.state_layers:
+            self._note_width(layer)
         self._attention = opaque_attention(self)
         self._forward = compiled_forward(self.decoder)
+
+    @torch.inference_mode()
+    def _note_width(self, layer: int) -> None:
+        """The shape of what a recurrent layer hands on of a token: of one that comes first."""
+        mixer = self.decoder.mixer(layer)
+        assert isinstance(mixer, Recurrence)
+
+        def attend(*inputs: Tensor) -> Tensor:
+            out, _ = mixer.step(*inputs, state=tuple(part[None] for part in mixer.zero_state(self.device)))
+            self.widths[layer] = tuple(out.shape[1:])
+            return out
+
+        hidden = torch.zeros(1, self.decoder.config.hidden_size, dtype=self.decoder.dtype, device=self.device)
+        mixer(hidden, None, attend)
 
     def summary(self) -> dict[str, Any]:
         graphs, sparse = self.graphs, self.sparse
