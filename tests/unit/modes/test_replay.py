@@ -190,8 +190,10 @@ def test_a_trace_in_steps_meets_in_flight_what_met_there_whatever_a_step_takes(t
         result = replayed(tmp_path, Path("unused"), allocator={"name": "prefix_cow"}, **parts)
         assert _hits(tmp_path / "out") == live, f"at {step_s} s a step"
         assert "wall_steps" in result, sorted(result)
-    with pytest.raises(ConfigError, match="arrivals in steps"):
-        replayed(tmp_path, tmp_path / "served/recording.jsonl", "roofline", **small)
+    for name in ("trace", "recording"):
+        workload = {"name": name, "path": str(tmp_path / "served/recording.jsonl")}
+        with pytest.raises(ConfigError, match="arrivals in steps"):
+            replayed(tmp_path, Path("unused"), "roofline", **small, workload=workload)
 
 
 def _hits(folder: Path) -> list[int]:
