@@ -449,6 +449,18 @@ def test_an_engine_asks_the_latest_eight_namespaces_what_they_hold() -> None:
         assert row["missed_new_tokens"] == (3 - held) * BLOCK, row
 
 
+def test_placeholders_that_are_there_for_another_image_are_another_namespaces() -> None:
+    built = build_allocator("prefix", "lru", "sha256", num_blocks=60, block_size=BLOCK, max_model_len=40, seed=0)
+    explain = Explain(most_contents=100)
+    engine = make_engine(built, FakeExecutor(60, BLOCK, FakeModel()), max_model_len=40, observers=(explain,))
+    for name in ("cat", "dog"):
+        engine.submit([1] * (3 * BLOCK + 1), Sampling(max_tokens=1),
+                      namespace=Namespace(contents=((BLOCK, 2 * BLOCK, name),)))  # fmt: skip
+        engine.run()
+    assert engine.metrics.hit_tokens == BLOCK, "what stands before the image"
+    assert explain.ledger.row(1)["missed_other_namespace_tokens"] == 2 * BLOCK
+
+
 def test_nothing_is_done_for_a_ledger_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     for name in ("__init__", "published", "given_up", "ask", "admit", "leave", "compute", "serve", "names", "others"):

@@ -20,6 +20,7 @@ from framework.interfaces.workload import WorkloadRequest
 from framework.registry.components import build_allocator
 from framework.replay.items import submit
 from framework.sampling import Sampling
+from framework.types import Namespace
 from framework_scheduling.bounds import Make, best_order, most_hits
 
 COSTS = StepCosts(step_s=0.01, row_s=0.001, token_s=0.01, context_s=0.0, pair_s=0.0)
@@ -142,3 +143,8 @@ def test_what_a_search_cannot_take_is_refused() -> None:
         best_order(made_by(), [asked([1] * 70)], "ttft_s")
     with pytest.raises(InvalidArgument, match="token ids"):
         most_hits([WorkloadRequest(input_tokens=8)], 4)
+
+
+def test_placeholders_of_other_images_bound_no_hit() -> None:
+    spaces = [Namespace(contents=((4, 8, name),)) for name in ("cat", "dog", "cat")]
+    assert most_hits([asked([7] * 13, namespace=space) for space in spaces], 4).each == (12, 4, 12)

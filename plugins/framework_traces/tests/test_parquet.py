@@ -13,8 +13,9 @@ import pytest
 from synthetic_workloads import example
 
 from framework import registry
-from framework.errors import WorkloadError
+from framework.errors import InvalidArgument, WorkloadError
 from framework.interfaces.workload import WorkloadRequest
+from framework.types import Namespace
 from framework_builtin.trace import detect_format, open_trace
 from framework_builtin.trace.format import CsvReader
 from framework_traces.writing import write_trace
@@ -79,6 +80,12 @@ def test_our_own_format_is_written_and_read_as_parquet(tmp_path: Path) -> None:
         assert write_trace(path, requests, source="test") == 3
     assert detect_format(rows) == "own"
     assert list(open_trace(rows)) == list(open_trace(lines))
+
+
+def test_contents_are_refused_which_it_has_no_column_for(tmp_path: Path) -> None:
+    request = WorkloadRequest(prompt=np.arange(8), output_tokens=1, namespace=Namespace(contents=((1, 4, "cat"),)))
+    with pytest.raises(InvalidArgument, match="a Parquet file has no column of contents"):
+        write_trace(tmp_path / "t.parquet", [request])
 
 
 def test_times_of_a_parquet_file_are_times(tmp_path: Path) -> None:

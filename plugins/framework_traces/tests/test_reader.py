@@ -295,6 +295,16 @@ def test_the_writer_refuses_what_no_reader_would_take(tmp_path: Path) -> None:
         write_trace(tmp_path / "t.jsonl", [blocks], block_tokens=16)
 
 
+def test_contents_are_written_and_read_and_in_the_names_of_blocks(tmp_path: Path) -> None:
+    space = Namespace(salt="s", contents=((1, 4, "cat"),))
+    request = WorkloadRequest(prompt=np.arange(20), output_tokens=1, namespace=space)
+    write_trace(tmp_path / "t.jsonl", [request])
+    (read,) = open_trace(tmp_path / "t.jsonl")
+    assert read.namespace == space
+    named, plain = (name_blocks(np.arange(20), 16, one).tolist() for one in (space, space.root))
+    assert ids(read) == named != plain
+
+
 def test_real_traces_are_distinguished_by_their_first_line(traces: Path) -> None:
     expected = {
         "mooncake_conversation_trace.jsonl.gz": ("mooncake", 12_031),
