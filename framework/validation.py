@@ -68,22 +68,22 @@ class Options(BaseModel):
 
     def plain(self) -> dict[str, Any]:
         """Key -> value, as YAML and JSON hold them."""
-        found: dict[str, Any] = plain(dict(self))
-        return found
+        values: dict[str, Any] = plain(dict(self))
+        return values
 
 
 def keep_truth(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     """What `check` makes of a value. Pydantic takes true for 1 and 1 for true: both are refused here."""
-    found = check(value)
-    pairs = [(value, found)]
-    if isinstance(value, (list, tuple)) and isinstance(found, (list, tuple)):
-        pairs = list(zip(value, found, strict=True))
+    checked = check(value)
+    pairs = [(value, checked)]
+    if isinstance(value, (list, tuple)) and isinstance(checked, (list, tuple)):
+        pairs = list(zip(value, checked, strict=True))
     for given, taken in pairs:
         if isinstance(given, bool) and isinstance(taken, (int, float)) and not isinstance(taken, bool):
             raise PydanticCustomError("number", "Input should be a number")
         if isinstance(taken, bool) and not isinstance(given, (bool, str)):
             raise PydanticCustomError("truth", "Input should be true or false")
-    return found
+    return checked
 
 
 def check(value: Any, annotation: Any, where: str) -> Any:

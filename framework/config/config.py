@@ -103,11 +103,11 @@ class Config(Options):
         """Each as `{"name": ..., **options}`; none twice."""
         if not isinstance(value, (list, tuple)):
             raise ConfigError(f"observers must be a list, found {shown(value)}; as in observers=[explain]")
-        found = tuple(component("observer", entry).plain() for entry in value)
-        names = [entry["name"] for entry in found]
+        observers = tuple(component("observer", entry).plain() for entry in value)
+        names = [entry["name"] for entry in observers]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"observers names {twice[0]} twice; one is enough")
-        return found
+        return observers
 
     def choices(self) -> dict[str, Choice]:
         """Group -> the component chosen for it."""
@@ -171,8 +171,8 @@ def options_of(group: str) -> list[str]:
 
 def default_settings() -> dict[str, Any]:
     """Every setting that has a default, as YAML holds it: the top level, then the sections."""
-    found = {name: default for name, default in defaults_of(Config).items() if name not in SECTIONS}
-    return found | {name: defaults_of(section) for name, section in SECTIONS.items()}
+    defaults = {name: default for name, default in defaults_of(Config).items() if name not in SECTIONS}
+    return defaults | {name: defaults_of(section) for name, section in SECTIONS.items()}
 
 
 def defaults_of(options: type[Options]) -> dict[str, Any]:

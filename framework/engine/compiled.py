@@ -50,8 +50,8 @@ def opaque_attention(owner: Any) -> Attention:
     operator, number = _operator("attend"), _number_of(owner)
 
     def through(layer: int, *inputs: Tensor) -> Tensor:
-        found: Tensor = operator([*inputs], layer, number)
-        return found
+        attended: Tensor = operator([*inputs], layer, number)
+        return attended
 
     return through
 

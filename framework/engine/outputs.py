@@ -144,9 +144,9 @@ class Outputs:
         if not wanted:
             return {}
         rows = np.array(list(wanted), dtype=np.int64)
-        found = self.state.executor.logprobs(indices[rows], tokens[rows], max(wanted.values()))
+        drawn = self.state.executor.logprobs(indices[rows], tokens[rows], max(wanted.values()))
         logprobs = {}
-        for (i, k), chosen, ids, values in zip(wanted.items(), *found, strict=True):
+        for (i, k), chosen, ids, values in zip(wanted.items(), *drawn, strict=True):
             top = tuple((int(token), float(value)) for token, value in zip(ids[:k], values[:k], strict=True))
             logprobs[i] = TokenLogprobs(float(chosen), top)
         return logprobs

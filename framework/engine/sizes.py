@@ -66,16 +66,16 @@ def longest_sequence(asked: int | None, sizes: Sizes, positions: int, model: str
     return min(limits, key=lambda limit: limit[0])
 
 
-def shortened(asked: int | None, found: int, advice: str, *, what: str = "engine.max_model_len={asked}") -> str:
+def shortened(asked: int | None, longest: int, advice: str, *, what: str = "engine.max_model_len={asked}") -> str:
     """One sentence where the longest sequence is shorter than `asked`; empty where it is not.
 
     Args:
-        found: the longest sequence, tokens; advice: how to raise it; see `longest_sequence`.
+        longest: the longest sequence, tokens; advice: how to raise it; see `longest_sequence`.
         what: that asks for it.
     """
-    if asked is None or found >= asked:
+    if asked is None or longest >= asked:
         return ""
-    return f"{what.format(asked=asked)} is more than can be: the longest sequence is {found} tokens; {advice}"
+    return f"{what.format(asked=asked)} is more than can be: the longest sequence is {longest} tokens; {advice}"
 
 
 def pool_blocks(

@@ -87,8 +87,8 @@ class Staging:
         """`tensor` on the host, in one copy. The only place where a step waits for the device."""
         self.num_fetches += 1
         if not self._cuda:
-            found: npt.NDArray[Any] = tensor.detach().numpy()
-            return found
+            values: npt.NDArray[Any] = tensor.detach().numpy()
+            return values
         tensor = tensor.contiguous()
         size = tensor.numel() * tensor.element_size()
         if len(self._down) < size:

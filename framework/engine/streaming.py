@@ -204,9 +204,9 @@ class RequestStream:
     def _collect(self) -> None:
         rows = self._engine.state.rows
         for seq in sorted(self.request.sequences, key=lambda seq: seq.stream):
-            found = self._sample(seq.stream).take(seq.generated if seq.row < 0 else rows.generated(seq).tolist())
-            if found is not None:
-                self._ready.append(found)
+            text = self._sample(seq.stream).take(seq.generated if seq.row < 0 else rows.generated(seq).tolist())
+            if text is not None:
+                self._ready.append(text)
 
     def _finish(self) -> None:
         self._done = True

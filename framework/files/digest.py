@@ -20,9 +20,9 @@ def sha256_of(path: Path) -> str:
     Raises:
         OSError: it cannot be read, or is a pipe or a device.
     """
-    found = path.stat()
-    settled = time.time_ns() - found.st_mtime_ns > _UNSETTLED_NS
-    return (_sha256 if settled else _sha256.__wrapped__)(path, found.st_ino, found.st_size, found.st_mtime_ns)
+    status = path.stat()
+    settled = time.time_ns() - status.st_mtime_ns > _UNSETTLED_NS
+    return (_sha256 if settled else _sha256.__wrapped__)(path, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=1024)

@@ -207,15 +207,15 @@ class GroupedAllocator(Allocator):
         hit = self._checked(hit, request)
         if request.id in self._runs or not len(tokens):
             return False
-        found = _named(hit)
+        reused = _named(hit)
         for g, group in enumerate(self.groups):
             node = self.memory.pools[g].node
-            if group.kind == "state" and any((g, node[block]) in self._fresh for block in found[g]):
+            if group.kind == "state" and any((g, node[block]) in self._fresh for block in reused[g]):
                 return False  # the state is there once the step is over; as in vLLM also one that is computed again
         needs = self._beyond(hit, self._most(len(tokens), 1))
         if self._runs:
             needs = [need + reserve for need, reserve in zip(needs, self._reserve, strict=True)]
-        return self.memory.fits(needs, found)
+        return self.memory.fits(needs, reused)
 
     def _checked(self, hit: Hit, request: RequestInfo) -> FoundHit:
         """The hit, which is valid now and of this allocator.
@@ -553,18 +553,18 @@ class GroupedAllocator(Allocator):
     def results(self) -> dict[str, Any]:
         """What each kind of group, or `shared` by several, has: bytes, most in use, and cached; by kind, evictions
         and tokens that it shortened hits by, summed over admissions, and the first kind's hit."""
-        found, kinds, pools = Counter[str](), [group.kind for group in self.groups], self.memory.pools
+        counts, kinds, pools = Counter[str](), [group.kind for group in self.groups], self.memory.pools
         for (pool, size), peak in zip(self._pools, self._peaks, strict=True):
             users = {kind for kind, other in zip(kinds, pools, strict=True) if other is pool}
             name = users.pop() if len(users) == 1 else "shared"
             blocks = {"bytes": pool.num_blocks, "peak_used_bytes": peak, "cached_bytes": pool.unreferenced}
-            found.update({f"{name}_{what}": count * size for what, count in blocks.items()})
+            counts.update({f"{name}_{what}": count * size for what, count in blocks.items()})
         for kind, evictions, tokens in zip(kinds, self.memory.evictions, self._lost_tokens, strict=True):
-            found[f"{kind}_evictions"] += evictions
+            counts[f"{kind}_evictions"] += evictions
             if kind != kinds[0]:
-                found[f"{kind}_lost_tokens"] += tokens
-        lost = sum(found[f"{kind}_lost_tokens"] for kind in {*kinds} - {kinds[0]})
-        return {**found, f"{kinds[0]}_hit_tokens": self._hit_tokens + lost}
+                counts[f"{kind}_lost_tokens"] += tokens
+        lost = sum(counts[f"{kind}_lost_tokens"] for kind in {*kinds} - {kinds[0]})
+        return {**counts, f"{kinds[0]}_hit_tokens": self._hit_tokens + lost}
 
     def check(self) -> None:
         faults = []

@@ -194,13 +194,13 @@ class Memory(ABC):
     def _tell(self, group: int, node: Node, partners: Sequence[tuple[int, int]], by: int) -> None:
         """Partners gain or lose this group, unless another copy of the content is resident."""
         if len(self.pools[group].index[group, node]) == 1:
-            for other, found in partners:
-                self.pools[other].partners_changed(found, by)
+            for other, partner in partners:
+                self.pools[other].partners_changed(partner, by)
 
     def partners_of(self, group: int, node: Node) -> list[tuple[int, int]]:
         """(group, block) of every other group's block that ends where this content does."""
-        return [(other, found) for other in range(len(self.groups)) if other != group
-                for found in self.pools[other].index.get((other, node), ())]  # fmt: skip
+        return [(other, partner) for other in range(len(self.groups)) if other != group
+                for partner in self.pools[other].index.get((other, node), ())]  # fmt: skip
 
     def path_to(self, node: Node) -> list[Node]:
         """All nodes from the root to this one."""

@@ -186,10 +186,10 @@ def give_up(memory: Memory, path: Sequence[Node], rule: CheckpointRule, asked: A
     for g, group in enumerate(memory.groups):
         if group.kind != "state":
             continue
-        wide, found = group.block_tokens // memory.unit, dict[int, int]()
+        wide, states = group.block_tokens // memory.unit, dict[int, int]()
         for number in range(len(path) // wide):
             if block := memory.find(g, path[(number + 1) * wide - 1]):
-                found[(number + 1) * group.block_tokens] = block
-        for end in rule.surplus(sorted(found), asked):
-            if not memory.pools[g].ref[found[end]]:
-                memory.pools[g].discard(found[end])
+                states[(number + 1) * group.block_tokens] = block
+        for end in rule.surplus(sorted(states), asked):
+            if not memory.pools[g].ref[states[end]]:
+                memory.pools[g].discard(states[end])

@@ -118,16 +118,16 @@ class GuardedAllocator(Guard, Allocator):
         return self._checked("commit", change)
 
     def step_end(self, request: RequestInfo, start: int, end: int, hit: Hit | None = None) -> int:
-        found: Any = self.plugin.step_end(request, start, end, hit)
-        if not is_count(found) or not start <= found <= end:
-            self.wrong("step_end", f"must return a count from {start} to {end}", found)
-        return int(found)
+        answer: Any = self.plugin.step_end(request, start, end, hit)
+        if not is_count(answer) or not start <= answer <= end:
+            self.wrong("step_end", f"must return a count from {start} to {end}", answer)
+        return int(answer)
 
     def steady_tokens(self, request: RequestId) -> int:
-        found: Any = self.plugin.steady_tokens(request)
-        if not is_count(found):
-            self.wrong("steady_tokens", "must return a count of tokens", found)
-        return int(found)
+        answer: Any = self.plugin.steady_tokens(request)
+        if not is_count(answer):
+            self.wrong("steady_tokens", "must return a count of tokens", answer)
+        return int(answer)
 
     def publish(self, request: RequestId, tokens: TokenArray) -> None:
         self.plugin.publish(request, tokens)
@@ -162,15 +162,15 @@ class GuardedAllocator(Guard, Allocator):
         )
 
     def unref_leading(self, request: RequestId, num_tokens: int) -> int:
-        found: Any = self.plugin.unref_leading(request, num_tokens)
+        answer: Any = self.plugin.unref_leading(request, num_tokens)
         if self._observers is not None:
             self._end("unref_leading", request, num_tokens=num_tokens)
-        if not is_count(found) or found * self.block_size > num_tokens:
+        if not is_count(answer) or answer * self.block_size > num_tokens:
             rule = f"must return how many of the {num_tokens // self.block_size} leading blocks are unreferenced"
-            self.wrong("unref_leading", rule, found)
-        if found:
-            self._num_null[request] = int(found)
-        return int(found)
+            self.wrong("unref_leading", rule, answer)
+        if answer:
+            self._num_null[request] = int(answer)
+        return int(answer)
 
     def drop(
         self, request: RequestId, num_tokens: int, dropped: Sequence[int], rewritten: int | None = None
@@ -222,8 +222,8 @@ class GuardedAllocator(Guard, Allocator):
         if low < self._least_block or high > self.group_blocks[group]:
             rule = f"must name blocks 1 to {self.group_blocks[group]} for sequence {request}"
             self.wrong("table", rule, table[start:].tolist())
-        found: npt.NDArray[np.int32] = table
-        return found
+        checked: npt.NDArray[np.int32] = table
+        return checked
 
     def stats(self) -> AllocatorStats:
         stats: Any = self.plugin.stats()

@@ -19,18 +19,18 @@ class GuardedBackend(Guard):
         super().__init__("attention backend", backend)
 
     def check(self, spec: AttentionSpec, device: str) -> list[str]:
-        found: Any = self.plugin.check(spec, device)
-        if not isinstance(found, (list, tuple)) or not all(isinstance(reason, str) for reason in found):
-            self.wrong("check", "must return a list of reasons (str)", found)
-        return list(found)
+        answer: Any = self.plugin.check(spec, device)
+        if not isinstance(answer, (list, tuple)) or not all(isinstance(reason, str) for reason in answer):
+            self.wrong("check", "must return a list of reasons (str)", answer)
+        return list(answer)
 
     def screen(self, spec: AttentionSpec, arch: str) -> list[CompiledKernel] | None:
-        found: Any = self.plugin.screen(spec, arch)
-        if found is None:
+        answer: Any = self.plugin.screen(spec, arch)
+        if answer is None:
             return None
-        if not isinstance(found, (list, tuple)) or not all(isinstance(kernel, CompiledKernel) for kernel in found):
-            self.wrong("screen", "must return a list of CompiledKernel, or None", found)
-        return list(found)
+        if not isinstance(answer, (list, tuple)) or not all(isinstance(kernel, CompiledKernel) for kernel in answer):
+            self.wrong("screen", "must return a list of CompiledKernel, or None", answer)
+        return list(answer)
 
     def facts(self) -> Facts:
         return checked_facts(self, self.plugin.facts())

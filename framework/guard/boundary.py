@@ -79,9 +79,9 @@ class Guard:
         """The error of a plugin whose `hook` broke `rule`."""
         return PluginError(PluginNote(f"{where(self.what, self.plugin_class, hook)}: {rule}"))
 
-    def wrong(self, hook: str, rule: str, found: Any) -> NoReturn:
+    def wrong(self, hook: str, rule: str, answer: Any) -> NoReturn:
         """Raise the error of a plugin whose `hook` must do as `rule` says and returned `found`."""
-        raise self.fault(hook, f"{rule}, returned {text_of(found)} ({type(found).__name__})")
+        raise self.fault(hook, f"{rule}, returned {text_of(answer)} ({type(answer).__name__})")
 
 
 def where(what: str, cls: type, hook: str) -> str:

@@ -17,15 +17,15 @@ class Reporting(Protocol):
     def facts(self) -> Facts: ...
 
 
-def checked_facts(guard: Guard, found: Any, method: str = "facts") -> Facts:
+def checked_facts(guard: Guard, answer: Any, method: str = "facts") -> Facts:
     """What a plugin's `method` returned: names to texts and finite numbers.
 
     Raises:
         PluginError: anything else.
     """
-    if not isinstance(found, dict) or not all(_is_name(name) and _is_fact(value) for name, value in found.items()):
-        guard.wrong(method, "must return a dict of names to texts and finite numbers", found)
-    return dict(found)
+    if not isinstance(answer, dict) or not all(_is_name(name) and _is_fact(value) for name, value in answer.items()):
+        guard.wrong(method, "must return a dict of names to texts and finite numbers", answer)
+    return dict(answer)
 
 
 def reported(plugins: Mapping[str, Reporting]) -> dict[str, Any]:

@@ -39,16 +39,16 @@ class GuardedHash(Guard):
         if tokens.flags.writeable:
             view = tokens[:]
             view.setflags(write=False)  # a tenth of what assigning to its flags costs
-        found: Any = self.plugin.blocks(parent, view, self._block_size)
-        if not isinstance(found, (list, tuple)) or len(found) != count:
-            text = f"{len(found)} names" if isinstance(found, (list, tuple)) else type(found).__name__
+        answer: Any = self.plugin.blocks(parent, view, self._block_size)
+        if not isinstance(answer, (list, tuple)) or len(answer) != count:
+            text = f"{len(answer)} names" if isinstance(answer, (list, tuple)) else type(answer).__name__
             raise self.fault("blocks", f"must name {count} full blocks in a list, returned {text}")
-        self._check("blocks", found)
-        return found if isinstance(found, list) else list(found)
+        self._check("blocks", answer)
+        return answer if isinstance(answer, list) else list(answer)
 
-    def _check(self, method: str, found: Sequence[Any]) -> None:
-        if len(found) == 1 and type(found[0]) is bytes and found[0]:
+    def _check(self, method: str, answer: Sequence[Any]) -> None:
+        if len(answer) == 1 and type(answer[0]) is bytes and answer[0]:
             return
-        if [*map(type, found)].count(bytes) != len(found) or not all(found):
-            bad = next(one for one in found if type(one) is not bytes or not one)
+        if [*map(type, answer)].count(bytes) != len(answer) or not all(answer):
+            bad = next(one for one in answer if type(one) is not bytes or not one)
             self.wrong(method, "a block's name must be non-empty bytes", bad)

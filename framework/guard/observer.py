@@ -19,10 +19,10 @@ class GuardedObserver(Guard):
     def __init__(self, observer: Observer) -> None:
         super().__init__("observer", observer)
 
-    def _mapping(self, hook: str, found: Any) -> Mapping[str, Any]:
-        if not isinstance(found, Mapping) or not all(type(key) is str for key in found):
-            self.wrong(hook, "must return a mapping of texts", found)
-        return found
+    def _mapping(self, hook: str, answer: Any) -> Mapping[str, Any]:
+        if not isinstance(answer, Mapping) or not all(type(key) is str for key in answer):
+            self.wrong(hook, "must return a mapping of texts", answer)
+        return answer
 
     def row(self, request: int) -> Mapping[str, Any]:
         return self._mapping("row", self.plugin.row(request))

@@ -36,8 +36,8 @@ class GuardedPolicy(Guard):
         self.plugin.attach(blocks)
 
     def parameters(self) -> dict[str, int | float | str]:
-        found: dict[str, int | float | str] = self.plugin.parameters()
-        return found
+        answer: dict[str, int | float | str] = self.plugin.parameters()
+        return answer
 
     def admit(self, blocks: Sequence[int], now: float) -> None:
         self.plugin.admit(tuple(blocks), now)

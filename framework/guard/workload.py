@@ -41,10 +41,10 @@ class GuardedWorkload(Guard):
 
     def result(self) -> Mapping[str, Any]:
         """Its facts as a result holds them: the framework's own workloads name metrics, others' have a prefix."""
-        found: Mapping[str, Any] = self.plugin.facts() if is_own(type(self.plugin)) else reported({"workload": self})
-        return found
+        facts: Mapping[str, Any] = self.plugin.facts() if is_own(type(self.plugin)) else reported({"workload": self})
+        return facts
 
     def judged(self, answers: Sequence[Answer]) -> Mapping[str, Any]:
         """What it says of the answers, as a result holds it: `workload_accuracy`."""
-        found = checked_facts(self, self.plugin.judge(answers), "judge")
-        return {f"workload_{name}": value for name, value in found.items()}
+        facts = checked_facts(self, self.plugin.judge(answers), "judge")
+        return {f"workload_{name}": value for name, value in facts.items()}

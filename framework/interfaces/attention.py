@@ -64,8 +64,8 @@ class AttentionSpec:
         """What a token keeps in a layer: elements by name, all heads together."""
         if self.latent_dim is None:
             return dict.fromkeys(("k", "v"), self.num_kv_heads * self.head_dim)
-        found = {"latent": self.latent_dim, "rope": self.head_dim - self.latent_dim, "index": self.index_dim or 0}
-        return {name: width for name, width in found.items() if width}
+        widths = {"latent": self.latent_dim, "rope": self.head_dim - self.latent_dim, "index": self.index_dim or 0}
+        return {name: width for name, width in widths.items() if width}
 
     @property
     def vectors(self) -> int:
@@ -261,8 +261,8 @@ class LayerKV:
     def tensors(self) -> dict[str, Tensor]:
         """All that a block has, each tensor once: K and V or rows, tokens' scales, an indexer's keys; (N, ...)."""
         names = ("k", "k_scale", "index") if self.is_latent else ("k", "v", "k_scale", "v_scale", "index")
-        found = {name: stored for name in names if (stored := getattr(self, name)) is not None}
-        return {name: stored for name, stored in found.items() if stored.dim() > 1}  # an fp8 pool's scales are heads'
+        present = {name: stored for name in names if (stored := getattr(self, name)) is not None}
+        return {name: stored for name, stored in present.items() if stored.dim() > 1}  # an fp8 pool's scales are heads'
 
     def index_of(self, table: npt.NDArray[np.int32], slots: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
         """Where `k`, `v` and tokens' scales have these slots (K or 1, n) of each head of a request with this table:
@@ -279,10 +279,10 @@ class LayerKV:
         """K and V (K, n, D) at an `index` of `index_of`, multiplied by their scales where they have any."""
 
         def read(stored: Tensor, scale: Tensor | None) -> Tensor:
-            found = stored[index]
+            values = stored[index]
             if scale is not None:  # of each token and head in int8 pools, of each head in fp8 pools
-                found = found.float() * (scale[index][..., None] if scale.dim() > 1 else scale[:, None, None])
-            return found.to(dtype)
+                values = values.float() * (scale[index][..., None] if scale.dim() > 1 else scale[:, None, None])
+            return values.to(dtype)
 
         return read(self.k, self.k_scale), read(self.v, self.v_scale)
 

@@ -97,12 +97,12 @@ class AttentionBackend(ABC):
         spec = self.spec
         if lse is not None and "lse" not in self.capabilities.features:
             raise Unsupported(f"{type(self).__name__} does not return the log-sum-exp")
-        found = (str(q.dtype).removeprefix("torch."), pool.layout, pool.block_size, *q.shape[1:])
+        given = (str(q.dtype).removeprefix("torch."), pool.layout, pool.block_size, *q.shape[1:])
         asked = (spec.dtype, spec.layout, spec.block_size, spec.num_heads, spec.head_dim)
-        if found != asked:
+        if given != asked:
             raise Unsupported(
                 f"{type(self).__name__} was set up for (dtype, layout, block size, heads, head dim) {asked}, "
-                f"got {found}"
+                f"got {given}"
             )
         asked_out = (*q.shape[:2], spec.value_dim)
         if tuple(out.shape) != asked_out or out.dtype != q.dtype:

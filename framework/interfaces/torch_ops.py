@@ -107,9 +107,9 @@ def select(q: Tensor, weights: Tensor, pool: LayerKV, batch: Batch, count: int) 
         )
         scores.masked_fill_(key > query[:, None], -torch.inf)
         chosen = scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]
-        found = table[chosen // size] * size + chosen % size
-        seen = torch.arange(found.shape[1], device=q.device) <= query[:, None]
-        slots[first:last, : found.shape[1]] = torch.where(seen, found, 0).int()
+        slots_of = table[chosen // size] * size + chosen % size
+        seen = torch.arange(slots_of.shape[1], device=q.device) <= query[:, None]
+        slots[first:last, : slots_of.shape[1]] = torch.where(seen, slots_of, 0).int()
     return slots
 
 

@@ -59,14 +59,14 @@ def weight_targets(decoder: Decoder) -> dict[str, Target]:
 
 def _targets_of(module: nn.Module, prefix: str, config: ModelConfig) -> dict[str, Target]:
     """The targets of one layer; or of the decoder's own weights, those of its layers left out."""
-    found: Targets
+    targets: Targets
     if isinstance(module, DecoderLayer):
-        found = {f"model.{prefix}{name}": target for name, target in module.targets().items()}
+        targets = {f"model.{prefix}{name}": target for name, target in module.targets().items()}
     else:
         assert isinstance(module, Decoder)
         head = {} if config.tie_word_embeddings else {"lm_head.weight": module.lm_head}
-        found = {"model.embed_tokens.weight": module.embedding, "model.norm.weight": module.norm, **head}
-    return {name: (one, tuple(one.shape)) if isinstance(one, Tensor) else one for name, one in found.items()}
+        targets = {"model.embed_tokens.weight": module.embedding, "model.norm.weight": module.norm, **head}
+    return {name: (one, tuple(one.shape)) if isinstance(one, Tensor) else one for name, one in targets.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +98,27 @@ def _stored(folder: Path, config: ModelConfig) -> dict[str, _Stored]:
     """Every tensor of the folder's weight files, by the name it has here."""
     from safetensors import SafetensorError, safe_open
 
-    found = {}
+    weights = {}
     for path in _weight_files(folder):
         try:
             file: Any = safe_open(path, framework="pt", device="cpu")
             for stored in file.keys():  # noqa: SIM118
-                found[config.name_of(stored)] = _Stored(path, file, stored)
+                weights[config.name_of(stored)] = _Stored(path, file, stored)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"'{path}' is damaged or no safetensors file: {error}") from error
-    return found
+    return weights
 
 
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / _INDEX).is_file():
-        found = read_object(folder / _INDEX, ModelError).get("weight_map")
-        if not found or not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+        weight_map = read_object(folder / _INDEX, ModelError).get("weight_map")
+        if (
+            not weight_map
+            or not isinstance(weight_map, dict)
+            or not all(isinstance(name, str) for name in weight_map.values())
+        ):
             raise ModelError(f"'{folder / _INDEX}': weight_map must be an object of file names")
-        named = sorted(set(found.values()))
+        named = sorted(set(weight_map.values()))
         if odd := [name for name in named if Path(name).name != name]:
             raise ModelError(f"'{folder / _INDEX}' names no files of its own folder: {_some(odd)}")
         if absent := [name for name in named if not (folder / name).is_file()]:

@@ -61,11 +61,11 @@ def token_ids(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
         ModelError: anything else.
     """
     value = config.get(key)
-    found = () if value is None else tuple(value) if isinstance(value, (list, tuple)) else (value,)
-    for token in found:
+    tokens = () if value is None else tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    for token in tokens:
         if not is_integer(token) or not 0 <= token <= _LARGEST_INTEGER:
             raise wrong_value(key, "a token id, a list of them or null", value)
-    return found
+    return tokens
 
 
 _RULES: dict[Any, str] = {
@@ -97,8 +97,8 @@ def value_of(config: Mapping[str, Any], key: str, kind: type[T], default: T | No
         holds = isinstance(value, kind)
     if not holds:
         raise wrong_value(key, _RULES[kind], value)
-    found: T = value if kind is dict else kind(value)
-    return found
+    checked: T = value if kind is dict else kind(value)
+    return checked
 
 
 def wrong_value(key: str, rule: str, value: Any) -> ModelError:

@@ -152,16 +152,16 @@ class SelfAttention(Mixer):
         return self.project(mixed.flatten(1), self.output, self.output_bias)
 
     def targets(self) -> Targets:
-        found: dict[str, Tensor | Target] = {} if self.sinks is None else {"self_attn.sinks": self.sinks}
+        targets: dict[str, Tensor | Target] = {} if self.sinks is None else {"self_attn.sinks": self.sinks}
         for kind, qkv, output in (("weight", self.qkv, self.output), ("bias", self.qkv_bias, self.output_bias)):
             if qkv is not None:
-                found |= {f"self_attn.{name}.{kind}": part for name, part in self.projections(qkv).items()}
+                targets |= {f"self_attn.{name}.{kind}": part for name, part in self.projections(qkv).items()}
             if output is not None:
-                found[f"self_attn.o_proj.{kind}"] = output
+                targets[f"self_attn.o_proj.{kind}"] = output
         if self.qk_norm is not None:  # one row of the checkpoint fills the rows of all heads
-            found["self_attn.q_norm.weight"] = self.qk_norm[: self.num_heads], (self.head_dim,)
-            found["self_attn.k_norm.weight"] = self.qk_norm[self.num_heads :], (self.head_dim,)
-        return found
+            targets["self_attn.q_norm.weight"] = self.qk_norm[: self.num_heads], (self.head_dim,)
+            targets["self_attn.k_norm.weight"] = self.qk_norm[self.num_heads :], (self.head_dim,)
+        return targets
 
     def projections(self, qkv: Tensor) -> dict[str, Tensor]:
         """The parts of `qkv` or its bias that a checkpoint has, by name."""
@@ -212,13 +212,13 @@ class GatedMlp(Mlp):
         return torch.split(x, max(1, _CACHED_BYTES // (len(self.gate_up) * x.element_size())))
 
     def targets(self) -> Targets:
-        found: dict[str, Tensor | Target] = {}
+        targets: dict[str, Tensor | Target] = {}
         for kind, gate_up, down in (("weight", self.gate_up, self.down), ("bias", self.gate_up_bias, self.down_bias)):
             if gate_up is not None:
-                found |= {f"{self.room}.{name}.{kind}": part for name, part in self.projections(gate_up).items()}
+                targets |= {f"{self.room}.{name}.{kind}": part for name, part in self.projections(gate_up).items()}
             if down is not None:
-                found[f"{self.room}.down_proj.{kind}"] = down
-        return found
+                targets[f"{self.room}.down_proj.{kind}"] = down
+        return targets
 
     def projections(self, gate_up: Tensor) -> dict[str, Tensor]:
         """The parts of `gate_up` or its bias that a checkpoint has, by name."""

@@ -240,8 +240,8 @@ def as_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
         return None
     if dtype not in DTYPES:
         raise ModelError(f"no model dtype '{dtype}'; supported: auto, {', '.join(DTYPES)}")
-    found: torch.dtype = getattr(torch, dtype)
-    return found
+    resolved: torch.dtype = getattr(torch, dtype)
+    return resolved
 
 
 def fingerprint(decoder: Decoder) -> str:

@@ -356,9 +356,9 @@ def rank_devices(device: str, size: int) -> list[str]:
     """
     if torch.device(device).type == "cpu":
         return ["cpu"] * size
-    if (found := torch.cuda.device_count() if device == "cuda" else 1) < size:
+    if (available := torch.cuda.device_count() if device == "cuda" else 1) < size:
         raise ConfigError(
-            f"tensor_parallel_size={size} needs as many CUDA devices, found {found}; lower it, take device=cuda, or "
-            "show more with CUDA_VISIBLE_DEVICES"
+            f"tensor_parallel_size={size} needs as many CUDA devices, found {available}; lower it, take device=cuda, "
+            "or show more with CUDA_VISIBLE_DEVICES"
         )
     return [f"{device}:{rank}" for rank in range(size)]

@@ -156,8 +156,8 @@ def _copies(device: torch.device) -> Upload:
 def _invert(cumulative: Tensor, uniforms: Tensor) -> Tensor:
     """(R,) first index whose cumulative weight passes uniform * total: never one of weight 0."""
     target = uniforms * cumulative[:, -1:]
-    found = torch.searchsorted(cumulative, target, right=True).squeeze(1)
-    return found.clamp_(max=cumulative.shape[1] - 1)
+    places = torch.searchsorted(cumulative, target, right=True).squeeze(1)
+    return places.clamp_(max=cumulative.shape[1] - 1)
 
 
 def _ranked(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:

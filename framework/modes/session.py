@@ -140,20 +140,20 @@ class Session:
         self._tracked.start(masked(self.config.plain()), label)
         return origin
 
-    def say_length(self, asked: int | None, needed: int | None, found: int, advice: str) -> None:
+    def say_length(self, asked: int | None, needed: int | None, longest: int, advice: str) -> None:
         """Put the longest sequence into the result, and say on standard error where it is less than what is wanted.
 
         After `begin`; the jobs of a sweep say nothing, their results do.
 
         Args:
             asked: engine.max_model_len; needed: the workload's longest request, where it is known.
-            found: the longest sequence, tokens; advice: how to raise it.
+            longest: the longest sequence, tokens; advice: how to raise it.
         """
-        self.facts["max_model_len"] = found
-        if asked is not None and asked > found:
+        self.facts["max_model_len"] = longest
+        if asked is not None and asked > longest:
             self.facts["max_model_len_asked"] = asked
         what = "the workload's longest request of {asked} tokens"
-        message = shortened(asked, found, advice) or shortened(needed, found, advice, what=what)
+        message = shortened(asked, longest, advice) or shortened(needed, longest, advice, what=what)
         if message and not self.in_sweep:
             complain(message)
 
@@ -191,9 +191,9 @@ class Session:
             error = named(error)
             if not isinstance(error, KeyboardInterrupt):
                 self.observers = []  # one of them may be what failed
-            found = self._salvage(measure)
+            salvaged = self._salvage(measure)
             failure = self._failure(error)
-            self._finish({**found, **failure, "reasons": [*failure["reasons"], *found.get("reasons", ())]})
+            self._finish({**salvaged, **failure, "reasons": [*failure["reasons"], *salvaged.get("reasons", ())]})
             raise error
         return self._finish({"status": status_at_the_end({**self.facts, **measured}), **measured})
 

@@ -195,7 +195,7 @@ class PrefixIndex:
     def find(self, anchor: int, hashes: Sequence[BlockHash], data: bytes, limit: int) -> list[int]:
         """The blocks of the leading contents, at most `limit`, up to the first that is not published. Pure."""
         block_of, first, hash_of, others = self._block, self._first, self._pool.block_hash, self._others
-        found: list[int] = []
+        blocks: list[int] = []
         node = anchor
         for block_hash in hashes[:limit]:
             below = first[node] if node > 0 else 0
@@ -205,15 +205,15 @@ class PrefixIndex:
                 block = block_of[below]
                 if not block:
                     break
-            found.append(block)
+            blocks.append(block)
             node = below
-        if found and self.compares_tokens:
-            tokens = np.frombuffer(data, dtype=np.int32)[: len(found) * self._pool.block_size]
-            nodes = _view(self._node)[indices(found)]
-            same = (self._tokens()[nodes] == tokens.reshape(len(found), -1)).all(axis=1)
+        if blocks and self.compares_tokens:
+            tokens = np.frombuffer(data, dtype=np.int32)[: len(blocks) * self._pool.block_size]
+            nodes = _view(self._node)[indices(blocks)]
+            same = (self._tokens()[nodes] == tokens.reshape(len(blocks), -1)).all(axis=1)
             if not same.all():
-                del found[int(same.argmin()) :]
-        return found
+                del blocks[int(same.argmin()) :]
+        return blocks
 
     def _tokens(self) -> npt.NDArray[np.int32]:
         """Tokens by node, (nodes, S) int32; not to be kept, since the columns grow."""
@@ -464,11 +464,11 @@ class PrefixIndex:
         """What is wrong, recomputed from nothing. One line a fault, empty when all is well."""
         faults = list[str]()
         kids: dict[int, list[int]] = {}
-        found = dict(self.nodes())
-        for node in found:
+        reachable = dict(self.nodes())
+        for node in reachable:
             kids.setdefault(self._above[node], []).append(node)
-        for node, block_hash in found.items():
-            faults += self._audit_node(node, block_hash, found.keys(), kids.get(node, []))
+        for node, block_hash in reachable.items():
+            faults += self._audit_node(node, block_hash, reachable.keys(), kids.get(node, []))
         for block, published_hash in enumerate(self._pool.block_hash):
             holder = self._block[self._node[block]]
             if published_hash is not None and holder != block and block not in self._later.get(self._node[block], ()):

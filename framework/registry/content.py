@@ -76,9 +76,9 @@ def _imported_beside(first: Path) -> Iterator[tuple[Path, Path]]:
     for path in (waiting := [first]):
         for name in set() if folder.name in _SHARED_FOLDERS else _imports(path):
             module = folder / f"{name}.py"
-            found = [module] if module.is_file() else [inner for _, inner in _code_in(folder / name)]
-            waiting += [one for one in found if one not in files]
-            files.update(dict.fromkeys(found))
+            modules = [module] if module.is_file() else [inner for _, inner in _code_in(folder / name)]
+            waiting += [one for one in modules if one not in files]
+            files.update(dict.fromkeys(modules))
     yield from ((folder, path) for path in files)
 
 

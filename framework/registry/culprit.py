@@ -26,10 +26,10 @@ def named(error: BaseException) -> BaseException:
     """
     if isinstance(error, OUTSIDE) or plugin_note(error):
         return error
-    found = _innermost(error)
-    if found is None:
+    call = _innermost(error)
+    if call is None:
         return error
-    what, plugin, hook = found
+    what, plugin, hook = call
     if what in RUNS_ALL and (is_own(plugin) or isinstance(error, SystemExit)):
         return error
     place = where(what, plugin, hook)
@@ -53,11 +53,11 @@ def raise_named(error: BaseException) -> NoReturn:
 
 def _innermost(error: BaseException) -> tuple[str, type, str] | None:
     """Kind in words, class and method of the last frame of the traceback that runs a plugin's method."""
-    found, trace = None, error.__traceback__
+    call, trace = None, error.__traceback__
     while trace is not None:
-        found = _call_of(trace.tb_frame) or found
+        call = _call_of(trace.tb_frame) or call
         trace = trace.tb_next
-    return found
+    return call
 
 
 def _call_of(frame: FrameType) -> tuple[str, type, str] | None:

@@ -147,6 +147,6 @@ def interface_of(kind: str) -> type:
 
 def check_kind(kind: str) -> None:
     """Raise ConfigError, with the nearest one, where there is no such kind."""
-    found = every_kind()
-    if kind not in found:
-        raise ConfigError(f"no kind of plugin is named {kind!r}; kinds: {listing(found)}{did_you_mean(kind, found)}")
+    kinds = every_kind()
+    if kind not in kinds:
+        raise ConfigError(f"no kind of plugin is named {kind!r}; kinds: {listing(kinds)}{did_you_mean(kind, kinds)}")

@@ -67,9 +67,9 @@ def entries(kind: str) -> list[Plugin]:
         ConfigError: no such kind.
     """
     check_kind(kind)
-    found = {Plugin(kind, point.name, point.value, distribution, version)
+    plugins = {Plugin(kind, point.name, point.value, distribution, version)
              for point, distribution, version in points(f"framework.{kind}")}  # fmt: skip
-    return sorted(found)
+    return sorted(plugins)
 
 
 def names(kind: str) -> list[str]:
@@ -146,7 +146,7 @@ def load(kind: str, name: str) -> type:
     plugin = find(kind, name)
     is_installed = plugin.distribution != NOT_INSTALLED
     try:
-        found = import_class(plugin.value)
+        cls = import_class(plugin.value)
     except OUTSIDE:
         raise
     except BaseException as error:
@@ -155,14 +155,14 @@ def load(kind: str, name: str) -> type:
             f"{title(plugin)} cannot be imported from {plugin.value}: {text_of(error)}{advice}"
         ) from error
     interface = interface_of(kind)
-    if not (isinstance(found, type) and issubclass(found, interface)):
+    if not (isinstance(cls, type) and issubclass(cls, interface)):
         raise InvalidPlugin(f"{title(plugin)}: {plugin.value} is not a subclass of {interface.__name__}")
-    if inspect.isabstract(found):
-        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
         raise InvalidPlugin(f"{title(plugin)}: {plugin.value} does not implement {missing}")
     place = plugin.distribution if is_installed else plugin.name.rpartition(":")[0]
-    remember_origin(found, " ".join(filter(None, (place, plugin.version))))
-    return found
+    remember_origin(cls, " ".join(filter(None, (place, plugin.version))))
+    return cls
 
 
 def import_class(value: str) -> Any:
@@ -206,10 +206,10 @@ _DECLARING = ("mode", "below", "observer", "compression")
 @lru_cache
 def declared(attribute: str) -> tuple[Any, ...]:
     """The entries of this tuple of every class of these kinds that is installed and loads, by kind and name."""
-    found: list[Any] = []
+    values: list[Any] = []
     for plugin in (plugin for kind in _DECLARING for plugin in entries(kind)):
         try:
-            found += getattr(load(plugin.kind, choice(plugin)), attribute, ())
+            values += getattr(load(plugin.kind, choice(plugin)), attribute, ())
         except FrameworkError:
             continue  # an error where it is chosen, and nobody's concern where it is not
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(values))

@@ -29,19 +29,19 @@ def loaded(group: str, check: Callable[[str, Any], str]) -> dict[str, Any]:
         check: (name, value) -> what is wrong with it; empty: nothing. What is wrong or cannot be imported is named on
             standard error and left out; so is a name that is there already.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for point, distribution, version in points(group):
         try:
             value = point.load()
-            wrong = "there is one of this name" if point.name in found else check(point.name, value)
+            wrong = "there is one of this name" if point.name in values else check(point.name, value)
         except Exception as error:  # of somebody's package: no reason to stop
             wrong = f"{type(error).__name__}: {error}"
         if wrong:
             what = f"{group.removeprefix('framework.')} {point.name!r} of {distribution} {version}"
             print(f"skipped: {what}: {wrong}", file=sys.stderr)  # noqa: T201
         else:
-            found[point.name] = value
-    return found
+            values[point.name] = value
+    return values
 
 
 @functools.lru_cache(maxsize=4)  # a scan of all metadata takes 25 ms
@@ -50,7 +50,7 @@ def _points(path: tuple[str, ...]) -> tuple[tuple[importlib.metadata.EntryPoint,
 
     A distribution whose metadata cannot be read is named on standard error and left out.
     """
-    found: list[tuple[importlib.metadata.EntryPoint, str, str]] = []
+    ours_by_name: list[tuple[importlib.metadata.EntryPoint, str, str]] = []
     seen = set()
     for distribution in importlib.metadata.distributions():
         place = getattr(distribution, "_path", distribution)
@@ -62,8 +62,10 @@ def _points(path: tuple[str, ...]) -> tuple[tuple[importlib.metadata.EntryPoint,
             ours = [point for point in distribution.entry_points if point.group.startswith("framework.")]
             if ours:
                 metadata = distribution.metadata  # parsed by each look: most distributions have nothing of ours
-                found += [(point, metadata["Name"] or "unknown", metadata["Version"] or "unknown") for point in ours]
+                ours_by_name += [
+                    (point, metadata["Name"] or "unknown", metadata["Version"] or "unknown") for point in ours
+                ]
         except Exception as error:  # of somebody's installation: no reason to stop
             what = " ".join(f"{type(error).__name__}: {error}".split())
             print(f"skipped: the metadata in {place} cannot be read: {what}", file=sys.stderr)  # noqa: T201
-    return tuple(found)
+    return tuple(ours_by_name)

@@ -46,7 +46,7 @@ def signature(cls: type) -> Signature:
     Raises:
         PluginError: it has a parameter that cannot be given by keyword, and that has no default.
     """
-    found: list[Parameter] = []
+    parameters: list[Parameter] = []
     is_open = False
     module = sys.modules.get(cls.__module__)
     names = getattr(inspect.unwrap(inspect.getattr_static(cls, "__init__")), "__globals__", None)
@@ -58,8 +58,8 @@ def signature(cls: type) -> Signature:
         elif parameter.kind is inspect.Parameter.POSITIONAL_ONLY and parameter.default is MISSING:
             raise InvalidPlugin(f"{cls.__module__}.{cls.__qualname__}: parameter {name!r} cannot be given by keyword")
         elif parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
-            found.append(Parameter(name, _resolved(parameter.annotation, names), parameter.default))
-    return Signature(tuple(found), is_open)
+            parameters.append(Parameter(name, _resolved(parameter.annotation, names), parameter.default))
+    return Signature(tuple(parameters), is_open)
 
 
 def _resolved(annotation: Any, names: Mapping[str, Any]) -> Any:

@@ -41,11 +41,11 @@ class _Class:
 def read_source(plugin: Plugin) -> Source:
     """What the source of a plugin's class says; empty where there is no Python source to read."""
     module, _, attribute = plugin.value.rpartition(":")
-    found = _find(module, attribute.split(".")[0], _HOPS)
-    if found is None:
+    cls = _find(module, attribute.split(".")[0], _HOPS)
+    if cls is None:
         return Source()
-    text = ast.get_docstring(found.node) or ast.get_docstring(found.tree) or ""
-    return Source(first_sentence(text), tuple(_options(found)))
+    text = ast.get_docstring(cls.node) or ast.get_docstring(cls.tree) or ""
+    return Source(first_sentence(text), tuple(_options(cls)))
 
 
 def first_sentence(text: str) -> str:

@@ -57,20 +57,20 @@ def hit_curves(
     Returns:
         In the order of policies and capacities.
     """
-    found: dict[tuple[str, int], CurvePoint] = {}
+    points: dict[tuple[str, int], CurvePoint] = {}
     tasks: list[tuple[str, Any, int]] = []
     for label, component in policies.items():
         policy = _build(component, max(capacities), paths.block_tokens, seed)
         if policy.recency_stack and not policy.bypass:
             for point in _stack_curve(paths, label, capacities):
-                found[label, point.num_blocks] = point
+                points[label, point.num_blocks] = point
             progress(paths.num_references * len(capacities))
         else:
             tasks += [(label, component, capacity) for capacity in capacities]
     for point in _replays(paths, tasks, jobs, seed, leaf_first):
-        found[point.policy, point.num_blocks] = point
+        points[point.policy, point.num_blocks] = point
         progress(paths.num_references)
-    return [found[label, capacity] for label in policies for capacity in capacities]
+    return [points[label, capacity] for label in policies for capacity in capacities]
 
 
 def _build(component: Any, num_blocks: int, block_size: int, seed: int) -> EvictionPolicy:
@@ -89,11 +89,11 @@ def _stack_curve(paths: RequestPaths, label: str, capacities: Sequence[int]) -> 
 
 
 def _point(paths: RequestPaths, label: str, num_blocks: int, request_hits: Ints32, evictions: int | None) -> CurvePoint:
-    found = summarise(paths, request_hits, 0, 0)
+    counts = summarise(paths, request_hits, 0, 0)
     return CurvePoint(
-        policy=label, num_blocks=num_blocks, hit_blocks=found.hit_blocks, prompt_blocks=found.prompt_blocks,
-        hit_tokens=found.hit_tokens, prompt_tokens=found.prompt_tokens, evictions=evictions, hit_rate=found.hit_rate,
-        hit_rate_blocks=found.block_hit_rate,
+        policy=label, num_blocks=num_blocks, hit_blocks=counts.hit_blocks, prompt_blocks=counts.prompt_blocks,
+        hit_tokens=counts.hit_tokens, prompt_tokens=counts.prompt_tokens, evictions=evictions, hit_rate=counts.hit_rate,
+        hit_rate_blocks=counts.block_hit_rate,
     )  # fmt: skip
 
 

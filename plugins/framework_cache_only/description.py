@@ -113,7 +113,7 @@ def describe(trace: Trace) -> tuple[TraceDescription, Ints | None]:
             pass
     duration = tally.last_s - (tally.first_s or 0.0)
     distances = reuse_distances(paths) if paths is not None else None
-    found = TraceDescription(
+    description = TraceDescription(
         path=str(trace.path),
         format=trace.format,
         requests=len(tally.inputs),
@@ -127,7 +127,7 @@ def describe(trace: Trace) -> tuple[TraceDescription, Ints | None]:
         unknown_outputs=len(tally.inputs) - len(tally.outputs),
         sharing=_sharing(trace, paths, distances) if paths is not None and distances is not None else None,
     )
-    return found, distances
+    return description, distances
 
 
 def _lengths(values: array[int]) -> Lengths:

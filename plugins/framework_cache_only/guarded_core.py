@@ -26,12 +26,12 @@ class GuardedReplayCore(Guard, ReplayCore):
         leaf_first: bool = False,
         bypass: bool = False,
     ) -> ReplayCounts | None:
-        found: Any = self.plugin.count(paths, policy, num_blocks, leaf_first=leaf_first, bypass=bypass)
-        if found is None:
+        answer: Any = self.plugin.count(paths, policy, num_blocks, leaf_first=leaf_first, bypass=bypass)
+        if answer is None:
             return None
-        if not isinstance(found, ReplayCounts) or not (is_count(found.admitted) and is_count(found.evictions)):
-            self.wrong("count", "must return ReplayCounts of ints, or None", found)
-        lengths, hits = np.diff(paths.starts), found.request_hits
+        if not isinstance(answer, ReplayCounts) or not (is_count(answer.admitted) and is_count(answer.evictions)):
+            self.wrong("count", "must return ReplayCounts of ints, or None", answer)
+        lengths, hits = np.diff(paths.starts), answer.request_hits
         if not isinstance(hits, np.ndarray) or hits.dtype.kind not in "iu" or hits.shape != lengths.shape:
             counted = getattr(hits, "shape", type(hits).__name__)
             raise self.fault("count", f"must count {len(lengths)} requests in an array of ints, counted {counted}")
@@ -40,4 +40,4 @@ class GuardedReplayCore(Guard, ReplayCore):
             request = int(wrong[0])
             what = f"counted {hits[request]} hits of request {request}, which references {lengths[request]} blocks"
             raise self.fault("count", what)
-        return found
+        return answer

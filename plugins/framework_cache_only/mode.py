@@ -183,16 +183,16 @@ def _gap(counts: CacheOnlyResult, best_hit_blocks: int) -> float | None:
     return (best_hit_blocks - counts.hit_blocks) / least if least else None
 
 
-def paths_of(found: Workload, name: str, block_size: int, *, full_blocks_only: bool) -> RequestPaths:
+def paths_of(workload: Workload, name: str, block_size: int, *, full_blocks_only: bool) -> RequestPaths:
     """A workload as paths of blocks of `block_size`, to be counted.
 
     Raises:
         ConfigError: lengths only, or blocks of another size.
     """
-    if not isinstance(found, TraceFile):
-        requests = as_trace(requests_of(found, name), block_size)
+    if not isinstance(workload, TraceFile):
+        requests = as_trace(requests_of(workload, name), block_size)
         return build_paths(requests, full_blocks_only=full_blocks_only)
-    trace = found.open(block_size)
+    trace = workload.open(block_size)
     if trace.block_tokens == 0:
         next(iter(trace))  # a trace without requests is that, whatever its format
         raise ConfigError(f"{trace.path} has lengths only: no block is ever shared; use mode=replay")
@@ -201,7 +201,7 @@ def paths_of(found: Workload, name: str, block_size: int, *, full_blocks_only: b
             f"blocks of the trace are counted whole, and have {trace.block_tokens} tokens; set "
             f"cache.block_size={trace.block_tokens} or a multiple, or use mode=replay"
         )
-    return build_paths(found.limited(trace), full_blocks_only=full_blocks_only)
+    return build_paths(workload.limited(trace), full_blocks_only=full_blocks_only)
 
 
 def _losses_of(observers: Sequence[GuardedObserver]) -> Losses | None:

@@ -212,7 +212,7 @@ def build_paths(requests: Iterable[WorkloadRequest], *, full_blocks_only: bool =
     starts = np.concatenate([[0], np.cumsum([len(one) for one in names])])
     keys = _keys(ids, np.repeat(namespace_of, np.diff(starts)))
     nodes, parents, depths = _numbered(keys, starts) or _numbered_in_turn(keys, starts)
-    found = RequestPaths(
+    built = RequestPaths(
         nodes=nodes,
         starts=starts,
         parents=parents,
@@ -222,7 +222,7 @@ def build_paths(requests: Iterable[WorkloadRequest], *, full_blocks_only: bool =
         block_tokens=sizes.pop(),
         known=known,
     )
-    return found if len(namespaces) < 2 else replace(found, ids=ids[found.is_first])
+    return built if len(namespaces) < 2 else replace(built, ids=ids[built.is_first])
 
 
 _LOOSE = 4

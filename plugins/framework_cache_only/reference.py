@@ -180,11 +180,11 @@ class _Replay:
             request_hits.append(cached)
             if self.requests is not None:
                 self.facts = self.paths.request_facts(request, cached)
-            found = blocks[:num_hits]
+            used = blocks[:num_hits]
             if any(blocks[num_hits:]):  # cut off from the root
-                found += [block for block in blocks[num_hits:] if block]
-            if found:
-                touched = found[::-1]
+                used += [block for block in blocks[num_hits:] if block]
+            if used:
+                touched = used[::-1]
                 if aside:
                     candidates = [block for block in touched if block not in aside]
                     aside.difference_update(touched)
@@ -195,8 +195,8 @@ class _Replay:
                     last_access[block] = count
                     hits[block] += 1
                 host.hit(touched)
-            if len(found) < len(path):
-                self._admit(request, path, blocks, num_hits, len(found))
+            if len(used) < len(path):
+                self._admit(request, path, blocks, num_hits, len(used))
                 if 0 in blocks:
                     blocks = [block for block in blocks if block]
             if below is not None:
@@ -364,9 +364,9 @@ def count(
         PluginError: the core counted for another number of requests, or more hits than blocks.
     """
     if core is not None:
-        found = core.count(paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass)
-        if found is not None:
-            return True, summarise(paths, found.request_hits, found.admitted, found.evictions)
+        counts = core.count(paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass)
+        if counts is not None:
+            return True, summarise(paths, counts.request_hits, counts.admitted, counts.evictions)
         sentence = f"the replay core cannot count {type(policy).__name__}: counted in Python, the same integers"
         print(sentence, file=sys.stderr, flush=True)  # noqa: T201
     return False, replay(paths, policy, num_blocks, leaf_first=leaf_first, bypass=policy.bypass, progress=progress)

@@ -141,18 +141,18 @@ class ServedRouter(RequestRouter):  # type: ignore[misc]
 
     def _request(self, pending: PendingRequest) -> RoutedRequest:
         """What a router may know of a request; found once."""
-        found = self._asked.get(pending.future)
-        if found is None:
+        request = self._asked.get(pending.future)
+        if request is None:
             units, a_token = _prompt(pending)
             root = self._scheme.root(Namespace(), self._size)
-            found = RoutedRequest(
+            request = RoutedRequest(
                 number=self._count, num_tokens=max(1, -(-len(units) // a_token)),
                 hashes=self._scheme.blocks(root, units, self._size * a_token), block_size=self._size,
                 now_s=self._get_curr_time_s(), session=pending.metadata.session_id or None,
             )  # fmt: skip
             self._count += 1
-            self._asked[pending.future] = found
-        return found
+            self._asked[pending.future] = request
+        return request
 
 
 def _prompt(pending: PendingRequest) -> tuple[TokenArray, int]:

@@ -67,11 +67,11 @@ def one_page_nodes(tree: Any) -> None:
     insert, page = tree._insert_helper, tree.page_size
 
     def inserted(*args: Any, **kwargs: Any) -> Any:
-        found, node = insert(*args, **kwargs)
+        prefix, node = insert(*args, **kwargs)
         while len(node.key) > page:
             above = tree._split_node(node.key, node, page)
             above.last_access_time, above.creation_time = node.last_access_time, node.creation_time
-        return found, node
+        return prefix, node
 
     tree._insert_helper = inserted
 
@@ -181,14 +181,14 @@ def _places(node: Any) -> list[_Place]:
     """The whole tree that `node` is in, without its root, in order of last use; of one request the deepest first."""
     while node.parent is not None:
         node = node.parent
-    found: list[_Place] = []
+    places: list[_Place] = []
     stack = [_Place(node, -1, 0)]
     while stack:
         above = stack.pop()
         for child in above.node.children.values():
             stack.append(_Place(child, above.depth + 1, above.num_tokens + len(child.key)))
-            found.append(stack[-1])
-    return sorted(found, key=lambda place: (place.node.last_access_time, -place.depth, place.node.id))
+            places.append(stack[-1])
+    return sorted(places, key=lambda place: (place.node.last_access_time, -place.depth, place.node.id))
 
 
 def _key(node: Any) -> BlockHash:

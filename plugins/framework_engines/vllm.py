@@ -103,11 +103,11 @@ class _Methods:
 
     def touch(self, keys: Iterable[bytes], req_context: Any = None) -> None:
         """A request uses these chunks, root first; those not here are passed over."""
-        found = [key for key in keys if key in self._chunks]
-        if found:
+        held = [key for key in keys if key in self._chunks]
+        if held:
             self._storing = None
             self._host.tick()
-            self._host.hit(found[::-1])
+            self._host.hit(held[::-1])
 
     def on_store_miss(self, keys: Iterable[bytes], req_context: Any) -> None:
         """Nothing is here yet; `insert` follows."""

@@ -143,10 +143,10 @@ def kv_groups(manager: Any) -> list[KVGroup]:
 def require_hooks(**objects: Any) -> None:
     """Raises Unsupported, naming what is missing, unless each of vLLM's objects, or classes, has its `HOOKS`."""
     missing = []
-    for owner, found in objects.items():
+    for owner, owned in objects.items():
         for method, expected in HOOKS[owner].items():
             ways = [(method, expected), *([BEFORE[method]] if method in BEFORE else [])]
-            if not any(_has(found, *way) for way in ways):
+            if not any(_has(owned, *way) for way in ways):
                 missing.append(" or ".join(f"{owner}.{name}({', '.join(names)})" for name, names in ways))
     if missing:
         raise Unsupported(
@@ -168,10 +168,10 @@ def manager_of(pool: Any) -> Any:
         Unsupported: there is none, or several.
     """
     managers = (one for one in gc.get_objects() if type(one).__name__ == "KVCacheManager")
-    found = [one for one in managers if getattr(one, "block_pool", None) is pool]
-    if len(found) != 1:
-        raise Unsupported(f"this vLLM hands over a BlockPool with {len(found)} KVCacheManagers; one is needed")
-    return found[0]
+    matching = [one for one in managers if getattr(one, "block_pool", None) is pool]
+    if len(matching) != 1:
+        raise Unsupported(f"this vLLM hands over a BlockPool with {len(matching)} KVCacheManagers; one is needed")
+    return matching[0]
 
 
 def connector_base() -> Any:

@@ -35,16 +35,16 @@ def options_of(additional: Any) -> tuple[Scheduling, str]:
         ConfigError: no order, or no such clock. UnknownPlugin and others: as `framework.registry.build`.
         Unsupported: an order that also decides what vLLM decides itself.
     """
-    found = additional if isinstance(additional, Mapping) else {}
-    if "scheduling" not in found:
+    options = additional if isinstance(additional, Mapping) else {}
+    if "scheduling" not in options:
         raise ConfigError(
             "OrderedScheduler takes its order from vLLM's additional_config, which names none; "
             """--additional-config '{"scheduling": "longest_prefix"}'"""
         )
-    clock = found.get("scheduling_clock", "seconds")
+    clock = options.get("scheduling_clock", "seconds")
     if clock not in CLOCKS:
         raise ConfigError(f"scheduling_clock is one of {', '.join(CLOCKS)}, found {clock!r}")
-    plugin = build_component("scheduling", found["scheduling"], {"seed": 0})
+    plugin = build_component("scheduling", options["scheduling"], {"seed": 0})
     for method, what in (("victim", "whom to preempt"), ("share", "how long a chunk is")):
         if getattr(type(plugin), method) is not getattr(Scheduling, method):
             raise Unsupported(
@@ -264,8 +264,8 @@ class OrderedQueue:
     def _find(self, request: Any) -> Found:
         if not self.manager.enable_caching or request.skip_reading_prefix_cache:
             return 0, request.block_hashes
-        found = self.manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
-        return int(found[1]), request.block_hashes
+        hit = self.manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
+        return int(hit[1]), request.block_hashes
 
     def _follow(self, pool: Any, block_size: int | None) -> None:
         """Hear what is published and evicted."""

@@ -242,12 +242,12 @@ class PoolWatch:
     def _touching(self, blocks: Sequence[Any]) -> None:
         facts, request = self.queue.facts, self._request
         names = facts.names if facts is not None else []
-        found = [block.block_id for block in blocks if not block.is_null and names[block.block_id] is not None]
-        if facts is None or not found:
+        named = [block.block_id for block in blocks if not block.is_null and names[block.block_id] is not None]
+        if facts is None or not named:
             return
         facts.tick()
         self.queue.counted = True
-        self._hit_blocks = max(self._hit_blocks, facts.hit(found, 0 if request is None else -request.priority))
+        self._hit_blocks = max(self._hit_blocks, facts.hit(named, 0 if request is None else -request.priority))
 
     def _cached(
         self, facts: PoolFacts, result: None, request: Any, blocks: Sequence[Any], num_cached_blocks: int,
@@ -384,10 +384,10 @@ class MissWatch:
         ledger.serve(number)
         ledger.decline(False)
         try:
-            found = call(request, num_new_tokens, num_new_computed_tokens, *args, **kwargs)
+            blocks = call(request, num_new_tokens, num_new_computed_tokens, *args, **kwargs)
         finally:
             ledger.decline(True)
-        if found is None:
+        if blocks is None:
             if first:
                 ledger.leave(number)
         elif first:
@@ -397,9 +397,9 @@ class MissWatch:
         elif name not in self._running:
             ledger.preempted_tokens += max(0, before - cached)
             ledger.compute(number, list(request.block_hashes), cached // ledger.block_size)
-        if found is not None:
+        if blocks is not None:
             self._running.add(name)
-        return found
+        return blocks
 
     def _hit_in(self, space: tuple[Any, Any], request: Any) -> int:
         """Leading tokens of the prompt that are there under another cache salt and adapter."""
@@ -428,10 +428,10 @@ class MissWatch:
         self, call: Any, request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int,
         *args: Any, **kwargs: Any,
     ) -> Any:  # fmt: skip
-        found = call(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)
+        published = call(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)
         new = blocks[num_cached_blocks:num_full_blocks]
         self.ledger.published([self._hash_of(b.block_hash) for b in new if b.block_hash is not None and not b.is_null])
-        return found
+        return published
 
     def _evict(self, call: Any, block: Any, *args: Any, **kwargs: Any) -> Any:
         name = block.block_hash

@@ -173,7 +173,7 @@ def _elsewhere(paths: RequestPaths, ids: list[int], log: LossLog) -> npt.NDArray
     calls, num_seen = iter(log), 0
     call = next(calls, None)
     resident, spaces = set[int](), dict[int, tuple[int, ...]]()
-    found = np.zeros(paths.num_references, dtype=bool)
+    elsewhere = np.zeros(paths.num_references, dtype=bool)
     for request, path in enumerate(paths.walk()):
         known = spaces.get(twins[path[0]], ()) if path else ()
         if path and path[-1] >= num_seen:
@@ -181,7 +181,7 @@ def _elsewhere(paths: RequestPaths, ids: list[int], log: LossLog) -> npt.NDArray
             for node in known:
                 depth = 0
                 while node != path[0] and node in resident:
-                    found[paths.starts[request] + depth] = True
+                    elsewhere[paths.starts[request] + depth] = True
                     depth += 1
                     node = children.get((node, twins[path[depth]]), -1) if depth < len(path) else -1
         if path and path[0] not in known:
@@ -190,7 +190,7 @@ def _elsewhere(paths: RequestPaths, ids: list[int], log: LossLog) -> npt.NDArray
         while call is not None and call[0] <= request:
             resident.difference_update(call[1])
             call = next(calls, None)
-    return found
+    return elsewhere
 
 
 def _evictions(

@@ -91,9 +91,9 @@ class Bounds:
                 tries += 1
                 here = of[name]
                 of[name] = there
-                found = self._hits(sessions, of, here), self._hits(sessions, of, there)
-                if sum(found) > hits[here] + hits[there]:
-                    hits[here], hits[there] = found
+                moved = self._hits(sessions, of, here), self._hits(sessions, of, there)
+                if sum(moved) > hits[here] + hits[there]:
+                    hits[here], hits[there] = moved
                 else:
                     of[name] = here
         return sum(hits) * self._size

@@ -27,8 +27,8 @@ class GuardedRouter(Guard):
         chosen: Any = self.plugin.route(request, tuple(replicas))
         if not any(chosen is one for one in replicas):
             self.wrong("route", f"must return one of the {len(replicas)} replicas it was given", chosen)
-        found: ReplicaView = chosen
-        return found
+        view: ReplicaView = chosen
+        return view
 
     def facts(self) -> Facts:
         """What it measured, checked."""

@@ -343,14 +343,14 @@ class Handoffs:
         )
         for side, seq, blocks in sides:
             try:
-                found = side.state.guarded.table(seq.id)[handoff.first : handoff.first + len(blocks)]
+                present = side.state.guarded.table(seq.id)[handoff.first : handoff.first + len(blocks)]
             except FrameworkError:
-                found = np.empty(0, dtype=np.int32)
-            if not np.array_equal(found, blocks):
+                present = np.empty(0, dtype=np.int32)
+            if not np.array_equal(present, blocks):
                 which = "written" if side is handoff.receiver else "read"
                 raise InvariantViolation(
                     f"handoff: F1: blocks of replica {side.index} were {which} by a link and not kept for it: "
-                    f"{blocks.tolist()[:8]} of request {seq.request.number}, whose table has {found.tolist()[:8]}"
+                    f"{blocks.tolist()[:8]} of request {seq.request.number}, whose table has {present.tolist()[:8]}"
                 )
 
     def left(self, side: Side, at_s: float) -> None:

@@ -43,17 +43,17 @@ class Holdings:
         """
         if start is not None and any(start):
             return [self._beyond(keys, replica, at) for replica, at in enumerate(start)]
-        found, alive, masks = [len(keys)] * self._count, self._all, self._masks
+        depths, alive, masks = [len(keys)] * self._count, self._all, self._masks
         for depth, key in enumerate(keys):
             stay = alive & masks.get(key, 0)
             gone, alive = alive & ~stay, stay
             while gone:
                 bit = gone & -gone
-                found[bit.bit_length() - 1] = depth
+                depths[bit.bit_length() - 1] = depth
                 gone ^= bit
             if not alive:
                 break
-        return found
+        return depths
 
     def _beyond(self, keys: Sequence[BlockHash], replica: int, at: int) -> int:
         bit = 1 << replica

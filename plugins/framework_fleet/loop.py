@@ -34,8 +34,8 @@ class OpenLoop:
 
     def _take(self) -> tuple[int, WorkloadRequest]:
         assert self._next is not None
-        found, self._next = self._next, next(self._source, None)
-        return found
+        taken, self._next = self._next, next(self._source, None)
+        return taken
 
     @property
     def next_s(self) -> float:

@@ -163,12 +163,12 @@ def loop_of(workload: Workload, name: str, options: FleetOptions) -> OpenLoop:
 
 def outages_of(options: FleetOptions) -> list[tuple[float, int, bool]]:
     """(when, replica, whether it comes) in order of time; who goes comes before who comes."""
-    found = []
+    outages = []
     for entry in options.outages:
-        found.append((float(entry["leaves_s"]), int(entry["replica"]), False))
+        outages.append((float(entry["leaves_s"]), int(entry["replica"]), False))
         if "returns_s" in entry:
-            found.append((float(entry["returns_s"]), int(entry["replica"]), True))
-    return sorted(found, key=lambda one: (one[0], one[2], one[1]))
+            outages.append((float(entry["returns_s"]), int(entry["replica"]), True))
+    return sorted(outages, key=lambda one: (one[0], one[2], one[1]))
 
 
 class _Tally:
@@ -231,7 +231,7 @@ def merged(engines: Sequence[Engine], *, complete: bool) -> dict[str, Any]:
         summary.pop("engine_overhead", None)  # measured by the wall
     if len(engines) == 1:
         return summaries[0]
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         key: sum(summary.get(key, 0) for summary in summaries)
         for key, value in summaries[0].items()
         if type(value) is int and not key.startswith("peak_")
@@ -240,17 +240,17 @@ def merged(engines: Sequence[Engine], *, complete: bool) -> dict[str, Any]:
     first = min((one.first_arrival_s for one in all_metrics if one.first_arrival_s is not None), default=0.0)
     wall = max(0.0, max(one.last_end_s for one in all_metrics) - first)
     rates = [rate for one in all_metrics for rate in one.request_hit_rates]
-    found |= {
+    result |= {
         "wall_s": wall,
-        "output_tokens_per_s": _over(found["output_tokens"], wall),
-        "requests_per_s": _over(found["num_finished"], wall),
-        "hit_rate": _over(found["hit_tokens"], found["prompt_tokens"]),
-        "hit_rate_blocks": _over(found["hit_blocks"], found["prompt_blocks"]),
+        "output_tokens_per_s": _over(result["output_tokens"], wall),
+        "requests_per_s": _over(result["num_finished"], wall),
+        "hit_rate": _over(result["hit_tokens"], result["prompt_tokens"]),
+        "hit_rate_blocks": _over(result["hit_blocks"], result["prompt_blocks"]),
         "hit_rate_request_mean": float(np.mean(rates)) if rates else None,
         "forward_s": sum(one.forward_s for one in all_metrics),
     }
     if failures := [one.first_failure for one in all_metrics if one.first_failure]:
-        found["first_failure"] = failures[0]
+        result["first_failure"] = failures[0]
     times = {
         "ttft": [value for one in all_metrics for value in one.ttft_s],
         "tpot": [value for one in all_metrics for value in one.request_tpot_s if not isnan(value)],
@@ -258,16 +258,16 @@ def merged(engines: Sequence[Engine], *, complete: bool) -> dict[str, Any]:
     }
     for name, values in times.items():
         for percent in (50, 95, 99):
-            found[f"{name}_s_p{percent}"] = float(np.percentile(values, percent)) if values else None
-    return found
+            result[f"{name}_s_p{percent}"] = float(np.percentile(values, percent)) if values else None
+    return result
 
 
 def both(prefill: Mapping[str, Any], decode: Mapping[str, Any], wall_s: float) -> dict[str, Any]:
     """What a summary says of requests and prompts, each of which two engines had: counted once."""
-    found = {key: value for key, value in prefill.items() if key.startswith(("prompt_", "hit_"))}
-    found |= {key: decode[key] for key in decode if key.startswith(("ttft_", "tpot_", "latency_"))}
-    found |= {"num_requests": prefill["num_requests"], "num_finished": decode["num_finished"]}
-    return found | {
+    result = {key: value for key, value in prefill.items() if key.startswith(("prompt_", "hit_"))}
+    result |= {key: decode[key] for key in decode if key.startswith(("ttft_", "tpot_", "latency_"))}
+    result |= {"num_requests": prefill["num_requests"], "num_finished": decode["num_finished"]}
+    return result | {
         "output_tokens": decode["output_tokens"],
         "output_tokens_per_s": _over(decode["output_tokens"], wall_s),
         "requests_per_s": _over(decode["num_finished"], wall_s),

@@ -43,10 +43,10 @@ class GuardedRule(Guard, CheckpointRule):
         most = 2 * asked.total + 64
         if not isinstance(answer, Iterable):
             self.wrong(hook, "must return whole numbers of at least 0", answer)
-        found = [*islice(answer, most + 1)]
-        if len(found) > most:
+        numbers = [*islice(answer, most + 1)]
+        if len(numbers) > most:
             raise self.fault(hook, f"must name at most {most:,} places of {asked.total:,} tokens, names more")
-        for place in found:
+        for place in numbers:
             if not is_count(place):
                 self.wrong(hook, "must return whole numbers of at least 0", place)
-        return [int(place) for place in found]
+        return [int(place) for place in numbers]

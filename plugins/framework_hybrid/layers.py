@@ -76,13 +76,13 @@ def layers_of(config: Mapping[str, Any]) -> tuple[Layers, ...]:
         ModelError: layers that are named in no way known here, a key that is missing, a value of another type.
     """
     config = with_defaults(config)
-    found: Counter[Layers] = Counter()
+    counts: Counter[Layers] = Counter()
     for layer, name in enumerate(layer_names(config)):
         for kept in _kept(config, layer, name):
-            found[kept] += 1
-    if not found:
+            counts[kept] += 1
+    if not counts:
         raise ModelError("config.json has no layer that keeps anything of a request")
-    made = (replace(one, count=count) for one, count in found.items())
+    made = (replace(one, count=count) for one, count in counts.items())
     return tuple(sorted(made, key=lambda one: ORDER.index(one.kind)))
 
 

@@ -67,8 +67,8 @@ class StateOrder(EvictionPolicy):
     def above(self, state: BlockId) -> BlockId:
         """The view's column, remembered until a state above it comes or goes."""
         if state not in self._above:
-            self._above[state] = found = BlockId(self.view.above[state])
-            self._below.setdefault(found, set()).add(state)
+            self._above[state] = block = BlockId(self.view.above[state])
+            self._below.setdefault(block, set()).add(state)
         return self._above[state]
 
     def _moved(self, above: BlockId) -> None:

@@ -47,19 +47,21 @@ class GroupCounts:
     stranded: list[list[int]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, memory: Memory, prompt: Sequence[int] | Ints, found: Sequence[GroupHit], **counted: Any) -> GroupCounts:
+    def of(
+        cls, memory: Memory, prompt: Sequence[int] | Ints, requests: Sequence[GroupHit], **counted: Any
+    ) -> GroupCounts:
         """Counts of these prompts and what each found; `counted` are the fields that follow `kinds`."""
         kinds = tuple(group.kind for group in memory.groups)
-        wide = (len(found), len(kinds))
-        allowed = [hit.tokens + sum(hit.lost) for hit in found]
+        wide = (len(requests), len(kinds))
+        allowed = [hit.tokens + sum(hit.lost) for hit in requests]
         seen = [most if hit.seen is None else hit.seen // memory.step * memory.step
-                for hit, most in zip(found, allowed, strict=True)]  # fmt: skip
+                for hit, most in zip(requests, allowed, strict=True)]  # fmt: skip
         return cls(
             prompt=np.asarray(prompt, np.int64),
-            hits=np.array([hit.tokens for hit in found], np.int64),
-            could=np.array([hit.could for hit in found], np.int64).reshape(wide),
-            lost=np.array([hit.lost for hit in found], np.int64).reshape(wide),
-            junctions=np.array([hit.junction for hit in found], np.int64),
+            hits=np.array([hit.tokens for hit in requests], np.int64),
+            could=np.array([hit.could for hit in requests], np.int64).reshape(wide),
+            lost=np.array([hit.lost for hit in requests], np.int64).reshape(wide),
+            junctions=np.array([hit.junction for hit in requests], np.int64),
             unseen=np.maximum(0, np.array(allowed, np.int64) - np.array(seen, np.int64)),
             kinds=kinds, evictions=sum(memory.evictions), **counted,
         )  # fmt: skip
@@ -120,7 +122,7 @@ def replay_groups(
     """
     prompt, guarded = paths.input_tokens if prompt_tokens is None else prompt_tokens, GuardedRule(rule)
     infinite = paths.infinite_hits
-    found, refused, checkpoints = list[GroupHit](), 0, 0
+    hits, refused, checkpoints = list[GroupHit](), 0, 0
     resident, stranded = list[list[int]](), list[list[int]]()
     drop = memory.step * any(group.lookahead_drop for group in memory.groups)
     sampled = set(np.linspace(0, paths.num_requests - 1, num_samples + 1)[1:].astype(int).tolist())
@@ -143,18 +145,18 @@ def replay_groups(
         except OutOfBlocks:
             refused += 1
             run.leave()
-            found.append(replace(hit, tokens=0, lost=(0,) * len(hit.lost), junction=0))
+            hits.append(replace(hit, tokens=0, lost=(0,) * len(hit.lost), junction=0))
             continue
         if guarded.keeps_end:
             run.publish_end(asked.total)
         run.leave()
         checkpoints += run.num_states
         give_up(memory, path, guarded, asked)
-        found.append(hit)
+        hits.append(hit)
         if number in sampled:
             resident.append(resident_bytes(memory))
             stranded.append(stranded_bytes(memory))
-    return GroupCounts.of(memory, prompt, found, refused=refused, checkpoints=checkpoints, resident=resident,
+    return GroupCounts.of(memory, prompt, hits, refused=refused, checkpoints=checkpoints, resident=resident,
                           stranded=stranded)  # fmt: skip
 
 

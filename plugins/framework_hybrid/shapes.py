@@ -165,10 +165,10 @@ def _config(config: Mapping[str, Any] | str) -> Mapping[str, Any]:
         except (ConfigError, ModelError) as error:
             raise ConfigError(f"no groups are known of {config!r}; give a config.json, a hub id or one of "
                               f"{', '.join(sorted(SHAPES))} ({error})") from error  # fmt: skip
-    found = SHAPES[config] if isinstance(config, str) else config
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"a model's configuration is a mapping, found {shown(found)}")
-    return found
+    values = SHAPES[config] if isinstance(config, str) else config
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"a model's configuration is a mapping, found {shown(values)}")
+    return values
 
 
 def _qwen(num_layers: int, width: int, num_kv_heads: int, num_value_heads: int) -> dict[str, Any]:

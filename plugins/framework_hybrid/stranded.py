@@ -8,11 +8,11 @@ from framework.groups.pool import ROOT, Node
 
 def resident_bytes(memory: Memory) -> list[int]:
     """(G,) bytes of what can be found."""
-    found = [0] * len(memory.groups)
+    sizes = [0] * len(memory.groups)
     for pool in dict.fromkeys(memory.pools):
         for (group, _), blocks in pool.index.items():
-            found[group] += len(blocks) * memory.groups[group].block_bytes
-    return found
+            sizes[group] += len(blocks) * memory.groups[group].block_bytes
+    return sizes
 
 
 def stranded_bytes(memory: Memory) -> list[int]:
@@ -41,9 +41,9 @@ def stranded_bytes(memory: Memory) -> list[int]:
 
     wide = [group.block_tokens // unit for group in groups]
     runs: list[dict[Node, int]] = []  # resident blocks without a gap that end at a node
-    for g, found in enumerate(have):
+    for g, held in enumerate(have):
         run: dict[Node, int] = {}
-        for node in sorted(found, key=depths.__getitem__):
+        for node in sorted(held, key=depths.__getitem__):
             run[node] = 1 + run.get(up(node, wide[g]), 0)
         runs.append(run)
     # A draft model's group has a block beyond the place, so places are looked for from there.
@@ -63,4 +63,4 @@ def stranded_bytes(memory: Memory) -> list[int]:
                     break
                 useful[g].add(node)
                 node = up(node, wide[g])
-    return [group.block_bytes * len(found - used) for group, found, used in zip(groups, have, useful, strict=True)]
+    return [group.block_bytes * len(held - used) for group, held, used in zip(groups, have, useful, strict=True)]

@@ -40,7 +40,7 @@ class RecordEvents(Command):
         require_new(options.out)
         try:
             with Subscriber(options.source, options.replay, topic=options.topic) as subscriber:
-                found = record(
+                recorded = record(
                     subscriber,
                     Path(options.out),
                     report_hits=options.report_hits,
@@ -52,5 +52,5 @@ class RecordEvents(Command):
         except OSError as error:
             error.filename = error.filename or options.out
             raise
-        print(f"{options.out}: {found}")  # noqa: T201
+        print(f"{options.out}: {recorded}")  # noqa: T201
         return 0

@@ -67,10 +67,10 @@ class Calibrate(Command):
     def run(self, options: argparse.Namespace) -> int:
         require_new(options.out, inputs=options.steps, force=options.force)
         made = calibrate(*read_steps(options.steps))
-        found = asdict(made) | {"costs": made.costs.plain()}
+        fitted = asdict(made) | {"costs": made.costs.plain()}
         if options.out is not None:
-            write_json(options.out, found)
-        print(json.dumps(found, indent=2) if options.json else _table(found))  # noqa: T201
+            write_json(options.out, fitted)
+        print(json.dumps(fitted, indent=2) if options.json else _table(fitted))  # noqa: T201
         return 0
 
 
@@ -167,15 +167,15 @@ def _fitted(work: Floats, seconds: Floats) -> Floats:
     return np.asarray(costs, dtype=np.float64)
 
 
-def _table(found: dict[str, Any]) -> str:
-    lines = [f"{name:10} {found['costs'][name]:.4g}   {low:.4g} to {high:.4g}"
-             for name, (low, high) in found["intervals"].items()]  # fmt: skip
+def _table(fitted: dict[str, Any]) -> str:
+    lines = [f"{name:10} {fitted['costs'][name]:.4g}   {low:.4g} to {high:.4g}"
+             for name, (low, high) in fitted["intervals"].items()]  # fmt: skip
     return "\n".join(
         [
-            f"{'':10} seconds and their 95 % interval, of {found['num_steps']} steps",
+            f"{'':10} seconds and their 95 % interval, of {fitted['num_steps']} steps",
             *lines,
-            f"held-out steps: all together {found['total_error']:+.1%}, "
-            f"each {found['step_error_p50']:.1%} (median), {found['step_error_p95']:.1%} (95th percentile)",
+            f"held-out steps: all together {fitted['total_error']:+.1%}, "
+            f"each {fitted['step_error_p50']:.1%} (median), {fitted['step_error_p95']:.1%} (95th percentile)",
             "not in these costs: what a request takes outside steps, such as HTTP (7 ms in vLLM on two CPU cores);",
             "a replay's times to first token and durations are short by that",
         ]

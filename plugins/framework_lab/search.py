@@ -118,17 +118,17 @@ def search(plan: Search, say: Callable[[str], None] = lambda line: None) -> Tria
         lock = Lock(plan.folder / LOCK)
         try:
             study, reasons = _study(optuna, plan, say), deque[str](maxlen=_MAX_ALIKE)
-            found = _trials(study, plan)
-            write_trials(plan.folder, found)
-            while len(found.trials) < plan.trials:
+            history = _trials(study, plan)
+            write_trials(plan.folder, history)
+            while len(history.trials) < plan.trials:
                 if len(reasons) == _MAX_ALIKE and reasons[0] and len(set(reasons)) == 1:
-                    done = f"{len(found.trials)} of {plan.trials} trials"
+                    done = f"{len(history.trials)} of {plan.trials} trials"
                     say(f"stopped after {done}: the last {_MAX_ALIKE} failed alike")
                     break
-                reasons.append(_one(optuna, study, plan, len(found.trials), say))
-                found = _trials(study, plan)
-                write_trials(plan.folder, found)
-            return found
+                reasons.append(_one(optuna, study, plan, len(history.trials), say))
+                history = _trials(study, plan)
+                write_trials(plan.folder, history)
+            return history
         finally:
             lock.release()
 
@@ -217,13 +217,13 @@ class SearchCommand(Command):
             trials=options.trials,
             seed=options.seed,
         )
-        found = search(plan, say=lambda line: print(line, file=sys.stderr, flush=True))  # noqa: T201
+        history = search(plan, say=lambda line: print(line, file=sys.stderr, flush=True))  # noqa: T201
         run_command("report", [str(plan.folder), "--publish"])
-        if found.best is None:
-            print(f"none of {len(found.trials)} trials was good", file=sys.stderr)  # noqa: T201
+        if history.best is None:
+            print(f"none of {len(history.trials)} trials was good", file=sys.stderr)  # noqa: T201
             return FAILED
-        words = " ".join(found.best.overrides)
-        print(f"best of {len(found.trials)}: {plan.metric} {found.best.value:g} with {words}")  # noqa: T201
+        words = " ".join(history.best.overrides)
+        print(f"best of {len(history.trials)}: {plan.metric} {history.best.value:g} with {words}")  # noqa: T201
         return 0
 
 

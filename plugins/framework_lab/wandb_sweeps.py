@@ -71,8 +71,8 @@ def parameter(axis: Axis) -> dict[str, Any]:
     if axis.whole and not axis.log:
         return {"distribution": "int_uniform", "min": int(axis.low), "max": int(axis.high)}
     kind = {(False, False): "uniform", (True, False): "log_uniform_values", (True, True): "q_log_uniform_values"}
-    found = {"distribution": kind[axis.log, axis.whole], "min": axis.low, "max": axis.high}
-    return {**found, "q": 1} if axis.whole else found
+    distribution = {"distribution": kind[axis.log, axis.whole], "min": axis.low, "max": axis.high}
+    return {**distribution, "q": 1} if axis.whole else distribution
 
 
 class Sweeps(Command):

@@ -152,6 +152,6 @@ class ExpectedAttention(Scored):
 def unrotated(layer: LayerCache) -> Tensor:
     """(w, H, D): the queries before their rotation, which is turned back."""
     cos, sin = layer.rotary(layer.query_positions)
-    found, rotated = layer.queries.clone(), layer.queries[..., layer.turned]
-    found[..., layer.turned] = rotated * cos - rotated.roll(cos.shape[-1] // 2, -1) * sin
-    return found
+    queries, rotated = layer.queries.clone(), layer.queries[..., layer.turned]
+    queries[..., layer.turned] = rotated * cos - rotated.roll(cos.shape[-1] // 2, -1) * sin
+    return queries

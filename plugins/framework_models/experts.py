@@ -137,8 +137,8 @@ class Qwen3Moe(RoutedModel):
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         experts = experts_of(config, renormalise=value_of(config, "norm_topk_prob", bool, False))
-        found = super().read({**config, "intermediate_size": experts.intermediate_size})
-        return {**found, "experts": experts, "qk_norm": True}
+        values = super().read({**config, "intermediate_size": experts.intermediate_size})
+        return {**values, "experts": experts, "qk_norm": True}
 
     @classmethod
     def layer_names(cls, config: Mapping[str, Any]) -> list[str]:

@@ -26,12 +26,12 @@ class Gemma2(ModelConfig):
     def read(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         if config.get("use_bidirectional_attention"):
             raise ModelError("use_bidirectional_attention is not supported; supported: false")
-        found = super().read(config)
+        values = super().read(config)
         for field, key in (("soft_cap", "attn_logit_softcapping"), ("logit_cap", "final_logit_softcapping")):
-            found[field] = None if config.get(key) is None else value_of(config, key, float)
-        return found | {
+            values[field] = None if config.get(key) is None else value_of(config, key, float)
+        return values | {
             "attention_scale": value_of(config, "query_pre_attn_scalar", float) ** -0.5,
-            "embedding_scale": found["hidden_size"] ** 0.5,
+            "embedding_scale": values["hidden_size"] ** 0.5,
             "norms_plus_one": True,
         }
 

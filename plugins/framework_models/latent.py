@@ -45,14 +45,14 @@ class LatentModel(RoutedModel):
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        found = super().read(config)
+        values = super().read(config)
         latent, nope, rotated = (
             value_of(config, key, int) for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
         )
-        return found | {
+        return values | {
             "query_rank": None if config.get("q_lora_rank") is None else value_of(config, "q_lora_rank", int),
             "nope_dim": nope,
-            "value_dim": value_of(config, "v_head_dim", int, max(1, found["hidden_size"] // found["num_heads"])),
+            "value_dim": value_of(config, "v_head_dim", int, max(1, values["hidden_size"] // values["num_heads"])),
             "interleaved": value_of(config, "rope_interleave", bool, True),
             "latent_dim": latent,
             "num_kv_heads": 1,
@@ -128,13 +128,13 @@ class MiniCPM3(LatentModel):
     def read(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         depth = None if config.get("scale_depth") is None else value_of(config, "scale_depth", float)
         base = None if config.get("dim_model_base") is None else value_of(config, "dim_model_base", int)
-        found = super().read(config)
-        return found | {
+        values = super().read(config)
+        return values | {
             "interleaved": False,
             "mlp_bias": value_of(config, "mlp_bias", bool, False),
             "embedding_scale": value_of(config, "scale_emb", float),
-            "residual_scale": 1.0 if depth is None else depth / found["num_layers"] ** 0.5,
-            "logit_scale": 1.0 if base is None else base / found["hidden_size"],
+            "residual_scale": 1.0 if depth is None else depth / values["num_layers"] ** 0.5,
+            "logit_scale": 1.0 if base is None else base / values["hidden_size"],
         }
 
     def layer(self, layer: int, weight: NewWeight) -> DecoderLayer:

@@ -142,6 +142,6 @@ class Qwen3Next(Qwen35Moe):
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        found = super().read(config)
-        experts = replace(found["experts"], renormalise=value_of(config, "norm_topk_prob", bool))
-        return {**found, "experts": experts, "recurrent": replace(found["recurrent"], by_key_head=True)}
+        values = super().read(config)
+        experts = replace(values["experts"], renormalise=value_of(config, "norm_topk_prob", bool))
+        return {**values, "experts": experts, "recurrent": replace(values["recurrent"], by_key_head=True)}

@@ -64,8 +64,8 @@ def pairs(rng: np.random.Generator, length: int) -> Document:
     drawn = _words(rng, 2 * count)
     keys, values = drawn[:count], rng.choice(drawn[count:], count)
     text = np.stack([keys, values, np.full(count, STOP)], axis=1).ravel()
-    found = zip(keys, values, strict=True)
-    asked = (Question(np.array([ASK, key]), np.array([value]), 3 * i + 1) for i, (key, value) in enumerate(found))
+    planted = zip(keys, values, strict=True)
+    asked = (Question(np.array([ASK, key]), np.array([value]), 3 * i + 1) for i, (key, value) in enumerate(planted))
     return Document(text, tuple(asked))
 
 

@@ -96,8 +96,8 @@ class Recall(Workload):
         right: dict[str, list[bool]] = defaultdict(list)
         for request, texts in answers:
             asked = expected[request.key]
-            found = texts[0].split() if texts else []
-            equal = found[: len(asked.answer.split())] == asked.answer.split()
+            words = texts[0].split() if texts else []
+            equal = words[: len(asked.answer.split())] == asked.answer.split()
             names = [f"_{asked.task}"] if asked.task == "copy" else [f"_{asked.task}", f"_depth_{asked.depth}"]
             for name in ("", *names):
                 right[name].append(equal)

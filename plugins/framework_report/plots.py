@@ -280,8 +280,8 @@ def _tradeoff(
         groups.setdefault(label({key: setting.values[key] for key in categorical}), []).append(setting)
     same: dict[tuple[tuple[float, float], ...], list[str]] = {}
     for group, settings in groups.items():
-        found = tuple((setting.means[throughput].value, setting.means[latency].value) for setting in settings)
-        same.setdefault(found, []).append(group)
+        point = tuple((setting.means[throughput].value, setting.means[latency].value) for setting in settings)
+        same.setdefault(point, []).append(group)
     groups = {" = ".join(names): groups[names[0]] for names in same.values()}
     order = sorted(groups, key=lambda group: -max(setting.means[throughput].value for setting in groups[group]))
     xs, ys = (column(key, [setting.means[key].value for setting in points]) for key in (throughput, latency))

@@ -174,8 +174,8 @@ def swapped(
     by_draw = stats.bootstrap(
         (numbers,), drawn, vectorized=False, n_resamples=_SWAPS, method="percentile", rng=np.random.default_rng(0)
     )
-    found = by_draw.bootstrap_distribution
-    tail = min(int((found <= 0).sum()), int((found >= 0).sum()))
+    differences = by_draw.bootstrap_distribution
+    tail = min(int((differences <= 0).sum()), int((differences >= 0).sum()))
     low, high = by_draw.confidence_interval
     return Estimate(
         value=value, interval=(float(low), float(high)), count=len(runs), unit=_run_of(word, [count / len(runs)]),

@@ -122,8 +122,8 @@ class Returns:
     def scores(self, kinds: Ints, ages: Floats) -> Floats:
         """(G,) index of groups by kind and age; kinds that came since the last time are judged by their sort."""
         known = np.where(kinds < len(self.index), kinds, self._sorts()[kinds])
-        found: Floats = self.index[known, self.bins(ages)]
-        return found
+        ranks: Floats = self.index[known, self.bins(ages)]
+        return ranks
 
     def first_score(self, kind: int) -> float:
         """The index of a group that begins to wait."""
@@ -147,8 +147,8 @@ class Returns:
                 features = np.array([self._features[kind - self._num_sorts][1:] for kind in members])
                 foretold = np.array([self._foretold[kind - self._num_sorts] for kind in members])
                 hazard[members] = _fit_all(features, foretold, events[members], exposure[members], shape, width)
-        found = _best_ratio(hazard, width)
-        self.index = np.concatenate([found, np.repeat(found[:, -1:], _BINS - oldest, axis=1)], axis=1)
+        ratios = _best_ratio(hazard, width)
+        self.index = np.concatenate([ratios, np.repeat(ratios[:, -1:], _BINS - oldest, axis=1)], axis=1)
         self.index[:, 0] = self.index[:, 1]  # see NOTE 2
         self._fresh = self.index[:, 0].tolist()
 
@@ -219,8 +219,8 @@ def _given_foretold(
 def _times_odds(hazard: Floats, chance: Floats, odds: Floats) -> Floats:
     """(C, A) hazards when the odds of the chance (C, A) of a return at all are so many times (C,) as high."""
     times = odds[:, None]
-    found: Floats = hazard * times / (1 + (times - 1) * chance)
-    return found
+    scaled: Floats = hazard * times / (1 + (times - 1) * chance)
+    return scaled
 
 
 def _fit(features: Ints, events: Floats, exposure: Floats, shape: Floats, width: Floats) -> Floats:

@@ -220,12 +220,12 @@ class Hazard(GroupedPolicy):
     ) -> None:
         """The groups of a prompt's full blocks, deepest first: those never seen before, then the others."""
         moved_on, below = self._moved_on(), None
-        for part, found in ((NEW, blocks[:num_new]), (SEEN, blocks[num_new:])):
-            if not found:
+        for part, part_blocks in ((NEW, blocks[:num_new]), (SEEN, blocks[num_new:])):
+            if not part_blocks:
                 continue
             self._part = FIRST if self.continued is None else part + _MOVED_ON * moved_on
             features = self.features(facts, self.blocks.depth[blocks[0]] + 1, gap)
-            group = self._begin(found, self._returns.kind_of(BODY, features, self.foretold(facts)), turn)
+            group = self._begin(part_blocks, self._returns.kind_of(BODY, features, self.foretold(facts)), turn)
             group.below, below = below, group
 
     def _moved_on(self) -> bool:

@@ -235,8 +235,8 @@ def check_discarded_content_is_not_found(make: Make) -> None:
         driver.do_compute(0, 9, extend=True, commit=True)
         driver.do_free(0)
         driver.truth.published.clear()
-        found = allocator.lookup(longer, PLAIN).num_tokens
-        driver.need(not found, "what shared a discarded block is found below it", found)
+        num_tokens = allocator.lookup(longer, PLAIN).num_tokens
+        driver.need(not num_tokens, "what shared a discarded block is found below it", num_tokens)
         driver.do_admit(short, PLAIN)
         driver.do_compute(0, 9, extend=True, commit=True)
         driver.do_free(0)
@@ -328,9 +328,9 @@ def check_a_prompt_gets_its_room_in_parts(make: Make) -> None:
         if allocator.stats().prompt_tokens != total:
             raise Violation(f"{name}: a prompt of {total} tokens, {first} at first, counts as {allocator.stats()}")
         allocator.free(RequestId(1))
-        found = allocator.lookup(as_tokens([*prompt, 0]), PLAIN).num_tokens
-        if traits.strict and found < total // 2 * 2:
-            raise Violation(f"{name}: of a prompt of {total} tokens, computed in parts, {found} are found")
+        num_tokens = allocator.lookup(as_tokens([*prompt, 0]), PLAIN).num_tokens
+        if traits.strict and num_tokens < total // 2 * 2:
+            raise Violation(f"{name}: of a prompt of {total} tokens, computed in parts, {num_tokens} are found")
         _all_have_ended(allocator, "the only one, which got its room in parts")
 
 

@@ -549,24 +549,24 @@ def check_an_index_selects_the_highest_scores(make: Make, device: str = "cpu", c
 def _index_scores(q: Tensor, weights: Tensor, pool: LayerKV, problem: Problem) -> list[dict[int, float]]:
     """The score of each slot that a query sees, in fp64, for each query."""
     assert pool.index is not None
-    size, found = pool.block_size, list[dict[int, float]]()
+    size, scores = pool.block_size, list[dict[int, float]]()
     for table, context, count in zip(
         problem.batch.block_tables.tolist(), problem.case.contexts, problem.case.queries, strict=True
     ):
         for position in range(context - count, context):
-            query, token = q[len(found)].double(), {}
+            query, token = q[len(scores)].double(), {}
             for key in range(position + 1):
                 stored = pool.index[table[key // size], key % size].double()
-                score = torch.relu(query @ stored) @ weights[len(found)].double()
+                score = torch.relu(query @ stored) @ weights[len(scores)].double()
                 token[table[key // size] * size + key % size] = float(score)
-            found.append(token)
-    return found
+            scores.append(token)
+    return scores
 
 
-def _check_selection(found: Tensor, scores: list[dict[int, float]], count: int, longest: int) -> None:
-    assert found.shape == (len(scores), min(count, longest)), f"select {count}: slots are {tuple(found.shape)}"
-    assert found.dtype == torch.int32, f"select {count}: slots are {found.dtype}"
-    for token, (row, seen) in enumerate(zip(found.tolist(), scores, strict=True)):
+def _check_selection(slots: Tensor, scores: list[dict[int, float]], count: int, longest: int) -> None:
+    assert slots.shape == (len(scores), min(count, longest)), f"select {count}: slots are {tuple(slots.shape)}"
+    assert slots.dtype == torch.int32, f"select {count}: slots are {slots.dtype}"
+    for token, (row, seen) in enumerate(zip(slots.tolist(), scores, strict=True)):
         chosen, rest = row[: min(count, len(seen))], row[min(count, len(seen)) :]
         assert not any(rest), f"select {count}, query {token}: {rest} follow the slots of {len(seen)} tokens, must be 0"
         assert len(set(chosen)) == len(chosen), f"select {count}, query {token}: a slot is named twice: {chosen}"

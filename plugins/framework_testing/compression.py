@@ -51,10 +51,10 @@ def recorded(compression: TokenDropping) -> dict[int, list[tuple[int, int, Kept]
     keep, kept = compression.keep, dict[int, list[tuple[int, int, Kept]]]()
 
     def recording(written: Written) -> Kept | None:
-        found = keep(written)
-        if found is not None:
-            kept.setdefault(written.info.id, []).append((written.computed, written.block_size, found))
-        return found
+        dropped = keep(written)
+        if dropped is not None:
+            kept.setdefault(written.info.id, []).append((written.computed, written.block_size, dropped))
+        return dropped
 
     compression.keep = recording  # type: ignore[method-assign]
     return kept
@@ -108,7 +108,7 @@ def differences(
         requests: with `Sampling.logprobs`; samples of one prompt are forked once it is computed; none was preempted.
         kept: of `recorded`. close: the least that is a difference.
     """
-    found = []
+    gaps = []
     for request in requests:
         first, prompt = request.sequences[0].id, len(request.prompt)
         shared = [one for one in kept.get(first, []) if one[0] <= prompt]
@@ -120,8 +120,8 @@ def differences(
             for place, said in enumerate(completion.logprobs or (), prompt):
                 gap = abs(float(logprobs[place - 1, tokens[place]]) - said.chosen)
                 if not gap < close:
-                    found.append((request.number, place, gap))
-    return found
+                    gaps.append((request.number, place, gap))
+    return gaps
 
 
 class _Run:
@@ -156,9 +156,9 @@ class _Run:
 
     def follows(self, requests: Sequence[Request]) -> None:
         """What these generated is what a dense model does over the kept tokens."""
-        found = differences(_tiny().decoder, requests, self.kept)
+        wrong = differences(_tiny().decoder, requests, self.kept)
         need(
-            self.plugin, not found, "what is served must follow from the tokens that stay (request, place, gap)", found
+            self.plugin, not wrong, "what is served must follow from the tokens that stay (request, place, gap)", wrong
         )
 
 
@@ -250,9 +250,9 @@ def check_results_are_declared(make: Make) -> None:
     """What `results` gives is declared in `metrics`, and is text or a finite number."""
     run = _Run(make)
     run.serve(_prompts())
-    known, found = {metric.key for metric in run.plugin.metrics}, run.plugin.results()
-    need(run.plugin, {*found} <= known, f"results must be among its metrics {sorted(known)}", found)
-    for name, value in found.items():
+    known, results = {metric.key for metric in run.plugin.metrics}, run.plugin.results()
+    need(run.plugin, {*results} <= known, f"results must be among its metrics {sorted(known)}", results)
+    for name, value in results.items():
         plain = isinstance(value, (str, int)) or (isinstance(value, float) and isfinite(value))
         need(run.plugin, plain, f"result {name} must be a text or a finite number", value)
 

@@ -344,10 +344,10 @@ class Judge:
             for position in range(row.num_null * self.size, row.written):
                 meaning = self.truth.read(table, position)
                 wanted = key_of(row.info.namespace, row.tokens[: position + 1])
-                found = meaning and meaning.key
-                if found != wanted:
+                content = meaning and meaning.key
+                if content != wanted:
                     raise self.fail("a request's KV is not its own any more",
-                                    f"request {request} token {position}: finds {found}, wrote {wanted}")  # fmt: skip
+                                    f"request {request} token {position}: finds {content}, wrote {wanted}")  # fmt: skip
 
     def _counts_are_right(self) -> None:
         stats = self.allocator.stats()
@@ -362,8 +362,8 @@ class Judge:
             if name == "evictions" and not self.events:
                 continue  # who sends no events shows none
             if getattr(stats, name) != self.totals[name]:
-                found = f"{getattr(stats, name)}, seen {self.totals[name]}; {stats}"
-                raise self.fail(f"{name} is not what was seen", found)
+                counted = f"{getattr(stats, name)}, seen {self.totals[name]}; {stats}"
+                raise self.fail(f"{name} is not what was seen", counted)
         if self.traits.strict and stats.collisions:
             raise self.fail("collisions are counted where no two names are equal", stats)
 
@@ -391,10 +391,10 @@ class Driver(Judge):
         for position in range(hit.num_tokens):
             meaning = self.truth.read(list(hit.blocks), position)
             wanted = (key_of(namespace, tokens[: position + 1]), self.truth.epoch)
-            found = meaning and (meaning.key, meaning.epoch)
-            if found != wanted:
+            content = meaning and (meaning.key, meaning.epoch)
+            if content != wanted:
                 raise self.fail("a hit serves KV that is not this prompt's",
-                                f"token {position} of {tokens} finds {found}, wanted {wanted}")  # fmt: skip
+                                f"token {position} of {tokens} finds {content}, wanted {wanted}")  # fmt: skip
         if self.traits.strict:
             longest = self.truth.must_hit(namespace, tokens)
             self.need(hit.num_tokens >= longest, "a published prefix is not found",
@@ -551,11 +551,11 @@ class Driver(Judge):
         if row.planned or end == row.written or ((short or row.must_extend) and not self.extend(request, end)):
             return
         table, tokens, namespace = self.tables[request], row.tokens[:end], row.info.namespace
-        found = {*self.findable}
+        before = {*self.findable}
         self.call(f"publish(request {request}, {tokens})",
                   lambda: self.allocator.publish(RequestId(request), as_tokens(tokens)))  # fmt: skip
         row.planned = end
-        filled = {*table[row.written // self.size : end // self.size]} & (self.findable.keys() - found)
+        filled = {*table[row.written // self.size : end // self.size]} & (self.findable.keys() - before)
         self.ahead |= filled
         for position in range(row.written, end):
             block, offset = table[position // self.size], position % self.size

@@ -186,33 +186,33 @@ class Cache:
         """A request for this path: hits its cached prefix and publishes the rest. False when there is no room."""
         pool, index = self.pool, self.cache.index
         keys = [BlockHash(repr(path[: depth + 1]).encode()) for depth in range(len(path))]
-        found = index.find(-1, keys, b"", len(path))
-        more, spare = len(path) - len(found), pool.num_blocks - self.num_blocks
-        if more > self.cache.available(found) - spare:
+        hits = index.find(-1, keys, b"", len(path))
+        more, spare = len(path) - len(hits), pool.num_blocks - self.num_blocks
+        if more > self.cache.available(hits) - spare:
             return False
         pool.access += 1
         self._paths.update(zip(keys, (path[: depth + 1] for depth in range(len(path))), strict=True))
-        table = array("i", found)
-        self.call(lambda: self.cache.take(0, found, priority))
+        table = array("i", hits)
+        self.call(lambda: self.cache.take(0, hits, priority))
         short = more + spare - len(pool.free)
         if short > 0:
             self.evict(short)
         table.fromlist(self.cache.take(more))
-        facts = self._facts_of(path, len(found))
-        self.requests.used(table[len(found) :], facts)
-        given = -1, table, len(found), keys[len(found) :], b"", priority, path[0] % 2
+        facts = self._facts_of(path, len(hits))
+        self.requests.used(table[len(hits) :], facts)
+        given = -1, table, len(hits), keys[len(hits) :], b"", priority, path[0] % 2
         self.call(lambda: self.cache.publish(*given))
         self.running.append((list(table), facts))
         return True
 
-    def _facts_of(self, path: Path, found: int) -> RequestFacts:
+    def _facts_of(self, path: Path, num_hits: int) -> RequestFacts:
         """What a server may know of a request; of every fourth nothing, as behind an allocator that keeps no facts."""
         access = self.pool.access
         if access % 4 == 0:
             return UNKNOWN_REQUEST
         hint = (None, Hint(continues=0.5), Hint(continues=0.0, returns_s=3.0))[access % 3]
         return RequestFacts(
-            turn=len(path) - 1, prompt_tokens=16 * len(path), new_blocks=len(path) - found, arrival=float(access),
+            turn=len(path) - 1, prompt_tokens=16 * len(path), new_blocks=len(path) - num_hits, arrival=float(access),
             session=f"s{path[0]}", category=(None, "chat")[path[0] % 2], hint=hint,
         )  # fmt: skip
 

@@ -232,8 +232,8 @@ def check_processes_agree(make: Make) -> None:
     """The same names in other processes, whatever PYTHONHASHSEED (LMCache issue 1139); needs a picklable `make`."""
     expected = probe(make)
     for seed in ("0", "1"):
-        found = elsewhere(probe, make, hash_seed=seed)
-        need(make(), found == expected, "another process names the same content differently", f"{expected}, {found}")
+        names = elsewhere(probe, make, hash_seed=seed)
+        need(make(), names == expected, "another process names the same content differently", f"{expected}, {names}")
 
 
 def probe(make: Make) -> str:

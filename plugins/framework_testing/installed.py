@@ -99,15 +99,15 @@ class Plugins(Command):
         parser.add_argument("--json", action="store_true", help="a list of objects, for programs")
 
     def run(self, options: argparse.Namespace) -> int:
-        found = installed(options.kind, device=options.device)
+        entries = installed(options.kind, device=options.device)
         if options.json:
-            print(json.dumps([{**asdict(entry), "verdict": entry.verdict} for entry in found], indent=2))  # noqa: T201
+            print(json.dumps([{**asdict(entry), "verdict": entry.verdict} for entry in entries], indent=2))  # noqa: T201
         else:
-            _print(found)
+            _print(entries)
         return 0
 
 
-def _print(found: Sequence[Entry]) -> None:
+def _print(entries: Sequence[Entry]) -> None:
     """One table a kind: name, what it is and, where something is in the way, what; readable at 80 columns."""
     from rich import box
     from rich.console import Console
@@ -115,13 +115,13 @@ def _print(found: Sequence[Entry]) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    widest = max((len(word) for entry in found for word in (entry.name, entry.kind)), default=0)
-    built_in = next((f"{e.distribution} {e.version}" for e in found if e.is_built_in), "")
-    for kind in dict.fromkeys(entry.kind for entry in found):
+    widest = max((len(word) for entry in entries for word in (entry.name, entry.kind)), default=0)
+    built_in = next((f"{e.distribution} {e.version}" for e in entries if e.is_built_in), "")
+    for kind in dict.fromkeys(entry.kind for entry in entries):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
         table.add_column(kind, width=min(widest, 24), overflow="fold")
         table.add_column(f"what it is ({built_in}, or as said)" if built_in else "what it is", ratio=1, overflow="fold")
-        for entry in (entry for entry in found if entry.kind == kind):
+        for entry in (entry for entry in entries if entry.kind == kind):
             style = "" if entry.verdict == "ok" else ("red" if entry.error else "yellow")
             text = Text(entry.summary)
             if not entry.is_built_in:

@@ -47,15 +47,15 @@ def check_it_recognises_its_example(make: Make) -> None:
     """`recognises` is True of its own example and False, without raising, of what is nobody's trace."""
     reader = make()
     for path in _example(reader):
-        found = reader.recognises(list(lines_of(path))[:2], path)
-        need(reader, found is True, "does not recognise its own example", found)
+        answer = reader.recognises(list(lines_of(path))[:2], path)
+        need(reader, answer is True, "does not recognise its own example", answer)
     for line in FOREIGN:
         head: list[Line] = [(1, line)] if line else []
         try:
-            found = reader.recognises(head, Path("other.jsonl"))
+            answer = reader.recognises(head, Path("other.jsonl"))
         except Exception as error:
             raise Violation(f"{type(reader).__name__}: recognises raised {error!r} of {line[:40]!r}") from error
-        need(reader, found is False, f"claims a file that begins with {line[:40]!r}", found)
+        need(reader, answer is False, f"claims a file that begins with {line[:40]!r}", answer)
 
 
 def check_its_example_is_read(make: Make) -> None:

@@ -21,9 +21,9 @@ MANY = 256
 def check_it_yields_requests(make: Make) -> None:
     """`requests` yields at least one request, and nothing else."""
     workload = make()
-    found = list(islice(workload.requests(), MANY))
-    need(workload, bool(found), "yields no request")
-    for request in found:
+    yielded = list(islice(workload.requests(), MANY))
+    need(workload, bool(yielded), "yields no request")
+    for request in yielded:
         need(workload, isinstance(request, WorkloadRequest), "yields something else than a request", repr(request))
 
 

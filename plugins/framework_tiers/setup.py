@@ -57,7 +57,7 @@ def tier_policies(tiers: Sequence[TierEntry], shared: Mapping[str, Any]) -> list
     Raises:
         ConfigError: a policy that needs the future, which an engine does not know of a tier.
     """
-    found = []
+    policies = []
     for number, entry in enumerate(tiers, start=1):
         count = entry["num_blocks"]
         policy: EvictionPolicy = build_component("eviction", entry["eviction"], {**shared, "num_blocks": count})
@@ -66,8 +66,8 @@ def tier_policies(tiers: Sequence[TierEntry], shared: Mapping[str, Any]) -> list
                 f"tier {number}: {type(policy).__name__} needs the next use of blocks, which only mode=cache_only "
                 "knows of tiers; choose another policy"
             )
-        found.append((count, policy))
-    return found
+        policies.append((count, policy))
+    return policies
 
 
 def open_store(entry: TierEntry, format: BlockFormat, pool: PoolBytes) -> GuardedStore:
@@ -91,20 +91,20 @@ def open_stores(
         StoreFailed, ConfigError: one could not be opened or listed; the others are closed.
     """
     stores: list[GuardedStore] = []
-    found: list[list[BlockHash]] = []
+    resident: list[list[BlockHash]] = []
     with ExitStack() as opened:
         for number, entry in enumerate(tiers, start=1):
             store = open_store(entry, format, pool)
             opened.callback(_close, store)
             stores.append(store)
             try:
-                found.append(list(store.keys()))
+                resident.append(list(store.keys()))
             except StoreFailed as error:
                 raise ConfigError(
                     f"tier {number}: what {type(store.plugin).__name__} holds cannot be listed: {error}"
                 ) from error
         opened.pop_all()
-    return stores, found
+    return stores, resident
 
 
 def _close(store: GuardedStore) -> None:

@@ -246,8 +246,8 @@ class WorkerTransfers(Transfers):
         if not self._found:
             return ()
         with self._lock:
-            found, self._found = self._found, []
-        return found
+            keys, self._found = self._found, []
+        return keys
 
     def _carry_out(self) -> None:
         with self._lock:

@@ -97,21 +97,21 @@ class TraceLab(JsonLinesReader):
         own = np.arange(self._fresh, self._fresh + full - len(kept), dtype=np.int64)
         self._fresh += len(own)
         count = 0 if before is None else before.count + 1
-        found = _Round(f"{session}:{count}", index, count, end_s, tokens, np.concatenate([kept, own]))
-        self._last[session] = found
+        turn = _Round(f"{session}:{count}", index, count, end_s, tokens, np.concatenate([kept, own]))
+        self._last[session] = turn
         return WorkloadRequest(
             arrival_s=ready_s,
             after=() if before is None else (before.key,),
             delay_s=0.0 if before is None else max(0.0, ready_s - before.end_s),
             input_tokens=tokens,
             output_tokens=output_tokens,
-            block_ids=found.ids,
+            block_ids=turn.ids,
             block_tokens=self.block_tokens,
             session=session,
             turn=index,
             category=text(record, "first_input_event_type"),
             tenant=text(record, "user") or "",
-            key=found.key,
+            key=turn.key,
         )
 
 

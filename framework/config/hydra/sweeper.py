@@ -321,7 +321,7 @@ def chosen_options(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
         for name in names if (options := registry.options_known(group, name)) is not None
     }  # fmt: skip
     left_out: dict[tuple[str, str], None] = {}
-    found: dict[tuple[str, ...], None] = {}
+    commands: dict[tuple[str, ...], None] = {}
     for words in jobs:
         chosen = {key_of(word): unquote(word.partition("=")[2]) for word in words if key_of(word) in choices}
         kept = []
@@ -337,11 +337,11 @@ def chosen_options(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
                 kept.append(word)
             else:
                 left_out[f"{group}.{option}", chosen[group]] = None
-        found[tuple(kept)] = None
+        commands[tuple(kept)] = None
     for key in dict.fromkeys(key for key, _ in left_out):
         names = ", ".join(name for one, name in left_out if one == key)
         print(f"{key} is left out where the choice has no such option: {names}", file=sys.stderr)  # noqa: T201
-    return [list(words) for words in found]
+    return [list(words) for words in commands]
 
 
 def _require_so_many(overrides: Iterable[Override]) -> None:

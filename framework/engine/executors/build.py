@@ -175,11 +175,13 @@ def _backends(decoder: Decoder, backend: AttentionBackend, sizes: Sizes, device:
     Raises:
         Unsupported: the setup failed, or the backend cannot be copied.
     """
-    config, found = decoder.config, dict[tuple[int | None, int | None], AttentionBackend]()
+    config, by_window = decoder.config, dict[tuple[int | None, int | None], AttentionBackend]()
     seen = [(config.window(layer), config.chunk(layer)) for layer in config.attention_layers]
     for one in seen:
-        if one not in found:
-            found[one] = backend if not found else _copy_of(backend, "layers of this model differ in what they see")
-    for (window, chunk), layer_backend in found.items():
+        if one not in by_window:
+            by_window[one] = (
+                backend if not by_window else _copy_of(backend, "layers of this model differ in what they see")
+            )
+    for (window, chunk), layer_backend in by_window.items():
         layer_backend.setup(replace(sizes.spec, sliding_window=window, attention_chunk=chunk), device)
-    return [found[one] for one in seen]
+    return [by_window[one] for one in seen]

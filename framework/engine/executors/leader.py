@@ -103,7 +103,7 @@ class LeaderExecutor(ModelExecutor):
         config, size = self.decoder.config, self.ranks.size
         held = [head for rank in range(size) for head in Shard(rank, size).kv_heads(config)]
         first = [held.index(head) for head in range(config.num_kv_heads)]  # several ranks may hold one
-        found = []
+        caches = []
         for layer, cache in enumerate(own):
             keys, values = (
                 torch.cat([one, *(torch.from_numpy(rank[layer][part]).to(one) for rank in others)])[first]
@@ -111,8 +111,8 @@ class LeaderExecutor(ModelExecutor):
             )
             places = np.broadcast_to(positions, (len(own), len(first), positions.shape[2]))[layer]
             at = torch.from_numpy(places.copy()).to(keys.device)
-            found.append(replace(cache, keys=keys, values=values, positions=at))
-        return found
+            caches.append(replace(cache, keys=keys, values=values, positions=at))
+        return caches
 
     def compact(
         self,
@@ -184,8 +184,8 @@ def read(
     worker: Worker, row: int, positions: npt.NDArray[np.int64], computed: int
 ) -> list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
     """On another rank: keys and values of its heads in each layer; see `Executor.read`. Exact: float64."""
-    found = worker.serving.executor.read(row, positions, (), computed)
-    return [(one.keys.double().cpu().numpy(), one.values.double().cpu().numpy()) for one in found]
+    caches = worker.serving.executor.read(row, positions, (), computed)
+    return [(one.keys.double().cpu().numpy(), one.values.double().cpu().numpy()) for one in caches]
 
 
 def measure_gaps(worker: Worker, tokens: list[int], num_prompt: int) -> Gaps:

@@ -182,11 +182,11 @@ class ModelExecutor(Executor):
         layers, heads = self.pool.layers, self.by_layer[0].spec.num_kv_heads
         places = np.broadcast_to(self._own_heads(positions), (len(layers), heads, positions.shape[2]))
         slots = np.arange(positions.shape[2])[None]
-        found = []
+        caches = []
         for layer, kv in enumerate(layers):
             where = kv.index_of(self.tables.host[row], slots)
-            found.append(self._cache(kv, where, places[layer], queries[layer : layer + 1], computed))
-        return found
+            caches.append(self._cache(kv, where, places[layer], queries[layer : layer + 1], computed))
+        return caches
 
     def _cache(
         self,
@@ -360,18 +360,18 @@ class ModelExecutor(Executor):
             positions=rows.length[where],
             upload=self._drawing.upload,
         )
-        found = self._drawing.fetch(tokens)
-        return found, found < 0  # a bad row's token is -1
+        drawn = self._drawing.fetch(tokens)
+        return drawn, drawn < 0  # a bad row's token is -1
 
     @torch.inference_mode()
     def logprobs(self, indices: IntArray, tokens: IntArray, k: int) -> tuple[FloatArray, IntArray, FloatArray]:
         index, chosen = self._drawing.upload(indices, tokens)
         chosen, ids, values = sampler.logprobs(self._logits[index], chosen, k)
         # float64 holds float32 and token ids exactly: one copy brings all three.
-        found = self._drawing.fetch(torch.cat((chosen[:, None].double(), ids.double(), values.double()), dim=1))
+        fetched = self._drawing.fetch(torch.cat((chosen[:, None].double(), ids.double(), values.double()), dim=1))
         k = ids.shape[1]
         return (
-            found[:, 0].astype(np.float32),
-            found[:, 1 : 1 + k].astype(np.int64),
-            found[:, 1 + k :].astype(np.float32),
+            fetched[:, 0].astype(np.float32),
+            fetched[:, 1 : 1 + k].astype(np.int64),
+            fetched[:, 1 + k :].astype(np.float32),
         )

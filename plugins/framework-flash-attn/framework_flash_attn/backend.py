@@ -41,9 +41,9 @@ class FlashAttnBackend(AttentionBackend):
         """Reasons of the shapes and the device; then, unless some version has none, those of every version asked."""
         reasons = self.capabilities.reasons_against(spec, device)
         capability = self._capability(device, reasons)
-        found = {version: versions.reasons_against(version, spec, capability) for version in self._versions()}
-        if all(found.values()):
-            reasons += [f"version {version}: {reason}" for version, against in found.items() for reason in against]
+        by_version = {version: versions.reasons_against(version, spec, capability) for version in self._versions()}
+        if all(by_version.values()):
+            reasons += [f"version {version}: {reason}" for version, against in by_version.items() for reason in against]
         return reasons
 
     def setup(self, spec: AttentionSpec, device: str) -> None:
@@ -66,8 +66,8 @@ class FlashAttnBackend(AttentionBackend):
         if len(q) == 0:
             return
         with torch.no_grad():
-            found, sums = kernels.attend(q, pool, batch, lse is not None)
-            out.copy_(found)
+            attended, sums = kernels.attend(q, pool, batch, lse is not None)
+            out.copy_(attended)
             if lse is not None:
                 lse.copy_(torch.where(sums.isposinf(), -math.inf, sums))  # an empty row's, in flash-attn
 

@@ -52,7 +52,7 @@ class Version2:
 
     def _decode_rows(self, q: Tensor, pool: LayerKV, batch: Batch, with_lse: bool) -> Found:
         first = batch.num_decodes
-        found = self._decode(
+        attended = self._decode(
             q[:, None],
             pool.k,
             pool.v,
@@ -61,10 +61,10 @@ class Version2:
             return_softmax_lse=with_lse,
             **self._shared,
         )
-        return (found[0][:, 0], found[1][:, :, 0]) if with_lse else (found[:, 0], None)
+        return (attended[0][:, 0], attended[1][:, :, 0]) if with_lse else (attended[:, 0], None)
 
     def _chunk_rows(self, q: Tensor, pool: LayerKV, batch: Batch, with_lse: bool) -> Found:
-        found = self._varlen(
+        attended = self._varlen(
             q,
             pool.k,
             pool.v,
@@ -76,7 +76,7 @@ class Version2:
             return_attn_probs=with_lse,
             **self._shared,
         )
-        return (found[0], found[1].transpose(0, 1)) if with_lse else (found, None)
+        return (attended[0], attended[1].transpose(0, 1)) if with_lse else (attended, None)
 
 
 class Version3:
@@ -122,7 +122,7 @@ class Version3:
     def attend(self, q: Tensor, pool: LayerKV, batch: Batch, with_lse: bool) -> Found:
         if getattr(self, "_planned", None) is not batch:
             self.plan(batch)
-        found = self._call(
+        attended = self._call(
             q,
             pool.k,
             pool.v,
@@ -135,7 +135,7 @@ class Version3:
             return_softmax_lse=with_lse,
             **self._shared,
         )
-        return (found[0], found[1].transpose(0, 1)) if with_lse else (found, None)
+        return (attended[0], attended[1].transpose(0, 1)) if with_lse else (attended, None)
 
 
 class Version4:

@@ -108,12 +108,12 @@ class FlashInferBackend(AttentionBackend):
             queries, target = q[part.tokens].contiguous(), out[part.tokens]
             written = target if target.is_contiguous() else None  # straight to where it belongs: no copy
             if lse is None:
-                found = part.wrapper.run(queries, (pool.k, pool.v), out=written)
+                attended = part.wrapper.run(queries, (pool.k, pool.v), out=written)
             else:
-                found, sums = part.wrapper.run(queries, (pool.k, pool.v), out=written, return_lse=True)
+                attended, sums = part.wrapper.run(queries, (pool.k, pool.v), out=written, return_lse=True)
                 lse[part.tokens] = sums * _LN2
             if written is None:
-                target.copy_(found)
+                target.copy_(attended)
         if self._empty is not None:
             out[self._empty] = 0
             if lse is not None:

@@ -75,8 +75,8 @@ class NativeAllocator(Allocator):
         self._core.bind(BlockHasher(hash, self.block_size), policy, candidates)
 
     def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
-        found: Hit = self._core.lookup(tokens, namespace, previous)
-        return found
+        hit: Hit = self._core.lookup(tokens, namespace, previous)
+        return hit
 
     def fits(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> bool:
         return bool(self._core.fits(request, tokens, hit))
@@ -84,9 +84,9 @@ class NativeAllocator(Allocator):
     def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
         self._core.allocate(request, tokens, hit, num_tokens)
         if self._requests is not None:
-            found, size = len(hit.blocks), self.block_size
-            facts = self._requests.admitted(request, len(tokens), self._core.hashes(request.id), found, size)
-            self._facts[request.id], self._entered[request.id] = facts, found
+            num_hits, size = len(hit.blocks), self.block_size
+            facts = self._requests.admitted(request, len(tokens), self._core.hashes(request.id), num_hits, size)
+            self._facts[request.id], self._entered[request.id] = facts, num_hits
 
     def extend(self, request: RequestId, num_tokens: int) -> TableChange:
         change: TableChange = self._core.extend(request, num_tokens)
@@ -152,9 +152,9 @@ class NativeAllocator(Allocator):
         return {"cached_blocks": self.stats().cached_blocks}
 
     def check(self) -> None:
-        found = faults(self._core, self._columns, self.num_blocks, self.block_size, self._leaf_only)
-        if found:
-            raise InvariantViolation(f"{type(self).__name__}: " + "; ".join(found))
+        violations = faults(self._core, self._columns, self.num_blocks, self.block_size, self._leaf_only)
+        if violations:
+            raise InvariantViolation(f"{type(self).__name__}: " + "; ".join(violations))
 
     def advance(self, now: float) -> None:
         self._core.advance(now)

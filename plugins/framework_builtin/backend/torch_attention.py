@@ -63,10 +63,10 @@ class TorchAttention:
 
     def facts(self) -> dict[str, str | int | float]:
         """See `TorchBackend.facts`."""
-        found: dict[str, str | int | float] = {"decode": " and ".join(sorted(self._ran, reverse=True)) or "none"}
+        facts: dict[str, str | int | float] = {"decode": " and ".join(sorted(self._ran, reverse=True)) or "none"}
         if self._decode is not None:
-            found["compile_s"] = round(self._decode.compile_s, 2)
-        return found | ({"not_compiled": "; ".join(self._not_compiled)} if self._not_compiled else {})
+            facts["compile_s"] = round(self._decode.compile_s, 2)
+        return facts | ({"not_compiled": "; ".join(self._not_compiled)} if self._not_compiled else {})
 
     def plan(self, batch: Batch) -> None:
         """Cut the batch into tiles, and into chunks for the compiled decode; may compile, once."""
@@ -174,12 +174,12 @@ class TorchAttention:
         scale = self.spec.softmax_scale
         if count == 1:
             q = q.reshape(rows, heads, group, dim)
-            found = scaled_dot_product_attention(q, k, v, attn_mask=tile.mask, scale=scale)
-            return found.reshape(rows, heads * group, value_dim)
+            attended = scaled_dot_product_attention(q, k, v, attn_mask=tile.mask, scale=scale)
+            return attended.reshape(rows, heads * group, value_dim)
         k, v = (tensor[0, :, None].expand(heads, group, -1, -1) for tensor in (k, v))
         q = q.view(count, heads, group, dim).permute(1, 2, 0, 3)
-        found = scaled_dot_product_attention(q, k, v, attn_mask=tile.mask, is_causal=tile.causal, scale=scale)
-        return found.permute(2, 0, 1, 3).reshape(count, heads * group, value_dim)
+        attended = scaled_dot_product_attention(q, k, v, attn_mask=tile.mask, is_causal=tile.causal, scale=scale)
+        return attended.permute(2, 0, 1, 3).reshape(count, heads * group, value_dim)
 
     def _running(self, q: Tensor, pool: LayerKV, tile: Tile) -> tuple[Tensor, Tensor]:
         """(R * Tq, H, V) in q's dtype and the log-sum-exp (R * Tq, H), over chunks of keys with a running maximum."""

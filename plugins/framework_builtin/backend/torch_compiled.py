@@ -175,10 +175,10 @@ class CompiledDecode:
         with torch.inference_mode():
             tokens = chunks.tokens
             where = (chunks.places, chunks.values, chunks.rows, chunks.counts, chunks.offsets, chunks.merge)
-            found, sums = self._run(
+            attended, sums = self._run(
                 _sized(q[tokens]), _sized(pool.k), _sized(pool.v), *where, pool.sinks, pool.alibi_slopes
             )
-            out[tokens] = found[: len(tokens)]
+            out[tokens] = attended[: len(tokens)]
             if lse is not None:
                 lse[tokens] = sums[: len(tokens)].to(lse.dtype)
 

@@ -45,8 +45,8 @@ class LeafLru(EvictionPolicy):
     def victim(self, now: float) -> BlockId:
         inner: list[_Entry] = []
         children = self.blocks.children
-        found: BlockId | None = None
-        while self._heap and found is None:
+        chosen: BlockId | None = None
+        while self._heap and chosen is None:
             entry = self._heap[0]
             block = entry[2]
             if self._stamp.get(block) != entry[0]:
@@ -54,14 +54,14 @@ class LeafLru(EvictionPolicy):
             elif children[block]:
                 inner.append(heapq.heappop(self._heap))
             else:
-                found = block
+                chosen = block
         for entry in inner:
             heapq.heappush(self._heap, entry)
-        if found is None:
+        if chosen is None:
             if not inner:
                 raise NoCandidate("LeafLru holds no candidate")
-            found = inner[0][2]
-        return found
+            chosen = inner[0][2]
+        return chosen
 
     def evicted(self, block: BlockId, now: float) -> None:
         self._stamp.pop(block, None)

@@ -37,25 +37,25 @@ def check_a_pool_of_no_blocks_is_refused(make: Make) -> None:
     """InvalidArgument, whatever the policy."""
     for policy in _policies():
         try:
-            found = make().count(paths_of([[0, 1]]), policy(num_blocks=1), 0)
+            counts = make().count(paths_of([[0, 1]]), policy(num_blocks=1), 0)
         except InvalidArgument:
             continue
-        raise Violation(f"{type(make()).__name__}.count of 0 blocks must raise InvalidArgument, returned {found}")
+        raise Violation(f"{type(make()).__name__}.count of 0 blocks must raise InvalidArgument, returned {counts}")
 
 
 def _compare(
     core: ReplayCore, requests: list[list[int]], policy: Callable[..., EvictionPolicy], size: int, switches: Any
 ) -> None:
     paths = paths_of(requests)
-    found = core.count(paths, policy(num_blocks=size), size, **switches)
-    if found is None:
+    counts = core.count(paths, policy(num_blocks=size), size, **switches)
+    if counts is None:
         return
     meant = replay(paths, policy(num_blocks=size), size, **switches)
-    if _shown(found) != _shown(meant):
+    if _shown(counts) != _shown(meant):
         name = type(policy(num_blocks=size)).__name__
         raise Violation(
             f"{type(core).__name__}.count counts {name} with {size} blocks and {switches} otherwise than the "
-            f"reference:\nfound {_shown(found)}\nmeant {_shown(meant)}\nrequests {requests}"
+            f"reference:\nfound {_shown(counts)}\nmeant {_shown(meant)}\nrequests {requests}"
         )
 
 
@@ -93,14 +93,14 @@ def _policies() -> list[Callable[..., EvictionPolicy]]:
     def unknown(num_blocks: int) -> EvictionPolicy:
         return SlowLru()
 
-    found: list[Callable[..., EvictionPolicy]] = [unknown]
+    policies: list[Callable[..., EvictionPolicy]] = [unknown]
     for name in registry.names("eviction"):
         try:
             made(name, 4)
         except FrameworkError:
             continue  # one that does not load, or needs options, is not this allocator's fault
-        found.append(partial(made, name))
-    return found
+        policies.append(partial(made, name))
+    return policies
 
 
 replay_core_checks = checks_of(globals())

@@ -54,11 +54,11 @@ def drive(
         "cache": {"block_size": _SIZE, "num_blocks": num_blocks}, "engine": {"max_batch_requests": rows},
     })  # fmt: skip
     ends = list[Sent]()
-    found = list[Any]()
+    requests_sent = list[Any]()
 
     def ended(sent: Sent) -> None:
         ends.append(sent)
-        found.append(sent.request)
+        requests_sent.append(sent.request)
 
     replicas = []
     for index in range(prefills + decodes):
@@ -86,7 +86,7 @@ def drive(
         raise Violation(f"{name} raised {type(error).__name__}: {error}") from error
     if sorted(one.number for one in ends) != list(range(len(requests))):
         raise Violation(f"{name}: F3: each request ends once; ended were {[one.number for one in ends]}")
-    return ends, found
+    return ends, requests_sent
 
 
 def prompts(count: int, tokens: int, every_s: float, *, output: int = 6, shared: int = 0) -> list[WorkloadRequest]:
@@ -102,8 +102,8 @@ def prompts(count: int, tokens: int, every_s: float, *, output: int = 6, shared:
 
 def _finish(make: Make, requests: Sequence[WorkloadRequest], **options: Any) -> None:
     """They all finish."""
-    _, found = drive(make, requests, **options)
-    others = [f"{one.number} {one.status.value}: {one.reason}" for one in found if one.status.value != "finished"]
+    _, sent = drive(make, requests, **options)
+    others = [f"{one.number} {one.status.value}: {one.reason}" for one in sent if one.status.value != "finished"]
     if others:
         raise Violation(f"{getattr(make, '__name__', make)}: F3: requests must finish; {'; '.join(others[:3])}")
 

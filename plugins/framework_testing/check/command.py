@@ -132,22 +132,22 @@ def _options(words: Sequence[str]) -> dict[str, Any]:
     return chosen
 
 
-def _show_verdicts(console: Console, subject: Subject, found: Sequence[Verdict]) -> None:
+def _show_verdicts(console: Console, subject: Subject, verdicts: Sequence[Verdict]) -> None:
     """A table of all verdicts, then every failure in full."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("check", ratio=4)
     table.add_column("verdict", no_wrap=True)
     table.add_column("s", justify="right", no_wrap=True)
-    for verdict in found:
+    for verdict in verdicts:
         check = Text(verdict.check)
         if verdict.status == "skipped":
             check.append(f" ({verdict.text})", style="dim")
         table.add_row(check, Text(verdict.status, style=_STYLES[verdict.status]), f"{verdict.seconds:.2f}")
     _line(console, subject.title, "bold")
     console.print(table)
-    counts: Counter[str] = Counter(verdict.status for verdict in found)
+    counts: Counter[str] = Counter(verdict.status for verdict in verdicts)
     _line(console, ", ".join(f"{counts[status]} {status}" for status in _STYLES if counts[status]), "bold")
-    for verdict in found:
+    for verdict in verdicts:
         if verdict.status in ("failed", "timed out"):
             _line(console, f"\n{verdict.status.upper()} {verdict.check}", _STYLES[verdict.status])
             _line(console, "\n".join(filter(None, (verdict.rule and f"rule: {verdict.rule}", verdict.text))))
@@ -156,19 +156,19 @@ def _show_verdicts(console: Console, subject: Subject, found: Sequence[Verdict])
         _line(console, text + (f"; {busy()}" if busy() else ""))
 
 
-def _show_costs(console: Console, subject: Subject, found: Sequence[Cost]) -> None:
-    columns = list(dict.fromkeys(column for cost in found for column in cost.numbers))
+def _show_costs(console: Console, subject: Subject, costs: Sequence[Cost]) -> None:
+    columns = list(dict.fromkeys(column for cost in costs for column in cost.numbers))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("cost", overflow="fold")
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
-    for cost in found:
+    for cost in costs:
         table.add_row(cost.name, *(_range(cost, column) if cost.numbers else "-" for column in columns))
     console.print(table)
     _line(console, f"{UNITS[subject.kind]}; least to most of several rounds", "dim")
     if busy():
         _line(console, busy(), "yellow")
-    for cost in found:
+    for cost in costs:
         if cost.error:
             _line(console, f"{cost.name} was not measured: {cost.error}", "red")
 

@@ -83,22 +83,22 @@ def costs(
         from framework_testing.attention_runs import supported
 
         measure = partial(measure, spec=supported(subject.make, device), device=device)
-    found = {name: Cost(name) for name in makers}
+    by_name = {name: Cost(name) for name in makers}
     start = time.perf_counter()
     for turn in range(rounds):
         if turn and time.perf_counter() - start > MOST_S:
             break
         for name, make in makers.items():
-            best, most = found[name].numbers, found[name].most
-            if found[name].error:
+            best, most = by_name[name].numbers, by_name[name].most
+            if by_name[name].error:
                 continue
             try:
                 for column, value in measure(make).items():
                     best[column] = min(value, best.get(column, math.inf))
                     most[column] = max(value, most.get(column, 0.0))
             except Exception as error:  # of one that failed its kit: the others' numbers are wanted all the same
-                found[name] = Cost(name, error=f"{type(error).__name__}: {error}")
-    return list(found.values())
+                by_name[name] = Cost(name, error=f"{type(error).__name__}: {error}")
+    return list(by_name.values())
 
 
 def busy(load: float | None = None, cores: int | None = None) -> str:
@@ -214,8 +214,8 @@ def _backend(make: Callable[[], AttentionBackend], *, spec: Any, device: str) ->
         raise Unsupported("; ".join(reasons))
     backend.setup(spec, device)
     problem = build_problem(Case(spec, (128,) * 4, (1,) * 4), device)
-    found = judge(run_attention(backend, problem)[0], problem, backend.capabilities.lossy)
-    numbers = {"error vs fp64": found.error, "plain torch's error": found.plain_error, "ms a decode": math.inf}
+    verdict = judge(run_attention(backend, problem)[0], problem, backend.capabilities.lossy)
+    numbers = {"error vs fp64": verdict.error, "plain torch's error": verdict.plain_error, "ms a decode": math.inf}
     start = time.perf_counter()
     while time.perf_counter() - start < 0.2:
         begin = time.perf_counter_ns()

@@ -78,11 +78,11 @@ def _kinds_of(what: str) -> Sequence[str]:
             f"installed is named MODULE:CLASS or FILE.py:CLASS){did_you_mean(what, everything)}"
         )
     try:
-        found = import_class(what)
+        cls = import_class(what)
     except (Exception, SystemExit) as error:  # a plugin's module may raise anything at import
         raise PluginImportError(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
     interfaces = {kind: registry.interface_of(kind) for kind in registry.kinds(with_kit=True)}
-    kinds = [kind for kind in interfaces if isinstance(found, type) and issubclass(found, interfaces[kind])]
+    kinds = [kind for kind in interfaces if isinstance(cls, type) and issubclass(cls, interfaces[kind])]
     if not kinds:
         bases = listing(interface.__name__ for interface in interfaces.values())
         raise InvalidPlugin(f"{what} is no class that implements one of {bases}")

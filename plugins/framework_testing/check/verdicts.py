@@ -133,12 +133,12 @@ def _place(error: BaseException | None, cls: type) -> str:
         folder = Path(inspect.getfile(cls)).resolve().parent
     except (TypeError, OSError):
         return ""
-    found = ""
+    place = ""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         for frame in traceback.extract_tb(error.__traceback__):
             if Path(frame.filename).resolve().is_relative_to(folder):
-                found = f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+                place = f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
         error = error.__cause__ or error.__context__
-    return found
+    return place

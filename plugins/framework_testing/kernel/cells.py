@@ -114,15 +114,15 @@ def _specs(options: KernelOptions, layout: str) -> Iterator[AttentionSpec]:
 
 
 def _heads(text: str) -> dict[str, Any]:
-    found = re.fullmatch(r"(\d{1,5})/(\d{1,5})([/+])(\d{1,5})", text, re.ASCII)
-    numbers = [int(found[group]) for group in (1, 2, 4)] if found else []
-    if found is None or not all(numbers):
+    match = re.fullmatch(r"(\d{1,5})/(\d{1,5})([/+])(\d{1,5})", text, re.ASCII)
+    numbers = [int(match[group]) for group in (1, 2, 4)] if match else []
+    if match is None or not all(numbers):
         raise ConfigError(
             'mode.heads must be "query/kv/dim" such as 32/8/128, or "query/latent+rope" of a latent cache such as '
             f"128/512+64, each below 100000, found {shown(text)}"
         )
     query, second, last = numbers
-    if found[3] == "+":
+    if match[3] == "+":
         return {"num_heads": query, "num_kv_heads": 1, "head_dim": second + last, "latent_dim": second}
     return {"num_heads": query, "num_kv_heads": second, "head_dim": last}
 

@@ -177,10 +177,10 @@ class Grid:
     @property
     def status(self) -> str:
         """The status of the whole run: failed if any cell is, unavailable if every cell is, else ok."""
-        found = {row["status"] for row in self.rows}
-        if "failed" in found:
+        statuses = {row["status"] for row in self.rows}
+        if "failed" in statuses:
             return "failed"
-        return "unavailable" if found == {"unavailable"} else "ok"
+        return "unavailable" if statuses == {"unavailable"} else "ok"
 
     def run(self) -> Iterator[Row]:
         """Every cell's row, as it is known."""
@@ -239,9 +239,9 @@ class Grid:
 
     def _modelled(self, backend: AttentionBackend, cell: Cell) -> Row:
         """No time: what the chip would need at best, and what the kernels take there."""
-        for found in GuardedBackend(backend).screen(cell.spec, ARCHS[self.chip]) or ():
-            if found not in self.screened:
-                self.screened.append(found)
+        for kernel in GuardedBackend(backend).screen(cell.spec, ARCHS[self.chip]) or ():
+            if kernel not in self.screened:
+                self.screened.append(kernel)
         floor = floor_s(work_of(cell), self.chip)
         return {"status": "modelled", "kind": "modelled", "target": self.chip, "floor_s": floor}
 

@@ -60,8 +60,10 @@ def _measure(grid: Grid, session: Session) -> None:
         session.run.log(ROWS, row)
         session.log(step, {key: value for key, value in row.items() if isinstance(value, (int, float))})
         if session.settings.progress:
-            found = f"{row['time_s'] * 1e6:,.1f} us" if row.get("time_s") else "; ".join(row.get("reasons") or ())[:160]
-            print(f"{row['cell']}: {row['status']} {found}".rstrip(), file=sys.stderr, flush=True)  # noqa: T201
+            outcome = (
+                f"{row['time_s'] * 1e6:,.1f} us" if row.get("time_s") else "; ".join(row.get("reasons") or ())[:160]
+            )
+            print(f"{row['cell']}: {row['status']} {outcome}".rstrip(), file=sys.stderr, flush=True)  # noqa: T201
     _plot(grid, session.run.path)
 
 
@@ -93,7 +95,7 @@ def _summary(grid: Grid) -> dict[str, Any]:
         summary["time_s"] = geometric_mean([row["time_s"] for row in timed])
         summary["bandwidth_bytes_per_s"] = geometric_mean([row["gb_per_s"] * 1e9 for row in timed])
     if grid.screened:
-        summary["screen"] = [asdict(found) for found in grid.screened]
+        summary["screen"] = [asdict(kernel) for kernel in grid.screened]
     return {**summary, **grid.origin}
 
 
@@ -140,8 +142,8 @@ def print_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     targets = ", ".join(dict.fromkeys(row["target"] for row in rows if row["status"] == "modelled"))
     if targets:
         console.print(f"modelled: no time was taken; the least that the ceilings of {targets} allow", style="dim")
-    found = ((f"{row['backend']} {row['status']}", reason) for row in rows for reason in row.get("reasons") or ())
-    reasons = [*dict.fromkeys(found)]
+    refused = ((f"{row['backend']} {row['status']}", reason) for row in rows for reason in row.get("reasons") or ())
+    reasons = [*dict.fromkeys(refused)]
     for subject, reason in reasons[:_MOST_REASONS]:
         console.print(f"{subject}: {reason}", style="red" if subject.endswith("failed") else "dim")
     if len(reasons) > _MOST_REASONS:

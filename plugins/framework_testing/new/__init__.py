@@ -105,7 +105,7 @@ def _texts(name: str, package: str, kind: str) -> dict[str, str]:
         text = (EXAMPLE / path).read_text()
         if "/" not in path:
             text = re.sub(r"\n{3,}", "\n\n", other_lines.sub("", text)).rstrip() + "\n"
-        return ours.sub(lambda found: words[found[0]], text)
+        return ours.sub(lambda match: words[match[0]], text)
 
     return {
         "pyproject.toml": copied("pyproject.toml"),

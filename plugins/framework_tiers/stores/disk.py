@@ -142,9 +142,9 @@ class Disk(Store):
 
 def _oldest_first(folder: Path, pattern: str) -> list[tuple[float, int, Path]]:
     """(last use, bytes, path) of the files that match; one that another process removes meanwhile is left out."""
-    found = []
+    files = []
     for place in folder.glob(pattern):
         with suppress(OSError):
             status = place.stat()
-            found.append((status.st_mtime, status.st_size, place))
-    return sorted(found)
+            files.append((status.st_mtime, status.st_size, place))
+    return sorted(files)

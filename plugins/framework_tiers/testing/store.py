@@ -51,11 +51,11 @@ def _write(store: Store, key: BlockHash, data: bytearray) -> None:
 
 def _read(store: Store, key: BlockHash, size: int = FORMAT.block_bytes) -> bytes | None:
     into = bytearray(b"\xa5" * size)
-    found = store.read(key, memoryview(into))
-    need(store, type(found) is bool, "read must return a bool", repr(found))
+    held = store.read(key, memoryview(into))
+    need(store, type(held) is bool, "read must return a bool", repr(held))
     need(store, len(into) == size, "read changed the buffer's size", len(into))
-    need(store, not found or store.holds_kv, "a store of keys only must not find a block", key)
-    return bytes(into) if found else None
+    need(store, not held or store.holds_kv, "a store of keys only must not find a block", key)
+    return bytes(into) if held else None
 
 
 def _expect(store: Store, key: BlockHash, data: bytearray, rule: str) -> None:
@@ -139,13 +139,13 @@ def check_formats_do_not_mix(make: Make) -> None:
     for change in changes:
         other = replace(FORMAT, **change)  # type: ignore[arg-type]
         with _opened(make, other) as store:
-            found = _read(store, key, other.block_bytes)
-            need(store, found is None, f"found a block of another format, {change} differs")
+            value = _read(store, key, other.block_bytes)
+            need(store, value is None, f"found a block of another format, {change} differs")
             need(store, key not in set(store.keys()), f"lists a block of another format, {change} differs")
     with _opened(make) as store:
-        found = _read(store, key)
-        need(store, found in (None, bytes(data)), "opened again, it gave other bytes than were written")
-        need(store, (found is not None) == (key in set(store.keys())), "keys() and read disagree on what outlived")
+        value = _read(store, key)
+        need(store, value in (None, bytes(data)), "opened again, it gave other bytes than were written")
+        need(store, (value is not None) == (key in set(store.keys())), "keys() and read disagree on what outlived")
         store.remove(key)
 
 
@@ -163,8 +163,8 @@ def check_only_store_failures_leave_it(make: Make) -> None:
             except Exception as error:
                 raise Violation(f"{type(store).__name__}: write raised {error!r}, no StoreFailed") from error
         for key, data in kept.items():
-            found = _read(store, key)
-            need(store, found in (None, bytes(data)), "wrong bytes after more writes than it has blocks", key)
+            value = _read(store, key)
+            need(store, value in (None, bytes(data)), "wrong bytes after more writes than it has blocks", key)
         for key in kept:
             store.remove(key)
 

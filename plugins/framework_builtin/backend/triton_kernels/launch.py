@@ -325,13 +325,13 @@ class Launcher:
         """
         import torch
 
-        found = self._workspaces.get(name)
-        if found is None or found.numel() < num_elements:
-            if found is not None:
-                self._outgrown.append(found)
-            found = torch.empty(plans.next_power(num_elements), dtype=getattr(torch, dtype), device=self._device)
-            self._workspaces[name] = found
-        return found
+        workspace = self._workspaces.get(name)
+        if workspace is None or workspace.numel() < num_elements:
+            if workspace is not None:
+                self._outgrown.append(workspace)
+            workspace = torch.empty(plans.next_power(num_elements), dtype=getattr(torch, dtype), device=self._device)
+            self._workspaces[name] = workspace
+        return workspace
 
     def write(self, pool: LayerKV, k: Tensor, v: Tensor, slots: Tensor) -> None:
         """Store k, v (T, K, D) at `slots` (T,) int64; negative ones are skipped."""
@@ -454,9 +454,9 @@ class Launcher:
     def _token_scales(self, pool: LayerKV) -> tuple[Tensor, Tensor]:
         k, v = pool.k_scale, pool.v_scale
         if k is None or v is None or k.shape != pool.k.shape[:3] or v.shape != pool.v.shape[:3]:
-            found = [None if scale is None else tuple(scale.shape) for scale in (k, v)]
+            shapes = [None if scale is None else tuple(scale.shape) for scale in (k, v)]
             raise InvalidArgument(
-                f"an int8 pool needs a scale of each token and head, {tuple(pool.k.shape[:3])}, found {found}"
+                f"an int8 pool needs a scale of each token and head, {tuple(pool.k.shape[:3])}, found {shapes}"
             )
         if k.stride() != v.stride():
             raise InvalidArgument(f"the scales of K and V must lie alike, found strides {k.stride()} and {v.stride()}")
