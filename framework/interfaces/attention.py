@@ -73,9 +73,12 @@ class AttentionSpec:
         return 2 * self.num_kv_heads if self.latent_dim is None else 1
 
     def first_seen(self, query: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
-        """The first position that takes part for a query at each of these, of a window or a chunk; else 0."""
+        """The first position that takes part for a query at each of these, of a window or a chunk; else 0.
+
+        A row without tokens has its query at -1, and 0 too.
+        """
         if self.attention_chunk is not None:
-            return query // self.attention_chunk * self.attention_chunk
+            return np.maximum(0, query // self.attention_chunk * self.attention_chunk)
         return np.maximum(0, query + 1 - (query + 1 if self.sliding_window is None else self.sliding_window))
 
     @property
