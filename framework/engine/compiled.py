@@ -79,7 +79,7 @@ _WORK: dict[str, tuple[str, Callable[..., Any], Callable[..., Tensor]]] = {
         "(Tensor[] inputs, int layer, int number) -> Tensor",
         lambda inputs, layer, number: _OWNERS[number].attend(layer, *inputs),
         lambda inputs, layer, number: inputs[0].new_empty(
-            len(inputs[0]), *_OWNERS[number].widths.get(layer, (inputs[0].shape[1], inputs[-1].shape[-1]))
+            inputs[0].shape[0], *_OWNERS[number].widths.get(layer, (inputs[0].shape[1], inputs[-1].shape[-1]))
         ),
     ),
     "sum": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence
 from functools import partial
@@ -170,7 +171,7 @@ def test_captured_steps_over_groups_give_greedy_tokens_after_a_warm_up(
     name: str, memory: str | None, request: Any
 ) -> None:
     model = request.getfixturevalue("states" if name == "qwen3_5" else "windows")
-    model = model if isinstance(model, LoadedModel) else model[name]
+    model = copy.deepcopy(model if isinstance(model, LoadedModel) else model[name])  # others' packed weights stay there
     llm = make_llm(model, block_size=SIZE, num_blocks=40, backend=StaticBackend(), memory=memory, max_model_len=64,
                    max_batch_requests=3, max_batch_tokens=52, prepack=False, poison=True)  # fmt: skip
     assert len(llm.groups) > 1, llm.kv_groups_off

@@ -1,4 +1,4 @@
-"""The kind of plugin that this folder opens: readers of traces."""
+"""The kind of plugin that this package opens: readers of traces."""
 
 from framework.registry import Kind
 
