@@ -59,11 +59,12 @@ def component(group: str, node: Any) -> Choice:
 class Config(Options):
     """Everything that a run is asked. Made by `config.check.parse`; every value is present and within its bounds."""
 
-    executor: Executor | None = Field(None, description="null: what the mode needs; replay: none | roofline")
-    seed: Natural = Field(0, description="of workload, random weights, sampling and policies")
-    device: str | None = Field(None, description="null: cuda where there is one, else cpu")
+    executor: Executor | None = Field(default=None, description="null: what the mode needs; replay: none | roofline")
+    seed: Natural = Field(default=0, description="of workload, random weights, sampling and policies")
+    device: str | None = Field(default=None, description="null: cuda where there is one, else cpu")
     observers: tuple[Mapping[str, Any], ...] = Field(
-        (), description="who listens, as [explain, {name: kv_events, report_hits: true}]: the installed observers"
+        default=(),
+        description="who listens, as [explain, {name: kv_events, report_hits: true}]: the installed observers",
     )
     cache: CacheOptions = CacheOptions()
     engine: EngineOptions = EngineOptions()

@@ -25,22 +25,24 @@ class CacheOptions(Options):
     section: ClassVar[str] = "cache"
 
     num_blocks: int | None = Field(
-        256, description="blocks in the pool; null with memory_fraction", ge=1, le=MAX_BLOCKS
+        default=256, description="blocks in the pool; null with memory_fraction", ge=1, le=MAX_BLOCKS
     )
-    block_size: int = Field(16, description="tokens a block", ge=1, le=MAX_BLOCK_SIZE)
+    block_size: int = Field(default=16, description="tokens a block", ge=1, le=MAX_BLOCK_SIZE)
     memory_fraction: float | None = Field(
-        None, description="share of the device's free memory; needs num_blocks=null", gt=0, le=1
+        default=None, description="share of the device's free memory; needs num_blocks=null", gt=0, le=1
     )
-    kv_dtype: KVDtype | None = Field(None, description="dtype of K and V in the pool; null: the model's")
+    kv_dtype: KVDtype | None = Field(default=None, description="dtype of K and V in the pool; null: the model's")
     kv_scales: str | None = Field(
-        None, description="JSON file with the scales of a float8_e4m3fn pool; null: calibrated by a first pass"
+        default=None, description="JSON file with the scales of a float8_e4m3fn pool; null: calibrated by a first pass"
     )
     memory: str | Mapping[str, Any] | None = Field(
-        None,
+        default=None,
         description="how groups of KV share memory, as one_pool; null: one_pool in mode=hybrid, else pools that know "
         "nothing of each other",
     )
-    layout: Literal["NHD", "HND"] = Field("NHD", description="order of a block's dimensions in memory: NHD | HND")
+    layout: Literal["NHD", "HND"] = Field(
+        default="NHD", description="order of a block's dimensions in memory: NHD | HND"
+    )
 
 
 class FaultOptions(Options):
@@ -48,8 +50,8 @@ class FaultOptions(Options):
 
     section: ClassVar[str] = "faults"
 
-    poison: Annotated[bool, OF_A_MODEL] = Field(False, description="NaN in every block as it is handed out")
-    preempt_every: Natural = Field(0, description="preempt the newest row every so many steps; 0: never")
+    poison: Annotated[bool, OF_A_MODEL] = Field(default=False, description="NaN in every block as it is handed out")
+    preempt_every: Natural = Field(default=0, description="preempt the newest row every so many steps; 0: never")
 
 
 class EngineOptions(Options):
@@ -57,31 +59,31 @@ class EngineOptions(Options):
 
     section: ClassVar[str] = "engine"
 
-    max_batch_tokens: int = Field(2048, description="tokens computed a step", ge=1, le=2**22)
-    max_batch_requests: int = Field(64, description="rows run a step", ge=1, le=2**16)
+    max_batch_tokens: int = Field(default=2048, description="tokens computed a step", ge=1, le=2**22)
+    max_batch_requests: int = Field(default=64, description="rows run a step", ge=1, le=2**16)
     chunk_size: Positive | None = Field(
-        None, description="prompt tokens of one request a step; null: up to max_batch_tokens"
+        default=None, description="prompt tokens of one request a step; null: up to max_batch_tokens"
     )
     max_model_len: int | None = Field(
-        None, description="longest sequence, tokens; null: the model's, at most the pool", ge=1, le=2**31 - 1
+        default=None, description="longest sequence, tokens; null: the model's, at most the pool", ge=1, le=2**31 - 1
     )
-    compile: Annotated[bool, OF_A_MODEL] = Field(False, description="the decoder through torch.compile")
+    compile: Annotated[bool, OF_A_MODEL] = Field(default=False, description="the decoder through torch.compile")
     cuda_graphs: Annotated[Literal["auto"] | bool, OF_A_MODEL] = Field(
-        "auto",
+        default="auto",
         description="decode steps as CUDA graphs: auto (where device and backend can) | true (or an error) | false",
     )
     prepack: Annotated[bool, OF_A_MODEL] = Field(
-        True, description="on a CPU: the weights once more in oneDNN's layout, faster at twice the memory"
+        default=True, description="on a CPU: the weights once more in oneDNN's layout, faster at twice the memory"
     )
     num_threads: Annotated[int | None, OF_A_MODEL] = Field(
-        None,
+        default=None,
         description="on a CPU: threads of torch; null: one for a small model, else torch's own number or "
         "OMP_NUM_THREADS",
         ge=1,
         le=4096,
     )
     tensor_parallel_size: int = Field(
-        1,
+        default=1,
         description="ranks that share the model, each a process and, on CUDA, a device; executor=roofline: devices "
         "that do",
         ge=1,
@@ -94,30 +96,31 @@ class ReplayOptions(Options):
 
     section: ClassVar[str] = "replay"
 
-    step_s: Seconds = Field(0.025, description="executor=none: seconds a step takes")
+    step_s: Seconds = Field(default=0.025, description="executor=none: seconds a step takes")
     costs: str | None = Field(
-        None,
+        default=None,
         description="executor=none: file of `python -m framework calibrate`, whose costs time each step in place of "
         "step_s",
     )
     optimum: bool = Field(
-        False,
+        default=False,
         description="also report the gap to offline next use: replay once more with it as the policy, twice the time",
     )
     capacity: str | None = Field(
-        None,
+        default=None,
         description="in place of cache.num_blocks: 40GiB of K and V; mode=cache_only: or 25% of the trace's blocks",
     )
-    slo_ttft_s: float = Field(2.0, description="goodput: most seconds to the first token", gt=0)
-    slo_tpot_s: float = Field(0.1, description="goodput: most seconds for each later token", gt=0)
+    slo_ttft_s: float = Field(default=2.0, description="goodput: most seconds to the first token", gt=0)
+    slo_tpot_s: float = Field(default=0.1, description="goodput: most seconds for each later token", gt=0)
     device: str = Field(
-        "h200", description="executor=roofline and mode=kernel, chip of modelled times: h200 | h100 | a100 | l40s"
+        default="h200",
+        description="executor=roofline and mode=kernel, chip of modelled times: h200 | h100 | a100 | l40s",
     )
     shape: str = Field(
-        "llama-3.1-8b", description="executor=roofline and capacity: a name in framework.replay.roofline"
+        default="llama-3.1-8b", description="executor=roofline and capacity: a name in framework.replay.roofline"
     )
     efficiency: float = Field(
-        0.8, description="executor=roofline: share of the device's ceilings that is reached", gt=0, le=1
+        default=0.8, description="executor=roofline: share of the device's ceilings that is reached", gt=0, le=1
     )
 
 
@@ -126,26 +129,29 @@ class RunOptions(Options):
 
     section: ClassVar[str] = "run"
 
-    name: str | None = Field(None, description="name of the run; null: the components' names")
+    name: str | None = Field(default=None, description="name of the run; null: the components' names")
     dir: str = Field(description="the run directory")
-    sweep: str = Field("", description="the folder of a --multirun, below sweeps/")
-    overwrite: bool = Field(True, description="replace what an earlier run left in dir")
-    progress: bool = Field(True, description="progress on standard error")
-    events: bool = Field(False, description="write the eviction and scheduling log")
-    requests: bool = Field(True, description="write requests.jsonl, one object a request")
+    sweep: str = Field(default="", description="the folder of a --multirun, below sweeps/")
+    overwrite: bool = Field(default=True, description="replace what an earlier run left in dir")
+    progress: bool = Field(default=True, description="progress on standard error")
+    events: bool = Field(default=False, description="write the eviction and scheduling log")
+    requests: bool = Field(default=True, description="write requests.jsonl, one object a request")
     record: Annotated[bool, OF_A_MODEL] = Field(
-        False, description="serve: write recording.jsonl, for workload=recording"
+        default=False, description="serve: write recording.jsonl, for workload=recording"
     )
     chunk: Positive = Field(
-        1, description="a sweep: so many jobs one after the other in a process that reads each trace once"
+        default=1, description="a sweep: so many jobs one after the other in a process that reads each trace once"
     )
     report: Literal[False] | str = Field(
-        "report --publish", description="a sweep: the command that is given its folder at its end; false: none"
+        default="report --publish", description="a sweep: the command that is given its folder at its end; false: none"
     )
     stall_timeout_s: Seconds | None = Field(
-        300.0, description="seconds one call into a plugin may take before the run ends and names it; null: no limit"
+        default=300.0,
+        description="seconds one call into a plugin may take before the run ends and names it; null: no limit",
     )
     timeout_s: Seconds | None = Field(
-        None, description="seconds a run may take: in a sweep, a job that takes longer is a failed row"
+        default=None, description="seconds a run may take: in a sweep, a job that takes longer is a failed row"
     )
-    check_requests: Natural = Field(8, description="serve: compare so many requests' tokens with the dense model's")
+    check_requests: Natural = Field(
+        default=8, description="serve: compare so many requests' tokens with the dense model's"
+    )

@@ -23,5 +23,7 @@ def test_the_prompt_that_is_cached_goes_first() -> None:
     llm = LLM("tiny", cache=CacheOptions(num_blocks=64, block_size=4), engine=engine, scheduling=BestShare())
     llm.generate([cached], Sampling(max_tokens=2))
     late, early = llm.generate([other, cached], Sampling(max_tokens=2))
+    assert late.first_scheduled_s is not None
+    assert early.first_scheduled_s is not None
     assert late.first_scheduled_s > early.first_scheduled_s
     assert early.num_cached_tokens == 36
