@@ -78,8 +78,11 @@ class AttentionSpec:
         A row without tokens has its query at -1, and 0 too.
         """
         if self.attention_chunk is not None:
-            return np.maximum(0, query // self.attention_chunk * self.attention_chunk)
-        return np.maximum(0, query + 1 - (query + 1 if self.sliding_window is None else self.sliding_window))
+            first = query // self.attention_chunk * self.attention_chunk
+        else:
+            first = query + 1 - (query + 1 if self.sliding_window is None else self.sliding_window)
+        seen: npt.NDArray[np.integer] = np.maximum(0, first)
+        return seen
 
     @property
     def softmax_scale(self) -> float:
