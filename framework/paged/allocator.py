@@ -141,7 +141,7 @@ class PagedAllocator(Allocator):
         tokens = _as_tokens(tokens)
         anchor, hashes = self.hasher.of(tokens, namespace, previous)
         limit = (len(tokens) - 1) // self.block_size
-        data = self.hasher.comparable(tokens, namespace).tobytes() if self.cache.index.compares_tokens else b""
+        data = self._compared(tokens, namespace)
         blocks: Any = self.cache.index.find(anchor, hashes, data, limit) if limit > 0 else ()
         return Hit(len(blocks) * self.block_size, tuple(blocks), hashes, self._version)
 
@@ -327,7 +327,7 @@ class PagedAllocator(Allocator):
             parent, space = hashes[-1] if hashes else table.root, table.request.namespace
             more = self.hasher.blocks(parent, tokens[known * size : full * size], space, known)
         fresh = hashes[first:full] + more if known > first else more
-        data = self._contents(table, buffer[first * size : full * size], first)
+        data = self._compared(buffer[first * size : full * size], table.request.namespace, first)
         self.pool.access += 1
         if self._requests is not None:
             self._requests.used(table.blocks[first:full], table.facts)
@@ -363,10 +363,8 @@ class PagedAllocator(Allocator):
             fresh = tokens[known * self.block_size : full * self.block_size]
             parent_hash = table.hashes[-1] if known else table.root
             table.hashes += self.hasher.blocks(parent_hash, fresh, table.request.namespace, known)
-        hashes, contents = (
-            table.hashes[first:full],
-            self._contents(table, token_bytes[first * size : full * size], first),
-        )
+        hashes = table.hashes[first:full]
+        contents = self._compared(token_bytes[first * size : full * size], table.request.namespace, first)
         parent = table.blocks[first - 1] if first else 0
         count = self.cache.index.count_new(table.anchor, parent, hashes, contents)
         if not count:
@@ -380,14 +378,11 @@ class PagedAllocator(Allocator):
         self.ahead.update(blocks)
         self._version += 1
 
-    def _contents(self, table: Table, tokens: memoryview | bytearray, first: int) -> bytes:
-        """What the index compares of these tokens, int32, which follow a table's first blocks."""
+    def _compared(self, tokens: TokenArray | memoryview | bytearray, namespace: Namespace, first: int = 0) -> bytes:
+        """What the index compares of these tokens, int32, which follow `first` blocks."""
         if not self.cache.index.compares_tokens:
             return b""
-        if not table.request.namespace.contents:
-            return bytes(tokens)
-        fresh = np.frombuffer(bytes(tokens), dtype=_INT32)
-        return self.hasher.comparable(fresh, table.request.namespace, first).tobytes()
+        return self.hasher.comparable(np.frombuffer(tokens, dtype=_INT32), namespace, first).tobytes()
 
     def _check_new(self, request: RequestInfo) -> None:
         count_of("a request id", request.id, 0)

@@ -175,13 +175,12 @@ def _backends(decoder: Decoder, backend: AttentionBackend, sizes: Sizes, device:
     Raises:
         Unsupported: the setup failed, or the backend cannot be copied.
     """
-    config, by_window = decoder.config, dict[tuple[int | None, int | None], AttentionBackend]()
+    config = decoder.config
     seen = [(config.window(layer), config.chunk(layer)) for layer in config.attention_layers]
-    for one in seen:
-        if one not in by_window:
-            by_window[one] = (
-                backend if not by_window else _copy_of(backend, "layers of this model differ in what they see")
-            )
-    for (window, chunk), layer_backend in by_window.items():
+    by_span = {
+        span: _copy_of(backend, "layers of this model differ in what they see") if number else backend
+        for number, span in enumerate(dict.fromkeys(seen))
+    }
+    for (window, chunk), layer_backend in by_span.items():
         layer_backend.setup(replace(sizes.spec, sliding_window=window, attention_chunk=chunk), device)
-    return [by_window[one] for one in seen]
+    return [by_span[span] for span in seen]

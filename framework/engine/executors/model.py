@@ -61,6 +61,7 @@ class ModelExecutor(Executor):
     ) -> None:
         self.states, self.sparse = states, sparse
         self.decoder, self.by_layer, self.pool, self.tables, self._further = decoder, by_layer, pool, tables, further
+        self._groups, self._attended = (tables, *further), {*pool.group_of}
         self.device = torch.device(tables.device)
         self.graphs: DecodeGraphs | None = None
         self.graphs_off = ""
@@ -88,7 +89,7 @@ class ModelExecutor(Executor):
     @torch.inference_mode()
     def capture(self, recorder: Recorder, sizes: Sequence[int]) -> None:
         """From here on replay decode steps of up to max(`sizes`) rows. Only while nothing runs."""
-        self.graphs = DecodeGraphs(self._compute, (self.tables, *self._further), sizes, recorder)
+        self.graphs = DecodeGraphs(self._compute, self._groups, sizes, recorder)
         self.graphs_off = ""
 
     def compile(self) -> None:
@@ -153,18 +154,16 @@ class ModelExecutor(Executor):
 
     def reset(self) -> None:
         """See Executor. The pool keeps its bytes, which no table names any more."""
-        for tables in (self.tables, *self._further):
+        for tables in self._groups:
             tables.reset()
         self._batches, self._rope = (), None
         self._logits = torch.empty(0)
 
     def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32], group: int = 0) -> None:
-        tables = self._further[group - 1] if group else self.tables
-        tables.set(row, start, ids)
+        self._groups[group].set(row, start, ids)
 
     def clear_table(self, row: int) -> None:
-        self.tables.clear(row)
-        for tables in self._further:
+        for tables in self._groups:
             tables.clear(row)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
@@ -244,9 +243,8 @@ class ModelExecutor(Executor):
         if rows.drops:
             removed = rows.removed[step.rows]
             stored, context = stored - np.repeat(removed, step.num_new), context - removed
-        attended, nowhere = {*self.pool.group_of}, np.full(len(tokens), -1)
-        slots = [tables.slots(packed[0], stored) if group in attended else nowhere
-                 for group, tables in enumerate((self.tables, *self._further))]  # fmt: skip
+        slots = [tables.slots(packed[0], stored) if group in self._attended else np.full(len(tokens), -1)
+                 for group, tables in enumerate(self._groups)]  # fmt: skip
         size = self.graphs.size_for(step) if self.graphs else None
         if self.graphs is None or size is None:
             self.num_eager_steps += 1
@@ -270,13 +268,12 @@ class ModelExecutor(Executor):
         starts = np.zeros(len(step.rows) + 1, dtype=np.int32)
         np.cumsum(step.num_new, out=starts[1:])
         longest = int(lengths.max())
-        groups = (self.tables, *self._further)
         last = starts[1:][step.sampled].astype(np.int64) - 1
-        of_groups = [array for slot, tables in zip(slots, groups, strict=True)
+        of_groups = [array for slot, tables in zip(slots, self._groups, strict=True)
                      for array in (slot, *tables.take_changes())]  # fmt: skip
         sent = self._inputs.upload(tokens, packed[1], lengths, starts, step.rows, last, *of_groups)
         batches = list[Batch]()
-        for tables, first in zip(groups, range(6, len(sent), 3), strict=True):
+        for tables, first in zip(self._groups, range(6, len(sent), 3), strict=True):
             if len(sent[first + 1]):
                 tables.apply(sent[first + 1], sent[first + 2])
             batches.append(Batch(
