@@ -18,7 +18,7 @@ from framework_builtin.workload.trace_file import TraceFile
 from framework_cache_only.paths import CacheOnlyResult, RequestPaths, build_paths
 from framework_cache_only.reference import replay
 from framework_cache_only.stack import lru_curve, reuse_distances
-from framework_tiers.counted import CountedTiers, TierSpec
+from framework_tiers.counted import CountedTiers
 from framework_tiers.optimum import shares_of_best, tier_optima
 
 CAPACITIES = {
@@ -88,7 +88,7 @@ def size_rows(trace: str) -> Rows:
 
 def _replayed(paths: RequestPaths, rule: str, pool: int, host: int) -> tuple[CacheOnlyResult, CountedTiers]:
     """LRU in the pool and in the host tier."""
-    below = CountedTiers(paths, [TierSpec(host, Lru())], build_component("tiering", RULES[rule], {}))
+    below = CountedTiers(paths, [(host, Lru())], build_component("tiering", RULES[rule], {}))
     return replay(paths, Lru(), pool, below=below), below
 
 

@@ -18,10 +18,9 @@ from framework.interfaces.eviction import BlockView, ComputedColumn, ConstantCol
 from framework.paged.pool import LastRequests
 from framework.registry.components import build_component
 from framework.types import UNKNOWN_REQUEST
-from framework_cache_only.guarded_core import GuardedReplayCore
 from framework_cache_only.parts import CountedBelow, Losses
 from framework_cache_only.paths import CacheOnlyResult, RequestPaths, summarise
-from framework_cache_only.replay_core import PYTHON, ReplayCore
+from framework_cache_only.replay_core import PYTHON, GuardedReplayCore, ReplayCore
 
 
 def replay(

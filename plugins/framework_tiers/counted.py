@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,14 +25,6 @@ OPTIMUM_RULES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TierSpec:
-    """One tier below the pool: its capacity in blocks and a fresh policy."""
-
-    num_blocks: int
-    policy: EvictionPolicy
-
-
 def counted(
     tiers: Sequence[Mapping[str, Any]],
     tiering: Component,
@@ -47,12 +38,12 @@ def counted(
             f"{type(policy).__name__} may decline the request at hand's blocks, which no pool above other tiers can; "
             "set below=none or choose another eviction"
         )
-    specs = []
+    made = []
     for entry in tiers:
         size = entry["num_blocks"]
-        specs.append(TierSpec(size, build_component("eviction", entry["eviction"], {**shared, "num_blocks": size})))
+        made.append((size, build_component("eviction", entry["eviction"], {**shared, "num_blocks": size})))
         build_component("store", entry["store"], {})  # its options are checked; a replay moves no bytes
-    return CountedTiers(paths, specs, build_component("tiering", tiering, shared))
+    return CountedTiers(paths, made, build_component("tiering", tiering, shared))
 
 
 class NodeContents:
@@ -104,20 +95,20 @@ class NodeContents:
 class CountedTiers(CountedBelow):
     """The tiers below the pool of one cache-only replay.
 
+    Args:
+        tiers: (num_blocks, policy) from tier 1 on, the policies fresh.
+
     Attributes:
         pool_hits: blocks of requests' cached prefixes that lay in the pool.
         request_hits: of each request so far, for each tier from the pool down, the blocks of its cached prefix there.
     """
 
-    def __init__(self, paths: RequestPaths, specs: Sequence[TierSpec], rule: Tiering) -> None:
-        self.contents = NodeContents(paths, [spec.policy for spec in specs])
-        self.num_blocks = sum(spec.num_blocks for spec in specs)
+    def __init__(self, paths: RequestPaths, tiers: Sequence[tuple[int, EvictionPolicy]], rule: Tiering) -> None:
+        self.contents = NodeContents(paths, [policy for _, policy in tiers])
+        self.num_blocks = sum(size for size, _ in tiers)
         self._paths, most = paths, paths.num_nodes
-        tiers = [
-            Tier(number, spec.num_blocks, spec.policy, self.contents, most)
-            for number, spec in enumerate(specs, start=1)
-        ]
-        self.lower = LowerTiers(tiers, rule, self.contents)
+        made = [Tier(number, size, policy, self.contents, most) for number, (size, policy) in enumerate(tiers, start=1)]
+        self.lower = LowerTiers(made, rule, self.contents)
         self.pool_hits = 0
         self.request_hits: list[tuple[int, ...]] = []
         self._times, self._now = paths.times, 0.0

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import ClassVar
 
-from framework_tiers.guarded_tiering import GuardedTiering
+from framework_tiers.guarded import GuardedTiering
 from framework_tiers.tier import Contents, Key, Tier
 from framework_tiers.tiering import Event, LoadOffer, TierBlock, Tiering
 
 
-class Moves(Protocol):
-    """Moves the bytes that belong to the keys. In the order of the calls, as far as one content is concerned."""
+class Moves:
+    """Moves the bytes that belong to the keys; itself: there are none, as in a cache-only replay.
+
+    In the order of the calls, as far as one content is concerned.
+    """
+
+    pins: ClassVar[bool] = False
+    """Whether a content that is copied is pinned where it goes until the copy has ended."""
 
     def copy(self, key: Key, source: int, target: int) -> None:
-        """Copy a content from one tier to the next; the target holds its key, pinned until the copy has ended."""
+        """Copy a content from one tier to the next, which holds its key."""
 
     def remove(self, key: Key, tier: int) -> None:
         """The tier holds this content no longer."""
@@ -41,7 +47,7 @@ class LowerTiers:
         costs: Costs | None = None,
     ) -> None:
         self.tiers, self.rule, self._contents = tuple(tiers), GuardedTiering(rule), contents
-        self._moves, self._costs = moves, costs
+        self._moves, self._costs = moves or Moves(), costs
         self._held: list[list[Key]] = [[] for _ in tiers]
 
     def where(self, key: Key) -> int:
@@ -99,9 +105,8 @@ class LowerTiers:
     def drop(self, tier: Tier, keys: Sequence[Key], now: float) -> None:
         """These contents, not pinned, leave the tier."""
         tier.drop(keys, now)
-        if self._moves is not None:
-            for key in keys:
-                self._moves.remove(key, tier.number)
+        for key in keys:
+            self._moves.remove(key, tier.number)
 
     def settle(self, path: Sequence[Key], written: Collection[Key], now: float) -> None:
         """The request's blocks are in the pool, `written` of them since it came: ask the rule about each edge."""
@@ -137,8 +142,7 @@ class LowerTiers:
             return False
         self.tiers[source - 1].counts.read += 1
         first.insert(key, now, pinned=True)
-        if self._moves is not None:
-            self._moves.copy(key, source, 1)
+        self._moves.copy(key, source, 1)
         return True
 
     def _make_room(self, tier: Tier, now: float) -> bool:
@@ -149,8 +153,7 @@ class LowerTiers:
                 tier.counts.refused += 1
                 return False
             self._ask(tier.number, victim, "evicted", now, pinned=False)
-            if self._moves is not None:
-                self._moves.remove(victim, tier.number)
+            self._moves.remove(victim, tier.number)
         return True
 
     def _ask(self, number: int, key: Key, event: Event, now: float, *, pinned: bool) -> None:
@@ -166,9 +169,8 @@ class LowerTiers:
             return
         if number:
             self.tiers[number - 1].counts.read += 1
-        below.insert(key, now, pinned=pinned or self._moves is not None)
-        if self._moves is not None:
-            self._moves.copy(key, number, below.number)
-        elif pinned:
+        below.insert(key, now, pinned=pinned or self._moves.pins)
+        self._moves.copy(key, number, below.number)
+        if pinned and not self._moves.pins:
             self._held[number].append(key)
         self._ask(below.number, key, "written", now, pinned=pinned)

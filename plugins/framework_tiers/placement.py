@@ -16,7 +16,7 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.observer import Call, Move
 from framework.paged.pool import PromptEnds, facts_of
 from framework.types import UNKNOWN_REQUEST, BlockHash, BlockId, PolicyTime, RequestFacts, RequestId, RequestInfo
-from framework_tiers.movement import LowerTiers
+from framework_tiers.movement import LowerTiers, Moves
 from framework_tiers.tier import Tier
 from framework_tiers.tiering import Tiering
 from framework_tiers.transfers import Copy, Transfers
@@ -52,7 +52,7 @@ class TierSetup:
     kind: str = ""
 
 
-class Placement:
+class Placement(Moves):
     """Which content lies where: it follows the allocator's events, asks the rule about stores and begins them.
 
     Args:
@@ -64,6 +64,8 @@ class Placement:
         arriving: contents on their way from a tier to a request that waits, each with its copy.
         reading: blocks of the pool with stores under way.
     """
+
+    pins = True
 
     def __init__(self, state: EngineState, setup: TierSetup, group: int = 0, first: Placement | None = None) -> None:
         self._state, self.setup, self.group = state, setup, group
@@ -98,10 +100,7 @@ class Placement:
 
     def table(self, request: RequestId, num_tokens: int = 0, *, start: int = 0) -> npt.NDArray[np.int32]:
         """The request's table in this group; entries before `start` may be anything."""
-        guarded = self._state.guarded
-        if not self.group:
-            return guarded.table(request, num_tokens=num_tokens, start=start)
-        return guarded.table(request, self.group)
+        return self._state.guarded.table(request, self.group, num_tokens=num_tokens, start=start)
 
     def adopt(self, number: int, keys: SequenceOf[BlockHash]) -> None:
         """Hold what another process stored in a tier, as far as there is room."""

@@ -16,8 +16,8 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.registry.components import Component, build_component
 from framework.types import ROOT_NAMESPACE, BlockHash
-from framework_tiers.engine_tiers import EngineTiers
-from framework_tiers.guarded_store import GuardedStore
+from framework_tiers.engine_tiers import EngineTiers, GroupedTiers
+from framework_tiers.guarded import GuardedStore
 from framework_tiers.placement import TierSetup
 from framework_tiers.store import BlockFormat
 from framework_tiers.transfers import Link, LinkTransfers
@@ -70,22 +70,12 @@ def tier_policies(tiers: Sequence[TierEntry], shared: Mapping[str, Any]) -> list
     return policies
 
 
-def open_store(entry: TierEntry, format: BlockFormat, pool: PoolBytes) -> GuardedStore:
-    """The store of one tier, ready, in memory from which the pool's device copies fast if it keeps blocks in memory.
-
-    Raises:
-        StoreFailed: it could not be opened.
-    """
-    store = GuardedStore(build_component("store", entry["store"], {}))
-    store.use_memory(pool.allocate)
-    store.open(format, entry["num_blocks"])
-    return store
-
-
 def open_stores(
     tiers: Sequence[TierEntry], format: BlockFormat, pool: PoolBytes
 ) -> tuple[list[GuardedStore], list[list[BlockHash]]]:
     """The stores of the tiers, ready, and what each holds already.
+
+    Those that keep blocks in memory have some from which the pool's device copies fast.
 
     Raises:
         StoreFailed, ConfigError: one could not be opened or listed; the others are closed.
@@ -94,7 +84,9 @@ def open_stores(
     resident: list[list[BlockHash]] = []
     with ExitStack() as opened:
         for number, entry in enumerate(tiers, start=1):
-            store = open_store(entry, format, pool)
+            store = GuardedStore(build_component("store", entry["store"], {}))
+            store.use_memory(pool.allocate)
+            store.open(format, entry["num_blocks"])
             opened.callback(_close, store)
             stores.append(store)
             try:
@@ -148,7 +140,6 @@ def served(tiers: Sequence[TierEntry], tiering: Component, pools: ServedPools) -
         ConfigError: blocks cannot be found by their hash alone.
     """
     from framework_tiers.block_bytes import as_bytes, pool_bytes
-    from framework_tiers.grouped import GroupedTiers
 
     require_names(pools.allocator, pools.hash)
     scheme, fingerprint = type(pools.hash), pools.fingerprint()

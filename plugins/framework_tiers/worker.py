@@ -15,7 +15,7 @@ import numpy.typing as npt
 from framework.errors import StoreFailed
 from framework.interfaces.below import THREAD
 from framework.types import BlockHash
-from framework_tiers.guarded_store import GuardedStore
+from framework_tiers.guarded import GuardedStore
 from framework_tiers.transfers import Copy, Transfers
 
 Bytes = npt.NDArray[np.uint8]

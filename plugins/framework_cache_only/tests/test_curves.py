@@ -58,19 +58,18 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("kind", "begins"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
 def test_the_command_writes_table_csv_json_and_picture(
-    kind: str, begins: bytes, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = {kind: str(tmp_path / f"curve.{kind}") for kind in ("csv", "json", kind)}
+    out = {kind: str(tmp_path / f"curve.{kind}") for kind in ("csv", "json", "svg")}
     assert main([str(trace), "--policies", "lru,fifo", "--capacities", "5,50%,20MiB", "--shape", "llama-3.1-8b",
-                 "--csv", out["csv"], "--json", out["json"], "--plot", out[kind], "--jobs", "1"]) == 0  # fmt: skip
+                 "--csv", out["csv"], "--json", out["json"], "--plot", out["svg"], "--jobs", "1"]) == 0  # fmt: skip
     assert "lru" in capsys.readouterr().out
     data = json.loads(Path(out["json"]).read_text())
     rows = list(csv.DictReader(Path(out["csv"]).read_text().splitlines()))
     assert len(rows) == len(data["points"]) == 2 * len({p["num_blocks"] for p in data["points"]})
     assert all(0 < point["hit_rate"] < 1 for point in data["points"])
-    assert Path(out[kind]).read_bytes().startswith(begins)
+    assert Path(out["svg"]).read_bytes().startswith(b"<?xml")
 
 
 def test_a_part_of_a_trace_is_called_that(

@@ -7,26 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from fake_engines import make_engine
-from replay_helpers import random_requests, workload
 from synthetic_workloads import mooncake
 
 from framework.api import run
 from framework.config.check import parse, without_effect
-from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.errors import ConfigError, FrameworkError, PluginError, WorkloadError
 from framework.interfaces.below import Below
 from framework.interfaces.observer import Observer
-from framework.interfaces.workload import WorkloadRequest
-from framework.registry.components import build_allocator
-from framework.replay.items import Foresight, feed, trace_items
-from framework.results.reading import read_result
 from framework.sweep.identity import components, uses_seed
-from framework_builtin.eviction.belady import Belady
 from framework_cache_only.parts import CacheOnlyObserver, Counted, Losses
-from framework_cache_only.reference import replay
 from framework_cache_only.replay_core import ReplayCore
 
 PROMPTS = [[i % 2, 10 + i % 2, 20 + i] for i in range(8)]
@@ -95,10 +85,6 @@ def test_it_counts_what_the_engine_counts_where_requests_do_not_overlap(tmp_path
     assert counted(tmp_path, workload={"limit": 3})["hit_blocks"] == 2
 
 
-def test_facts_of_the_policy_are_in_the_result(tmp_path: Path) -> None:
-    assert counted(tmp_path, eviction="s3fifo")["eviction_ghosts"] == 0
-
-
 def test_the_gap_to_the_optimum_can_be_left_out(tmp_path: Path) -> None:
     small: dict[str, Any] = {"cache": {"num_blocks": 3}}
     result, best = counted(tmp_path, **small), counted(tmp_path, eviction="optimum", **small)
@@ -155,18 +141,6 @@ def test_a_trace_of_lengths_is_refused_and_a_broken_line_named(tmp_path: Path) -
     assert counted(tmp_path, workload={"path": str(path), "on_error": "skip"})["num_skipped_lines"] == 1
 
 
-def test_a_count_that_raises_leaves_a_failed_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any, **options: Any) -> Any:
-        raise ArithmeticError("broken in the middle")
-
-    monkeypatch.setattr("framework_cache_only.mode.count", broken)
-    with pytest.raises(ArithmeticError):
-        counted(tmp_path)
-    result = read_result(tmp_path / "run")
-    assert result["status"] == "failed", result
-    assert result["reasons"][0].startswith("internal error: ArithmeticError: broken in the middle"), result
-
-
 def test_an_observer_learns_what_is_given_up_and_what_it_raises_or_answers_names_it(tmp_path: Path) -> None:
     small: dict[str, Any] = {"cache": {"num_blocks": 4}}
     result = counted(tmp_path, observers=[f"{__file__}:Counts"], **small)
@@ -200,22 +174,3 @@ def test_its_core_is_a_plugin_of_the_run_and_the_policy_alone_may_draw() -> None
     assert uses_seed(parse({**here, "mode": "cache_only", "eviction": "random"}).plain())
     (said,) = without_effect(parse({**here, "mode": "cache_only", "engine": {"chunk_size": 8}}))
     assert said == "no effect in mode=cache_only: engine.chunk_size=8"
-
-
-def test_spaced_requests_hit_in_the_engine_what_forced_belady_hits() -> None:
-    """Without overlap the engine is the request model, but for the blocks that a request's own tokens take."""
-    for seed in range(6):
-        ids = random_requests(seed, count=80, width=3, longest=4)
-        requests = [
-            WorkloadRequest(arrival_s=100.0 * i, input_tokens=len(path) * 4 + 1, output_tokens=3,
-                            block_ids=np.array(path, dtype=np.int64), block_tokens=4)
-            for i, path in enumerate(ids)
-        ]  # fmt: skip
-        built = build_allocator("prefix", Belady(), "sha256", num_blocks=12, block_size=4, max_model_len=200)
-        engine = make_engine(built, ReplayExecutor(constant_step(0.025)), max_model_len=200)
-        Foresight(engine.allocator, requests, max_len=200).attach(engine)
-        for _ in feed(engine, trace_items(requests)):
-            pass
-        found = engine.metrics.hit_blocks
-        low, high = (replay(workload(ids), Belady(), size).hit_blocks for size in (10, 12))
-        assert low <= found <= high, (seed, low, found, high)

@@ -19,7 +19,7 @@ from framework_cache_only.reference import replay
 
 @pytest.mark.parametrize("pinned", [True, False])
 def test_no_schedule_hits_more_than_the_optimum_counted_by_coming_requests(pinned: bool) -> None:
-    for seed in range(120):
+    for seed in range(40):
         requests = random_requests(seed, count=7, width=2, longest=3)
         capacity = 1 + seed % 4
         found = int(optimum_hits(workload(requests), capacity, pinned=pinned).sum())
@@ -32,7 +32,7 @@ def by_policy(paths: RequestPaths, capacity: int, *, pinned: bool) -> CacheOnlyR
 
 @pytest.mark.parametrize("pinned", [True, False])
 def test_counting_coming_requests_and_moving_blocks_hit_alike(pinned: bool) -> None:
-    for seed in range(40):
+    for seed in range(12):
         paths = workload(random_requests(seed, count=150, width=3, longest=7))
         for capacity in (1, 3, 9, 40):
             fast = optimum_hits(paths, capacity, pinned=pinned).tolist()
@@ -42,7 +42,7 @@ def test_counting_coming_requests_and_moving_blocks_hit_alike(pinned: bool) -> N
 
 @pytest.mark.parametrize("policy", [Lru, Lfu, Arc])
 def test_no_policy_beats_the_optimum(policy: type[EvictionPolicy]) -> None:
-    for seed in range(30):
+    for seed in range(6):
         paths = workload(random_requests(seed, count=120, width=3, longest=5))
         for capacity in (1, 5, 17, 60):
             forced, ceiling = (int(optimum_hits(paths, capacity, pinned=pinned).sum()) for pinned in (True, False))

@@ -16,9 +16,8 @@ from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.length_aware import LengthAware
 from framework_builtin.eviction.lfu import Lfu
 from framework_builtin.eviction.lru import Lru
-from framework_cache_only.guarded_core import GuardedReplayCore
 from framework_cache_only.reference import core_of, count, replay
-from framework_cache_only.replay_core import PYTHON, ReplayCore, ReplayCounts
+from framework_cache_only.replay_core import PYTHON, GuardedReplayCore, ReplayCore, ReplayCounts
 from framework_cache_only.stack import lru_curve, reuse_distances
 from framework_cache_only.testing import replay_core as kit
 from framework_testing.driver import Violation
@@ -31,7 +30,7 @@ GOLDEN = [[1, 2, 3], [1, 2, 4], [5], [1, 2, 3], [6, 7], [1, 2, 4, 8], [5, 9], [1
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("leaf_first", [False, True])
 def test_the_fast_model_equals_the_slow_one(name: str, leaf_first: bool) -> None:
-    for seed in range(60):
+    for seed in range(20):
         requests = random_requests(seed, count=60, width=2 + seed % 3, longest=2 + seed % 5)
         capacity = 1 + seed % 13
         result = replay(workload(requests), POLICIES[name](), capacity, leaf_first=leaf_first)
@@ -47,7 +46,7 @@ def test_tokens_of_a_partial_block_count_as_what_it_holds() -> None:
 
 
 def test_one_pass_of_reuse_distances_equals_a_replay_at_every_capacity() -> None:
-    for seed in range(12):
+    for seed in range(4):
         paths = workload(random_requests(seed, count=80, width=2 + seed % 3, longest=6))
         sizes = range(1, paths.num_nodes + 2)
         curve = lru_curve(paths, sizes)
@@ -100,7 +99,7 @@ def test_bad_arguments_and_traces_without_blocks_are_refused() -> None:
         build_paths([])
 
 
-PATHS = workload([[0, 1], [0, 2], [0, 1], [3]])
+PATHS, HITS = workload([[0, 1], [0, 2], [0, 1], [3]]), np.array([0, 1, 1, 0], np.int32)
 
 
 def counting(answer: object) -> GuardedReplayCore:
@@ -121,7 +120,7 @@ def test_python_counts_where_no_core_is_chosen_and_nothing_is_said(capsys):
 
 
 def test_the_counts_of_a_core_are_the_result(capsys):
-    said = ReplayCounts(request_hits=np.array([0, 1, 1, 0], np.int32), admitted=5, evictions=3)
+    said = ReplayCounts(request_hits=HITS, admitted=5, evictions=3)
     native, found = count(counting(said), PATHS, Lru(), 2)
     assert (native, found.hit_blocks, found.admitted, found.evictions) == (True, 2, 5, 3), found
     assert found.hit_tokens == 8, "two blocks of four tokens"
@@ -131,6 +130,26 @@ def test_the_counts_of_a_core_are_the_result(capsys):
 def test_a_core_that_declines_is_said_so_in_one_sentence(capsys):
     assert count(counting(None), PATHS, Lru(), 2) == (False, replay(PATHS, Lru(), 2))
     assert capsys.readouterr().err == "the replay core cannot count Lru: counted in Python, the same integers\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ("text", "must return ReplayCounts"),
+        ({"admitted": 1.5}, "must return ReplayCounts"),
+        ({"evictions": -1}, "must return ReplayCounts"),
+        ({"request_hits": np.zeros(3, np.int32)}, r"must count 4 requests in an array of ints, counted \(3,\)"),
+        ({"request_hits": [0, 0]}, "in an array of ints, counted list"),
+        ({"request_hits": np.zeros(4)}, r"in an array of ints, counted \(4,\)"),
+        ({"request_hits": 3 * HITS}, "counted 3 hits of request 1, which references 2 blocks"),
+        ({"request_hits": -HITS}, "counted -1 hits of request 1, which references 2 blocks"),
+    ],
+)
+def test_a_core_that_counts_what_cannot_be_is_named(answer, says):
+    if isinstance(answer, dict):
+        answer = ReplayCounts(**{"request_hits": HITS, "admitted": 3, "evictions": 0} | answer)
+    with pytest.raises(PluginError, match=rf"replay core Mine\.count: .*{says}"):
+        counting(answer).count(PATHS, Lru(), 2)
 
 
 def test_an_unknown_core_is_refused():

@@ -1,4 +1,4 @@
-"""Blocks in the host's memory."""
+"""Blocks in the host's memory, and keys without blocks."""
 
 from __future__ import annotations
 
@@ -72,3 +72,21 @@ class Host(Store):
 def _plain(num_bytes: int) -> memoryview:
     memory: memoryview = np.empty(num_bytes, dtype=np.uint8).data
     return memory
+
+
+class Null(Store):
+    """Keys only, nothing is kept: for replays."""
+
+    holds_kv = False
+
+    def open(self, format: BlockFormat, num_blocks: int) -> None:
+        pass
+
+    def write(self, key: BlockHash, data: memoryview) -> None:
+        pass
+
+    def read(self, key: BlockHash, into: memoryview) -> bool:
+        return False
+
+    def remove(self, key: BlockHash) -> None:
+        pass

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from framework.types import BlockHash
-from framework_tiers.guarded_store import GuardedStore
+from framework_tiers.guarded import GuardedStore
 from framework_tiers.store import BlockFormat, Store
 from framework_tiers.stores.host import Host
 from framework_tiers.transfers import Copy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,13 +18,11 @@ from framework.interfaces.allocator import CacheEvent
 from framework.interfaces.observer import Call
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
-from framework.types import BlockHash, BlockId
+from framework.types import BlockId
 from framework_builtin.eviction.lru import Lru
 from framework_tiers.engine_tiers import EngineTiers
 from framework_tiers.placement import TierSetup
-from framework_tiers.rules.load_or_recompute import LoadOrRecompute
-from framework_tiers.rules.on_eviction import OnEviction
-from framework_tiers.rules.write_through import WriteThrough
+from framework_tiers.rules import LoadOrRecompute, OnEviction, WriteThrough
 from framework_tiers.tiering import Event, LoadOffer, TierBlock, Tiering
 from framework_tiers.transfers import Link, LinkTransfers
 
@@ -40,7 +37,6 @@ def replayed(
     counts: Sequence[int] = (64,),
     link: Link | None = None,
     links: Sequence[Link] = (),
-    found: Sequence[Sequence[BlockHash]] = (),
     **options: Any,
 ) -> Engine:
     """An engine without a model, one virtual second a step; tiers behind one link each."""
@@ -54,7 +50,6 @@ def replayed(
             holds_kv=[True] * len(counts),
             media=("CPU", "STORAGE")[: len(counts)],
             block_bytes=8,
-            found=found,
         )
 
     built = build_allocator("prefix_cow", "lru", "sha256", num_blocks=num_blocks, block_size=SIZE, max_model_len=64)
@@ -78,15 +73,6 @@ def serve(engine: Engine, *prompts: list[int]) -> list[Any]:
         engine.run()
     engine.check()
     return done
-
-
-def test_what_the_pool_evicts_comes_back_from_below() -> None:
-    engine = replayed(OnEviction())
-    first, _, again = serve(engine, prompt(0), prompt(100), prompt(0))
-    assert (first.num_cached_tokens, again.num_cached_tokens, again.num_loaded_tokens) == (0, 12, 12)
-    facts = below(engine).summary()
-    assert (facts["tier1_hit_blocks"], facts["tier1_bytes_out"], facts["num_loads"]) == (3, 24, 1)
-    assert facts["tier1_failed_loads"] == 0
 
 
 def test_an_exclusive_tier_gives_up_what_was_loaded_and_an_inclusive_one_keeps_it() -> None:
@@ -125,19 +111,6 @@ def test_a_load_begins_while_a_row_is_free_and_holds_none_until_all_is_there() -
     assert engine.state.rows.num_active == 0
     engine.run()
     assert waiting.num_loaded_tokens == 12
-
-
-def test_a_loaded_prompt_gets_the_blocks_of_the_rest_as_it_is_computed() -> None:
-    engine = replayed(OnEviction(), num_blocks=10, chunk_size=4, link=Link(operation_s=3.0))
-    serve(engine, prompt(0), prompt(100), prompt(200), prompt(300))
-    later = engine.submit([*prompt(0)[:12], *range(900, 912)], ONE)
-    used = []
-    while not later.status.ended:
-        engine.step()
-        used.append(engine.allocator.stats().used_blocks)
-    assert used[0] == 4, "three blocks are loaded, and the one after them"
-    assert [count for count, before in zip(used, [0, *used], strict=False) if count != before] == [4, 5, 0], used
-    assert later.num_loaded_tokens == 12
 
 
 def test_contents_on_their_way_are_not_loaded_a_second_time() -> None:
@@ -181,19 +154,6 @@ def test_a_rule_that_breaks_its_contract_ends_the_step_by_its_name(rule: Callabl
     assert engine.interrupted
 
 
-def test_a_waiting_request_can_be_cancelled_while_its_blocks_are_on_their_way() -> None:
-    engine = replayed(OnEviction(), link=Link(operation_s=9.0))
-    serve(engine, prompt(0), prompt(100))
-    request = engine.submit(prompt(0), ONE)
-    engine.step()
-    assert below(engine).loading
-    engine.cancel(request)
-    assert engine.state.guarded.stats().used_blocks > 0, "the copy under way still writes them"
-    engine.run()
-    engine.check()
-    assert engine.state.guarded.stats().used_blocks == 0
-
-
 def test_a_block_evicted_while_another_holds_its_content_takes_nothing_away() -> None:
     engine = replayed(OnEviction())
     serve(engine, prompt(0))
@@ -203,19 +163,6 @@ def test_a_block_evicted_while_another_holds_its_content_takes_nothing_away() ->
     placement.flush()
     assert placement.pool[key] == block
     assert key not in placement.lower.tiers[0]
-
-
-def test_a_reset_leaves_nothing_pinned_and_nothing_known() -> None:
-    engine = replayed(OnEviction(), link=Link(operation_s=9.0))
-    serve(engine, prompt(0), prompt(100))
-    request = engine.submit(prompt(0), ONE)
-    engine.step()
-    engine.reset(build_allocator("prefix_cow", "lru", "sha256", num_blocks=4, block_size=SIZE, max_model_len=64))
-    assert request.status.value == "failed"
-    engine.check()
-    assert not below(engine).busy
-    assert len(below(engine).placement.lower.tiers[0]) == 0
-    assert serve(engine, prompt(0))[0].num_cached_tokens == 0
 
 
 def test_an_interrupt_under_a_load_is_mended_by_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,14 +183,6 @@ def test_an_interrupt_under_a_load_is_mended_by_a_reset(monkeypatch: pytest.Monk
         serve(engine, prompt(0), prompt(100))
 
 
-def test_what_an_earlier_process_left_is_found_by_its_key_alone() -> None:
-    engine = replayed(OnEviction(exclusive=False))
-    serve(engine, prompt(0), prompt(100))
-    left = list(below(engine).placement.lower.tiers[0].block_of)
-    second = replayed(OnEviction(), found=[left])
-    assert serve(second, prompt(0))[0].num_loaded_tokens == 12
-
-
 def test_equal_replays_move_the_same_blocks_at_the_same_times() -> None:
     def moved() -> list[Any]:
         lines: list[Any] = []
@@ -258,32 +197,6 @@ def test_equal_replays_move_the_same_blocks_at_the_same_times() -> None:
         return [lines, below(engine).summary(), engine.executor.now()]
 
     assert moved() == moved()
-
-
-def test_a_run_without_tiers_calls_nothing_of_theirs() -> None:
-    """Counted call by call: what is not configured is not paid."""
-    built = build_allocator("prefix_cow", "lru", "sha256", num_blocks=8, block_size=SIZE, max_model_len=64)
-    engine = make_engine(
-        built, ReplayExecutor(constant_step(1.0)), max_model_len=64, virtual_clock=True, max_batch_tokens=64
-    )
-    calls: dict[str, int] = {}
-
-    def count(frame: Any, event: str, argument: Any) -> None:
-        if event == "call":
-            name = frame.f_code.co_filename.replace("\\", "/")
-            if "/framework_tiers/" in name and "/tests/" not in name:
-                calls[f"{name}:{frame.f_code.co_name}"] = calls.get(f"{name}:{frame.f_code.co_name}", 0) + 1
-
-    sys.setprofile(count)
-    try:
-        for number in range(20):
-            engine.submit(prompt(100 * (number % 3)), Sampling(max_tokens=5, ignore_eos=True))
-        engine.run()
-        engine.check()
-    finally:
-        sys.setprofile(None)
-    assert calls == {}
-    assert built.cache.listener is None, "no event is made that nobody listens for"
 
 
 @pytest.mark.parametrize(("load_s", "loaded"), [(0.01, 3), (1.5, 0)], ids=["fast link", "slow link"])

@@ -18,7 +18,7 @@ from framework.sampling import Sampling
 from framework.types import BlockHash
 from framework_testing.checkpoints import make_checkpoint
 from framework_tiers import setup
-from framework_tiers.grouped import GroupedTiers
+from framework_tiers.engine_tiers import GroupedTiers
 from framework_tiers.store import BlockFormat, Store
 
 SIZE, WINDOW = 4, 10
@@ -123,19 +123,25 @@ STORES = ("host", f"{__file__}:Unreliable", "null")
 
 
 @pytest.mark.parametrize(
-    ("rule", "number"),
+    ("family", "rule", "number"),
     [
-        pytest.param(rule, number, marks=[pytest.mark.slow] if (r - number) % 3 else [])
+        pytest.param(family, rule, number, marks=[] if (number, f) == (r % 3, r % 2) else [pytest.mark.slow])
         for r, rule in enumerate(RULES)
         for number in range(3)
+        for f, family in enumerate(FAMILIES)
     ],
 )
 def test_tokens_are_those_without_tiers(
-    model: LoadedModel, rule: str, number: int, alone: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+    family: str,
+    rule: str,
+    number: int,
+    models: dict[str, LoadedModel],
+    alone: dict[str, list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One copy of each group moves a step: over a host, an unreliable and a null store."""
     monkeypatch.setattr(setup, "WorkerTransfers", InTurn)
-    faults = FaultOptions(poison=True, preempt_every=11)
+    model, faults = models[family], FaultOptions(poison=True, preempt_every=11)
     with tiered(model, RULES[rule], store=STORES[number], faults=faults) as llm:
         tiers = below(llm)
         for sampling, wanted in zip(SAMPLINGS, alone[model.config.family], strict=True):

@@ -14,12 +14,10 @@ from framework.registry.components import build_allocator
 from framework.sampling import Sampling
 from framework_builtin.eviction.lru import Lru
 from framework_cache_only.reference import replay
-from framework_tiers.counted import CountedTiers, TierSpec
+from framework_tiers.counted import CountedTiers
 from framework_tiers.engine_tiers import EngineTiers
 from framework_tiers.placement import TierSetup
-from framework_tiers.rules.on_eviction import OnEviction
-from framework_tiers.rules.on_second_hit import OnSecondHit
-from framework_tiers.rules.write_through import WriteThrough
+from framework_tiers.rules import OnEviction, OnSecondHit, WriteThrough
 from framework_tiers.tier import Tier
 from framework_tiers.tiering import Tiering
 from framework_tiers.transfers import Link, LinkTransfers
@@ -28,7 +26,7 @@ from framework_tiers.transfers import Link, LinkTransfers
 def tier_after(prompts: list[list[int]], rule: Tiering, pool: int, blocks: int) -> Tier:
     """The tier below the pool after a cache-only replay, LRU in both."""
     paths = workload(prompts)
-    below = CountedTiers(paths, [TierSpec(blocks, Lru())], rule)
+    below = CountedTiers(paths, [(blocks, Lru())], rule)
     replay(paths, Lru(), pool, below=below)
     below.lower.check()
     return below.lower.tiers[0]

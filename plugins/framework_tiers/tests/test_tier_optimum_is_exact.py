@@ -14,12 +14,9 @@ from framework.errors import InvalidArgument
 from framework_builtin.eviction.belady import Belady
 from framework_cache_only.optimum import optimum_hits
 from framework_cache_only.reference import replay
-from framework_tiers.counted import CountedTiers, TierSpec
+from framework_tiers.counted import CountedTiers
 from framework_tiers.optimum import shares_of_best, tier_optima, value
-from framework_tiers.rules.never import Never
-from framework_tiers.rules.on_eviction import OnEviction
-from framework_tiers.rules.on_second_hit import OnSecondHit
-from framework_tiers.rules.write_through import WriteThrough
+from framework_tiers.rules import Never, OnEviction, OnSecondHit, WriteThrough
 from framework_tiers.tiering import Tiering
 
 Node = tuple[int, ...]
@@ -90,7 +87,7 @@ def instances(count: int, longest: int, num_tiers: int) -> Iterator[tuple[list[l
 
 @pytest.mark.parametrize("num_tiers", [2, 3])
 def test_the_optimum_over_tiers_is_the_best_of_all_schedules_at_every_weight(num_tiers: int) -> None:
-    for requests, sizes in instances(40 if num_tiers == 2 else 15, 3 if num_tiers == 2 else 2, num_tiers):
+    for requests, sizes in instances(12 if num_tiers == 2 else 6, 3 if num_tiers == 2 else 2, num_tiers):
         best = tier_optima(workload(requests), sizes, pinned=False)
         for weights in WEIGHTS:
             found = best_value(requests, sizes, weights, pinned=False)
@@ -99,7 +96,7 @@ def test_the_optimum_over_tiers_is_the_best_of_all_schedules_at_every_weight(num
 
 def test_the_pinned_optimum_is_exact_where_requests_fit_in_the_pool_and_a_bound_elsewhere() -> None:
     exact = below = 0
-    for requests, sizes in instances(60, 3, 2):
+    for requests, sizes in instances(25, 3, 2):
         best = tier_optima(workload(requests), sizes, pinned=True)
         for weights in WEIGHTS:
             found, bound = best_value(requests, sizes, weights, pinned=True), value(best, weights[:2])
@@ -108,24 +105,23 @@ def test_the_pinned_optimum_is_exact_where_requests_fit_in_the_pool_and_a_bound_
             assert found <= bound, (requests, sizes, weights)
             exact += found == bound > 0
             below += found < bound
-    assert exact > 50, "attained"
+    assert exact > 20, "attained"
     assert below > 0, "not everywhere: a request longer than the pool holds more there than it can"
 
 
 RULES: list[Tiering] = [Never(), OnEviction(), OnEviction(exclusive=False), WriteThrough(), OnSecondHit()]
 
 
-@pytest.mark.parametrize("name", ["lru", "fifo", "lfu", "arc", "belady", "hazard", "tail_lru"])
+@pytest.mark.parametrize("name", ["lru", "arc", "belady", "hazard"])
 def test_no_rule_and_no_policy_hits_more_than_the_optimum_over_tiers(name: str) -> None:
-    for seed in range(6):
+    for seed in range(3):
         draw = random.Random(seed)
         requests = random_requests(seed, 60, width=3, longest=6)
         sizes = [draw.randint(1, 12) for _ in range(draw.randint(2, 4))]
         paths = workload(requests)
         for rule in RULES:
             made = [registry.build("eviction", name, {}, {"num_blocks": size, "seed": 0}) for size in sizes]
-            specs = [TierSpec(size, policy) for size, policy in zip(sizes[1:], made[1:], strict=True)]
-            below = CountedTiers(paths, specs, rule)
+            below = CountedTiers(paths, list(zip(sizes[1:], made[1:], strict=True)), rule)
             replay(paths, made[0], sizes[0], below=below)
             hits = list(accumulate(below.tier_hits.sum(axis=0).tolist()))
             for pinned in (True, False):
@@ -136,7 +132,7 @@ def test_no_rule_and_no_policy_hits_more_than_the_optimum_over_tiers(name: str) 
 def test_a_request_longer_than_the_pool_leaves_the_tiers_to_others() -> None:
     """One cache of both sizes would have to hold all of it, and is no bound."""
     paths = workload([[1, 2], [5, 6, 7, 8], [1, 2]])
-    below = CountedTiers(paths, [TierSpec(2, Belady())], OnEviction())
+    below = CountedTiers(paths, [(2, Belady())], OnEviction())
     assert replay(paths, Belady(), 2, below=below).hit_blocks == 2
     assert optimum_hits(paths, 4, pinned=True).sum() == 0
     assert optimum_hits(paths, 4, pinned=True, request_blocks=2).sum() == 2

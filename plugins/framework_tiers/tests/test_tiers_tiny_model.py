@@ -29,37 +29,31 @@ def tokens(llm: LLM) -> list[list[int]]:
     return [completion.tokens for request in llm.generate(prompts(), GREEDY) for completion in request.completions]
 
 
-def test_tokens_are_the_same_whatever_lies_below(tmp_path: Path) -> None:
-    with make_llm("tiny", **SHORT) as llm:
-        alone = tokens(llm)
+CASES: list[tuple[dict[str, Any], Any, list[dict[str, Any]]]] = [
+    ({}, {"name": "on_eviction", "exclusive": False}, [{"store": "host", "num_blocks": 9, "eviction": "s3fifo"}]),
+    ({"kv_dtype": "int8"}, "write_through", [{"store": "host", "num_blocks": 8}, {"store": "disk", "num_blocks": 64}]),
+    ({"kv_dtype": "bfloat16", "layout": "HND"}, "on_eviction", [{"store": "host", "num_blocks": 64}]),
+    ({"layout": "HND"}, "on_second_hit", [{"store": "disk", "num_blocks": 64, "eviction": "sieve"}]),
+    ({}, "write_through", [{"store": "null", "num_blocks": 64}]),
+]
+
+
+@pytest.mark.parametrize(("pool", "rule", "tiers"), CASES)
+def test_tokens_are_the_same_whatever_lies_below(
+    pool: dict[str, Any], rule: Any, tiers: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Over every kind of pool, whose blocks come back bit for bit, or one was poisoned before it was read."""
     disk = {"name": "disk", "path": str(tmp_path / "kv")}
-    cases: list[tuple[Any, list[dict[str, Any]]]] = [
-        ("on_eviction", [{"store": "host", "num_blocks": 64}]),
-        ({"name": "on_eviction", "exclusive": False}, [{"store": "host", "num_blocks": 9, "eviction": "s3fifo"}]),
-        ("write_through", [{"store": "host", "num_blocks": 8}, {"store": disk, "num_blocks": 64}]),
-        ("on_second_hit", [{"store": disk, "num_blocks": 64, "eviction": "sieve"}]),
-        ("write_through", [{"store": "null", "num_blocks": 64}]),
-    ]
-    for rule, tiers in cases:
-        with make_llm("tiny", below=over(tiers, rule), **SHORT) as llm:
-            found = tokens(llm)
-            llm.engine.check()
-            facts = llm.stats()
-        assert found == alone, (rule, tiers)
-        assert facts["tier1_hit_blocks"] + facts.get("tier2_hit_blocks", 0) > 0, (rule, tiers, facts)
-        assert facts["tier1_failed_stores"] == 0
-
-
-@pytest.mark.parametrize("layout", ["NHD", "HND"])
-@pytest.mark.parametrize("kv_dtype", [None, "bfloat16", "int8"])
-def test_blocks_of_every_kind_of_pool_come_back_bit_for_bit(kv_dtype: str | None, layout: str) -> None:
-    pool = {**SHORT, "kv_dtype": kv_dtype, "layout": layout}
-    with make_llm("tiny", **pool) as llm:
+    placed = [{**tier, "store": disk if tier["store"] == "disk" else tier["store"]} for tier in tiers]
+    with make_llm("tiny", **SHORT, **pool) as llm:
         alone = tokens(llm)
-    tiers = [{"store": "host", "num_blocks": 64}]
-    with make_llm("tiny", below=over(tiers, "on_eviction"), poison=True, **pool) as llm:
-        assert tokens(llm) == alone, "or a block was poisoned before it was read"
-        assert llm.stats()["loaded_blocks"] > 0
+    with make_llm("tiny", below=over(placed, rule), poison=True, **SHORT, **pool) as llm:
+        assert tokens(llm) == alone
+        llm.engine.check()
+        facts = llm.stats()
+    assert facts["tier1_hit_blocks"] + facts.get("tier2_hit_blocks", 0) > 0, facts
+    assert facts["tier1_failed_stores"] == 0
+    assert (facts["loaded_blocks"] > 0) == (tiers[0]["store"] != "null")
 
 
 @pytest.mark.parametrize(

@@ -40,13 +40,6 @@ def ends(model: LinkTransfers) -> dict[str, float]:
 SLOW = Link(bytes_per_s=10.0, operation_s=0.5)  # a block takes 1 s
 
 
-def test_the_blocks_of_one_load_are_one_operation_one_after_the_other() -> None:
-    model, _ = transfers(SLOW)
-    model.submit([copy("a", 1, 0), copy("b", 1, 0)])
-    model.submit([copy("c", 1, 0)])
-    assert ends(model) == {"a": 1.5, "b": 2.5, "c": 4.0}
-
-
 def test_a_copy_between_lower_tiers_occupies_both_links_at_the_pace_of_the_slower() -> None:
     fast = Link(bytes_per_s=100.0)
     model, _ = transfers(fast, SLOW)
@@ -66,7 +59,7 @@ def test_time_passes_no_further_than_it_is_to() -> None:
 
 def test_predictions_come_true_where_nothing_else_is_asked() -> None:
     draw = random.Random(0)
-    for _ in range(200):
+    for _ in range(60):
         links = [Link(bytes_per_s=draw.uniform(1, 50), operation_s=draw.uniform(0, 1)) for _ in range(3)]
         model, clock = transfers(*links)
         for number in range(draw.randint(0, 4)):
@@ -85,7 +78,7 @@ def test_predictions_come_true_where_nothing_else_is_asked() -> None:
 def test_each_direction_is_a_queue_of_its_own() -> None:
     """Against the definition, with one tier: a block begins when its direction is free and its content is stored."""
     draw = random.Random(1)
-    for _ in range(100):
+    for _ in range(40):
         model, clock = transfers(SLOW)
         free = {0: 0.0, 1: 0.0}
         stored: dict[str, float] = {}

@@ -40,10 +40,6 @@ def served(folder: Path | None, **options: Any) -> tuple[list[list[int]], dict[s
     return [completion.tokens for request in done for completion in request.completions], facts
 
 
-def files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*/*.kv"))
-
-
 def prefilled(result: dict[str, Any]) -> int:
     return int(result["prompt_tokens"] - result["hit_tokens"])
 
@@ -68,24 +64,6 @@ def test_a_second_run_prefills_a_fifth_at_most(elsewhere: Path, command: Command
 @pytest.fixture(scope="module")
 def alone() -> list[list[int]]:
     return served(None)[0]
-
-
-def test_damaged_files_are_misses_and_reported_once(tmp_path: Path, alone: list[list[int]]) -> None:
-    assert served(tmp_path)[0] == alone
-    kept = files(tmp_path)
-    truncated, flipped, one, other = kept[3], kept[11], kept[20], kept[30]
-    truncated.write_bytes(truncated.read_bytes()[:-7])
-    damaged = bytearray(flipped.read_bytes())
-    damaged[len(damaged) // 2] ^= 4
-    flipped.write_bytes(damaged)
-    data = one.read_bytes(), other.read_bytes()
-    one.write_bytes(data[1]), other.write_bytes(data[0])
-    tokens, facts = served(tmp_path)
-    assert tokens == alone
-    assert 1 <= facts["tier1_failed_loads"] <= 4
-    assert facts["tier_failure"] == "tier 1: a block was not there, or damaged"
-    tokens, facts = served(tmp_path)
-    assert (tokens, facts["tier1_failed_loads"]) == (alone, 0), "what was damaged was recomputed and stored again"
 
 
 def test_what_another_process_stores_is_found_while_a_run_goes_on(

@@ -82,6 +82,7 @@ def test_failures_are_named_by_tier_and_end_the_copy_alone() -> None:
         moves.step()
     assert copies[0].failed == "tier 1: Broken: the disk is full"
     assert copies[1].failed == "tier 2: a block was not there, or damaged"
+    assert moves.failure == copies[0].failed, "a block that is not there is no failure of its store"
     moves.submit([load("a", 2)])
     with pytest.raises(PluginError, match=r"store Broken\.read: must return a bool"):
         moves.step()
@@ -234,41 +235,3 @@ def test_what_else_a_store_raises_is_raised_again_in_the_thread_that_steps(metho
     if method != "close":
         moves.close(drain=False)
     assert broken.calls[-1] == "close"
-
-
-def test_a_block_that_is_not_there_is_no_failure_of_its_store() -> None:
-    moves, _ = stepped()
-    moves.submit([load("a", 2)])
-    moves._carry_out()
-    (copy,) = moves.finished()
-    assert copy.failed == "tier 1: a block was not there, or damaged"
-    assert moves.failure == ""
-
-
-def test_a_store_that_takes_long_to_reserve_keeps_nobody_from_submitting_and_releasing() -> None:
-    asked, go, waited = threading.Event(), threading.Event(), []
-
-    class Slow(Host):
-        def reserve(self, key: BlockHash) -> memoryview | None:
-            asked.set()
-            waited.append(go.wait(5))
-            return super().reserve(key)
-
-        def view(self, key: BlockHash) -> memoryview | None:
-            return super().view(key)
-
-    moves, pool = stepped(WorkerTransfers, [Slow()])
-    first = store("a", 1)
-    moves.submit([first])
-    assert asked.wait(5)
-    moves.submit([store("b", 2)])
-    moves.release(first)
-    pool.blocks[1] = 0
-    go.set()
-    moves.submit([load("a", 7)])
-    while moves.num_pending:
-        moves.wait(None)
-        assert not [copy.failed for copy in moves.finished() if copy.failed]
-    assert waited[0], "nobody could submit while the store reserved"
-    assert pool.blocks[7].tolist() == [4, 5, 6, 7], "it was read after it had been overwritten"
-    moves.close(drain=True)

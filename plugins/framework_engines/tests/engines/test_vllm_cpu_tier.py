@@ -20,7 +20,6 @@ from framework.registry.components import build_component
 from framework_cache_only.paths import RequestPaths
 from framework_cache_only.reference import replay
 from framework_engines import as_vllm
-from framework_tiers.counted import TierSpec
 from framework_tiers.tiering import Tiering
 
 pytestmark = pytest.mark.timeout(600)
@@ -33,7 +32,7 @@ def conversation() -> RequestPaths:
 
 def ours(paths: RequestPaths, rule: Tiering, pool: int, host: int, eviction: str) -> RecordedTiers:
     policy = build_component("eviction", eviction, {"num_blocks": host, "block_size": 512, "seed": 0})
-    below = RecordedTiers(paths, [TierSpec(host, policy)], rule)
+    below = RecordedTiers(paths, [(host, policy)], rule)
     replay(paths, build_component("eviction", "lru", {}), pool, below=below)
     return below
 
