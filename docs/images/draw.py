@@ -16,11 +16,11 @@ INK = {"light": "#1f2328", "dark": "#e6edf3"}
 
 def plot(trace: Path) -> dict[str, str]:
     """Hit rate over capacity, with the offline optimum and a cache that never evicts."""
-    from framework_builtin.trace import open_trace
     from framework_cache_only.curves import hit_curves
     from framework_cache_only.paths import build_paths
     from framework_report.figures import curve
     from framework_report.figures.style import as_svg
+    from framework_workloads.trace import open_trace
 
     paths = build_paths(open_trace(str(trace)))
     points = hit_curves(paths, {name: name for name in POLICIES}, list(CAPACITIES))

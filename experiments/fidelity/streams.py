@@ -14,7 +14,7 @@ from framework.interfaces.workload import WorkloadRequest
 from framework.replay.items import trace_items
 from framework.sampling import Sampling
 from framework.types import TokenArray
-from framework_builtin.workload.trace_file import TraceFile
+from framework_workloads.trace_file import TraceFile
 
 FIRST_OUTPUT = 2**30 + 2**29
 

@@ -14,9 +14,9 @@ import numpy as np
 from experiments.shared import AGENTIC, AGENTIC_B, trace_path
 from framework import api, registry
 from framework.interfaces.workload import WorkloadRequest
-from framework_builtin.trace import open_trace
 from framework_report.statistics import rate_interval
 from framework_traces.writing import write_trace
+from framework_workloads.trace import open_trace
 
 BLOCK, NUM_BLOCKS = 512, 600
 ANSWER = 16

@@ -35,13 +35,13 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.workload import WorkloadRequest, name_blocks
 from framework.registry.components import build_component
 from framework.types import Hint
-from framework_builtin.trace import open_trace
-from framework_builtin.trace.own_format import as_trace
-from framework_builtin.workload.prompts import AgentText
 from framework_cache_only import paths, reference
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_cache_only.reference import core_of, count
 from framework_cache_only.replay_core import ReplayCore
+from framework_workloads.prompts import AgentText
+from framework_workloads.trace import open_trace
+from framework_workloads.trace.own_format import as_trace
 
 TRACES = {
     "conversation": CONVERSATION,

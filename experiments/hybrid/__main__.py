@@ -15,12 +15,12 @@ from experiments.hybrid.published import lru, paths_of
 from experiments.hybrid.published import rows as published_rows
 from experiments.shared import AGENTIC, CONVERSATION, digest, finish, kept, parse, save, table, trace_path
 from framework.errors import ConfigError
-from framework_builtin.trace import open_trace
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_hybrid.named import memory_of, rule_of
 from framework_hybrid.optimum import bound_tokens
 from framework_hybrid.replay import replay_groups
 from framework_hybrid.shapes import groups_of
+from framework_workloads.trace import open_trace
 
 UNIT = 512
 TRACES = {CONVERSATION: 1_000, AGENTIC: 250}

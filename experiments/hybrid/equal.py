@@ -22,12 +22,12 @@ from framework.interfaces.workload import WorkloadRequest
 from framework.paged.pool import PromptEnds
 from framework.registry.components import Component
 from framework_builtin.memory.one_pool import OnePool
-from framework_builtin.trace.own_format import as_trace
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_engines.host_blocks import build_policy
 from framework_engines.vllm_connector import lead
 from framework_hybrid.replay import replay_groups
 from framework_hybrid.rules import Dense
+from framework_workloads.trace.own_format import as_trace
 
 
 @dataclass

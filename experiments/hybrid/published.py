@@ -16,11 +16,11 @@ from framework.interfaces.workload import WorkloadRequest
 from framework.registry.components import build_component
 from framework_builtin.memory.one_pool import OnePool
 from framework_builtin.memory.pool_per_group import PoolPerGroup
-from framework_builtin.trace.own_format import as_trace
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_hybrid.named import Coverage
 from framework_hybrid.replay import GroupCounts, replay_groups
 from framework_hybrid.rules import Junctions
+from framework_workloads.trace.own_format import as_trace
 
 PAGE = 64
 

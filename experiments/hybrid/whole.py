@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from experiments.hybrid.__main__ import CHOICES, MODELS, SHARINGS, TRACES, UNIT, Rows, kept_cells
 from experiments.shared import AGENTIC, CONVERSATION, begun, finish, parser_of, table, trace_path
-from framework_builtin.trace import open_trace
 from framework_cache_only.paths import build_paths
+from framework_workloads.trace import open_trace
 
 BUDGETS = {CONVERSATION: (1 / 16, 1 / 4), AGENTIC: (1 / 16,)}
 """Budgets of each trace, as in `experiments.hybrid`; a cell takes 1 to 6 minutes of one core."""

@@ -9,11 +9,11 @@ from typing import Any
 
 from experiments.shared import AGENTIC, CONVERSATION, finish, parse, trace_path
 from framework.registry.components import build_component
-from framework_builtin.trace import open_trace
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_cache_only.reference import replay
 from framework_explain.account import AGES, Account, age_of
 from framework_explain.replayed_misses import LossLog, explain
+from framework_workloads.trace import open_trace
 
 SIZES = {CONVERSATION: (3_000, 10_000, 30_000), AGENTIC: (1_000, 3_000, 10_000)}
 POLICIES = ("lru", "hazard", "optimum")

@@ -12,9 +12,9 @@ import numpy as np
 
 from experiments.shared import CONVERSATION, finish, parse, save, table, trace_path
 from framework.registry.components import build_component
-from framework_builtin.trace import open_trace
 from framework_cache_only.paths import CacheOnlyResult, RequestPaths, build_paths, replay_infinite
 from framework_cache_only.reference import replay
+from framework_workloads.trace import open_trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

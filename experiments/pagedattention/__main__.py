@@ -16,8 +16,8 @@ from experiments.pagedattention.sharing import saving, usage
 from experiments.pagedattention.utilisation import CONTIGUOUS, PAGED, Ints, Reservation, closed_form, saturated
 from experiments.shared import ARXIV, AZURE, digest, finish, kept, parse, save, table, trace_path
 from framework.workload import build
-from framework_builtin.trace import open_trace
-from framework_builtin.trace.own_format import as_trace
+from framework_workloads.trace import open_trace
+from framework_workloads.trace.own_format import as_trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

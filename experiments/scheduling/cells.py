@@ -25,9 +25,9 @@ from framework.interfaces.workload import WorkloadRequest
 from framework.registry.components import build_allocator
 from framework.replay.items import feed, trace_items
 from framework.types import Hint
-from framework_builtin.trace import open_trace
-from framework_builtin.trace.own_format import as_trace
 from framework_scheduling.observer import CAUSES, Queue
+from framework_workloads.trace import open_trace
+from framework_workloads.trace.own_format import as_trace
 
 BLOCK, ROWS, STEP_TOKENS = 512, 16, 2048
 QUICK = "drawn conversations"

@@ -14,12 +14,12 @@ from experiments.shared import AGENTIC, CONVERSATION, digest, kept, trace_path
 from framework.registry.components import build_component
 from framework.replay.roofline import Roofline
 from framework_builtin.eviction.lru import Lru
-from framework_builtin.workload.trace_file import TraceFile
 from framework_cache_only.paths import CacheOnlyResult, RequestPaths, build_paths
 from framework_cache_only.reference import replay
 from framework_cache_only.stack import lru_curve, reuse_distances
 from framework_tiers.counted import CountedTiers
 from framework_tiers.optimum import shares_of_best, tier_optima
+from framework_workloads.trace_file import TraceFile
 
 CAPACITIES = {
     ("conversation", 10_000): (5_000, 10_000, 20_000, 40_000),

@@ -47,7 +47,7 @@ class WorkloadRequest:
         input_tokens: of the prompt; 0 for text, whose length its tokenizer decides.
         block_ids: (n,) int64, one a block of `block_tokens` tokens, the last may be partial. Two requests share block
             i when their ids 0 to i are equal and their namespaces are equal. Equal ids are equal content, of other
-            namespaces too: `framework_builtin.trace.format.ScopedIds` is for traces that count ids anew in a session.
+            namespaces too: `framework_workloads.trace.format.ScopedIds` is for traces that count ids anew in a session.
             None where the content is not named so.
         block_tokens: tokens a block; 0 without block ids.
         output: (m,) int32, the recorded answer; a full replay generates it again. None: unknown.

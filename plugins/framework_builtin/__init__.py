@@ -1,1 +1,1 @@
-"""Every built-in allocator, eviction policy, hash scheme, backend and workload, registered as third-party ones are."""
+"""Allocators, eviction policies, hash schemes, memories of several groups, and no tracker."""

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.interfaces.workload import Namespace, WorkloadRequest
-from framework_builtin.trace.reader import Trace
 from framework_cache_only.paths import Ints, RequestPaths, build_paths
 from framework_cache_only.stack import lru_curve, reuse_distances
+from framework_workloads.trace.reader import Trace
 
 _CURVE_POINTS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 

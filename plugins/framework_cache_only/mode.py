@@ -25,14 +25,14 @@ from framework.modes.session import Session, names_of
 from framework.registry.components import build_component
 from framework.results.layout import REQUESTS
 from framework.workload import requests_of
-from framework_builtin.trace.own_format import as_trace
-from framework_builtin.workload.trace_file import TraceFile
 from framework_cache_only.optimum import optimum_hits
 from framework_cache_only.parts import CacheOnlyBelow, Counted, CountedBelow, Losses
 from framework_cache_only.paths import CacheOnlyResult, RequestPaths, build_paths
 from framework_cache_only.plugin import CacheOnly
 from framework_cache_only.reference import core_of, count, replay
 from framework_cache_only.replay_core import PYTHON, ReplayCore
+from framework_workloads.trace.own_format import as_trace
+from framework_workloads.trace_file import TraceFile
 
 OPTIMUM_RULES = (
     "exact: one atomic access a request, only prompts cached, content may be declined; pinned: the request at hand "

@@ -14,11 +14,11 @@ from framework.cli.options import require_in_bounds
 from framework.errors import ConfigError, WorkloadError
 from framework.interfaces.command import Command
 from framework.results.console import Table, new_console, print_table
-from framework_builtin.lines import first_lines
-from framework_builtin.trace import formats, open_trace
-from framework_builtin.trace.format import first_object
 from framework_explain.account import OUTCOMES, Account, versus
 from framework_explain.table_of_misses import read_account
+from framework_workloads.lines import first_lines
+from framework_workloads.trace import formats, open_trace
+from framework_workloads.trace.format import first_object
 
 
 class ExplainCommand(Command):

@@ -14,12 +14,12 @@ from framework.errors import WorkloadError
 from framework.interfaces.workload import WorkloadRequest
 from framework.replay.items import trace_items
 from framework.types import Namespace, TokenArray
-from framework_builtin.trace.format import FieldError
 from framework_explain.account import OUTCOMES, Account
 from framework_explain.ledger import Ledger, chain
 from framework_kv_events.file import header_of, read_batches
 from framework_kv_events.index import BlockIndex
 from framework_kv_events.schema import GPU, AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash
+from framework_workloads.trace.format import FieldError
 
 _MOST_PASSED = 8
 """How many requests may be admitted after one that the log has later."""

@@ -13,8 +13,8 @@ from framework.files.jsonl import JsonObject
 from framework.results.console import Table
 from framework.results.layout import REQUESTS, RESULT
 from framework.results.reading import read_result
-from framework_builtin.lines import iter_objects
 from framework_explain.account import HIT, OUTCOMES, REGRET, Account, Evictions, key_of
+from framework_workloads.lines import iter_objects
 
 if TYPE_CHECKING:
     from framework_report.records import Run

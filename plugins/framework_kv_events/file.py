@@ -10,9 +10,9 @@ from typing import Any
 import orjson
 
 from framework.errors import WorkloadError
-from framework_builtin.lines import first_lines, read_lines
-from framework_builtin.trace.format import FieldError
 from framework_kv_events.schema import Event, Numbered, as_map, from_array
+from framework_workloads.lines import first_lines, read_lines
+from framework_workloads.trace.format import FieldError
 
 NAME = "kv_events.jsonl"
 """Name of the file in a run directory."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import asdict
 
-from framework_builtin.trace.format import FieldError
+from framework_workloads.trace.format import FieldError
 
 Hash: TypeAlias = bytes | int | str
 """Names a block's content and all before it: bytes or an integer as sent, or text of a JSON file."""

@@ -11,10 +11,10 @@ import numpy as np
 
 from framework.errors import WorkloadError
 from framework.interfaces.workload import Workload, WorkloadRequest, answer
-from framework_builtin.trace.format import MAX_TOKENS, FieldError, Line, Record, TraceReader
 from framework_kv_events.file import Header, begins_stream, header_of, is_stream, parsed, read_batches
 from framework_kv_events.requests import RequestFinder, SeenRequest
 from framework_kv_events.schema import BlockStored, EventBatch, Hash
+from framework_workloads.trace.format import MAX_TOKENS, FieldError, Line, Record, TraceReader
 
 
 class KVEventTrace(TraceReader):

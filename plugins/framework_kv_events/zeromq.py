@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from framework.errors import ConfigError
-from framework_builtin.trace.format import FieldError
 from framework_kv_events.schema import Event, EventBatch, Numbered, as_array, from_array
+from framework_workloads.trace.format import FieldError
 
 SEQUENCE_BYTES = 8
 """Size of a batch's number, unsigned, big endian: the second frame of a message."""

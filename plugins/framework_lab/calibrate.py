@@ -18,7 +18,7 @@ from framework.engine.executors.replay import StepCosts
 from framework.errors import ConfigError, WorkloadError
 from framework.files.atomic import require_new, write_json
 from framework.interfaces.command import Command
-from framework_builtin.lines import iter_objects
+from framework_workloads.lines import iter_objects
 
 Floats = npt.NDArray[np.float64]
 

@@ -18,7 +18,7 @@ from framework.cli.progress import reference_progress
 from framework.errors import ConfigError
 from framework.files.atomic import beside, require_new, write_json
 from framework.interfaces.command import Command
-from framework_builtin.trace import formats, open_trace
+from framework_workloads.trace import formats, open_trace
 
 if TYPE_CHECKING:
     from framework_cache_only.curves import CurvePoint

@@ -8,7 +8,7 @@ from pathlib import Path
 from framework.errors import WorkloadError
 from framework.files.atomic import require_new
 from framework.interfaces.command import Command
-from framework_builtin.trace import formats, open_trace
+from framework_workloads.trace import formats, open_trace
 
 
 class Reuse(Command):

@@ -37,8 +37,8 @@ from framework.results.layout import JOURNAL, LOCK
 from framework.results.reading import read_result, what_went_wrong
 from framework.sweep.identity import digest, digest_of, identity, inputs
 from framework.sweep.job import JobDone, begin, fail, folder_name, is_done, require_sweep_folder
-from framework_builtin.lines import iter_objects
 from framework_report.trials import Trial, Trials, write_trials
+from framework_workloads.lines import iter_objects
 
 _CHECKED = ("allocator", "eviction", "hash", "backend")
 _MAX_ALIKE = 5

@@ -34,7 +34,6 @@ from framework.errors import FrameworkError
 from framework.results.catalogue import is_wall_time
 from framework.results.layout import REQUESTS
 from framework.results.metric import is_number
-from framework_builtin.lines import iter_objects
 from framework_report.records import Run
 from framework_report.settings import Value
 from framework_report.statistics import (
@@ -48,6 +47,7 @@ from framework_report.statistics import (
     rate_interval,
     sessions,
 )
+from framework_workloads.lines import iter_objects
 
 _MOST_BYTES = 300_000_000
 _MOST_TIMES = 100

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from framework import registry
 from framework.results.catalogue import title
 from framework.results.metric import is_number
-from framework_builtin.lines import read_jsonl
 from framework_report.columns import Column, column, column_of_differences
 from framework_report.figures import (
     block_map,
@@ -25,6 +24,7 @@ from framework_report.records import Run
 from framework_report.settings import Value
 from framework_report.study import Setting, Study, label
 from framework_report.trials import Trials
+from framework_workloads.lines import read_jsonl
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

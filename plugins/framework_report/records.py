@@ -20,8 +20,8 @@ from framework.results.reading import (
     status_at_the_end,
     what_went_wrong,
 )
-from framework_builtin.lines import read_jsonl
 from framework_report.settings import Value, settings_of
+from framework_workloads.lines import read_jsonl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,10 @@ from random import Random
 
 from framework.errors import FrameworkError
 from framework.interfaces.workload import WorkloadRequest
-from framework_builtin.trace.format import FieldError, Line, TraceReader
-from framework_builtin.trace.reader import Trace, lines_of
 from framework_testing.driver import Violation
 from framework_testing.rules import checks_of, need
+from framework_workloads.trace.format import FieldError, Line, TraceReader
+from framework_workloads.trace.reader import Trace, lines_of
 
 Make = Callable[[], TraceReader]
 

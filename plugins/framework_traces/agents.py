@@ -13,7 +13,8 @@ import numpy as np
 import orjson
 
 from framework.interfaces.workload import BlockIdArray, WorkloadRequest
-from framework_builtin.trace.format import (
+from framework_traces.lengths import seconds
+from framework_workloads.trace.format import (
     FieldError,
     JsonLinesReader,
     Line,
@@ -24,7 +25,6 @@ from framework_builtin.trace.format import (
     json_object,
     text,
 )
-from framework_traces.lengths import seconds
 
 _NANOSECONDS = 10**9
 _MESSAGES = "gen_ai.input.messages"

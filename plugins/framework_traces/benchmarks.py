@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from framework.interfaces.workload import WorkloadRequest
-from framework_builtin.trace.format import (
+from framework_workloads.trace.format import (
     MAX_TOKENS,
     FieldError,
     Line,

@@ -15,10 +15,10 @@ from framework.cli.options import require_in_bounds
 from framework.errors import ConfigError
 from framework.files.atomic import require_new, write_json
 from framework.interfaces.command import Command
-from framework_builtin.trace import Trace, formats, open_trace
-from framework_builtin.trace.format import PER_SECOND
-from framework_builtin.trace.own_format import as_trace
 from framework_traces.writing import write_trace
+from framework_workloads.trace import Trace, formats, open_trace
+from framework_workloads.trace.format import PER_SECOND
+from framework_workloads.trace.own_format import as_trace
 
 if TYPE_CHECKING:
     from framework_cache_only.description import TraceDescription

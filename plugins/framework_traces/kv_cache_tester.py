@@ -12,8 +12,8 @@ import orjson
 
 from framework.errors import WorkloadError
 from framework.interfaces.workload import Namespace, WorkloadRequest
-from framework_builtin.lines import open_bytes
-from framework_builtin.trace.format import (
+from framework_workloads.lines import open_bytes
+from framework_workloads.trace.format import (
     BlockNames,
     FieldError,
     Line,

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from framework.interfaces.workload import WorkloadRequest
-from framework_builtin.trace.format import (
+from framework_workloads.trace.format import (
     BlockNames,
     CsvReader,
     FieldError,

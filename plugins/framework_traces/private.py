@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from framework.errors import ConfigError, FrameworkError
-from framework_builtin.trace.own_format import FORMAT, VERSION
+from framework_workloads.trace.own_format import FORMAT, VERSION
 
 Hash: TypeAlias = bytes | int | str
 """Names a block's content and all before it."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from framework.errors import InvalidArgument, WorkloadError
-from framework_builtin.lines import open_bytes
+from framework_workloads.lines import open_bytes
 
 _TIMEOUT_S = 30.0
 

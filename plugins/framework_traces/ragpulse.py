@@ -13,8 +13,8 @@ import numpy as np
 from framework.errors import WorkloadError
 from framework.interfaces.workload import WorkloadRequest, name_blocks
 from framework.types import TokenArray
-from framework_builtin.lines import read_lines
-from framework_builtin.trace.format import (
+from framework_workloads.lines import read_lines
+from framework_workloads.trace.format import (
     FieldError,
     JsonLinesReader,
     Line,

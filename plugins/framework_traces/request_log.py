@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 
 from framework.errors import WorkloadError
-from framework_builtin.lines import read_lines
-from framework_builtin.trace.format import FieldError
 from framework_traces.private import LiveRequest, PrivateTrace
+from framework_workloads.lines import read_lines
+from framework_workloads.trace.format import FieldError
 
 _FINISHED = "request.finished"
 _FLAGS = "--log-requests --log-requests-level 3 --log-requests-format json"

@@ -11,8 +11,8 @@ import numpy as np
 
 from framework.errors import WorkloadError
 from framework.interfaces.workload import BlockIdArray, WorkloadRequest
-from framework_builtin.lines import first_lines
-from framework_builtin.trace.format import (
+from framework_workloads.lines import first_lines
+from framework_workloads.trace.format import (
     BlockNames,
     FieldError,
     JsonLinesReader,

@@ -14,8 +14,8 @@ import orjson
 from framework.errors import InvalidArgument, WorkloadError
 from framework.files.atomic import beside
 from framework.interfaces.workload import WorkloadRequest
-from framework_builtin.lines import PARQUET_HEADER
-from framework_builtin.trace.own_format import DEFAULT_BLOCK_TOKENS, FORMAT, VERSION
+from framework_workloads.lines import PARQUET_HEADER
+from framework_workloads.trace.own_format import DEFAULT_BLOCK_TOKENS, FORMAT, VERSION
 
 
 def write_trace(path: str | Path, requests: Iterable[WorkloadRequest], *, block_tokens: int = 0, **notes: Any) -> int:

@@ -18,7 +18,7 @@ from framework.interfaces.tracker import RunLabel, Tracker
 from framework.results.catalogue import find
 from framework.results.layout import CONFIG, EVENTS, METRICS, PROVENANCE, REQUESTS, RESULT
 from framework.tracking.tracker import TrackerWarning
-from framework_builtin.lines import read_jsonl
+from framework_workloads.lines import read_jsonl
 
 _ID = "wandb-id"
 INIT_TIMEOUT_S = 15.0

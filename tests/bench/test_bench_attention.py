@@ -12,8 +12,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from framework.interfaces.backend import AttentionSpec
-from framework_builtin.backend.torch import TorchBackend
 from framework_testing.attention_cases import Case, build_problem
+from framework_torch.backend import TorchBackend
 
 HEADS, KV_HEADS, DIM, SIZE = 16, 8, 128, 16
 BACKENDS = {point.name: point.load() for point in entry_points(group="framework.backend", name="native")}

@@ -97,7 +97,8 @@ first = {"torch", "hydra", "omegaconf", "triton"} & set(sys.modules)
 from framework.run import call
 assert call(["--help"]) == 0
 loaded = {"torch", "hydra", "omegaconf", "triton", "numpy"} & set(sys.modules)
-plugins = [name for name in sys.modules if name.startswith("framework_builtin.") and name != "framework_builtin.kinds"]
+ours = ("framework_builtin.", "framework_torch.", "framework_triton.", "framework_workloads.")
+plugins = [name for name in sys.modules if name.startswith(ours) and name != "framework_workloads.kinds"]
 assert not (first or loaded or plugins), (first, loaded, plugins)
 assert call(["--cfg", "job", "+allocator=prefix"]) == 0
 assert call(["--cfg", "job", "+allocator=prefix", "backend=gather"]) == 0

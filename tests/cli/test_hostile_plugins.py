@@ -11,7 +11,7 @@ import hostile_plugins as villain
 import pytest
 
 from framework.results.reading import read_result
-from framework_builtin.lines import read_jsonl
+from framework_workloads.lines import read_jsonl
 
 SMALL = (
     "workload.num_requests=8", "workload.output_tokens=5", "workload.prefix_tokens=48", "cache.num_blocks=24",

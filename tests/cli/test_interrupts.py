@@ -13,7 +13,7 @@ from processes import start, wait_until, written
 from synthetic_workloads import mooncake
 
 from framework.results.reading import read_result
-from framework_builtin.lines import read_jsonl
+from framework_workloads.lines import read_jsonl
 
 SERVE = ("model=tiny", "workload=chat", "workload.num_requests=600", "cache.num_blocks=2048", "run.dir=run")
 REPLAY = ("mode=replay", "workload=trace", "workload.path=trace.jsonl", "cache.num_blocks=64", "run.dir=run")

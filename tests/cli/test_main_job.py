@@ -13,8 +13,8 @@ import pytest
 from processes import Command
 
 from framework.results.reading import read_result
-from framework_builtin.lines import read_jsonl
 from framework_testing.checkpoints import make_checkpoint
+from framework_workloads.lines import read_jsonl
 
 SMALL = ("workload.num_requests=6", "workload.output_tokens=4", "workload.prefix_tokens=32", "run.check_requests=2")
 
@@ -51,6 +51,7 @@ def test_the_command_without_arguments_ends_with_a_table(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_the_command_with_prefix_and_triton_does_the_same_interpreted(tmp_path: Path) -> None:
+    pytest.importorskip("framework_triton")
     done = run(tmp_path, "+allocator=prefix", "+backend=triton", "run.dir=out")
     assert done.returncode == 0, done.stderr
     result = read_result(tmp_path / "out")

@@ -23,7 +23,7 @@ from framework.errors import BackendUnavailable, RunDirectoryError
 from framework.results.catalogue import is_wall_time
 from framework.results.reading import read_result
 from framework.tracking.run_directory import RunDirectory
-from framework_builtin.trace.reader import Trace
+from framework_workloads.trace.reader import Trace
 
 COMMON = (
     "mode=replay",

@@ -10,7 +10,7 @@ import pytest
 from processes import Command, start, wait_until, written
 
 from framework.results.reading import read_result
-from framework_builtin.lines import read_jsonl
+from framework_workloads.lines import read_jsonl
 
 SMALL = ("workload.num_requests=6", "workload.output_tokens=8", "run.progress=false", "device=cpu")
 TIGHT = ("cache.num_blocks=40", "cache.block_size=8", "workload.prefix_tokens=24", "workload.suffix_tokens=20")

@@ -110,6 +110,7 @@ def test_any_two_parts_together_give_transformers_tokens(served: Served) -> None
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("point", TRITON, ids=lambda point: f"{point['allocator']}-{point['block_size']}")
 def test_the_interpreted_triton_backend_gives_transformers_tokens(served: Served, point: dict[str, Any]) -> None:
+    pytest.importorskip("framework_triton")
     found = differences(served, 2, backend="triton", preempt_every=2, **point)
     assert not found, found
 
@@ -120,6 +121,8 @@ def test_the_interpreted_triton_backend_gives_transformers_tokens(served: Served
 @pytest.mark.parametrize("backend", ["torch", "gather", "triton"])
 @pytest.mark.parametrize("at", range(len(ALLOCATORS)))
 def test_the_whole_cube_gives_transformers_tokens(served: Served, at: int, backend: str) -> None:
+    if backend == "triton":
+        pytest.importorskip("framework_triton")
     axes = {**AXES, "allocator": [ALLOCATORS[at]], "backend": [backend]}
     points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
     count = 2 if backend == "triton" else None

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from framework.interfaces.backend import AttentionSpec
-from framework_builtin.backend.triton import TritonBackend
 from framework_testing.attention_cases import Case, Problem, build_problem
 from framework_testing.attention_runs import judge, run_attention
 from framework_testing.backend import backend_checks
+
+TritonBackend = pytest.importorskip("framework_triton.backend").TritonBackend
 
 pytestmark = [
     pytest.mark.gpu,

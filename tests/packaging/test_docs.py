@@ -157,7 +157,7 @@ def test_each_file_and_method_of_the_walks_exists() -> None:
     found = re.findall(r"`([a-z_/0-9]+\.py)` `(\w+)(?:\.(\w+))?`", text)
     assert len(found) > 30, found
     for path, outer, method in found:
-        places = [ROOT / "framework" / path, ROOT / "plugins" / "framework_builtin" / path, ROOT / "plugins" / path]
+        places = [ROOT / "framework" / path, ROOT / "plugins" / path]
         source = next(file for file in places if file.exists()).read_text()
         of_class = source.partition(f"\nclass {outer}")[2].partition("\nclass ")[0] if method else source
         wanted = rf"^    def {method}\(" if method else rf"^(def|class) {outer}\b"

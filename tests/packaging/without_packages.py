@@ -18,8 +18,8 @@ from pathlib import Path
 from environments import build
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE = frozenset({"framework_builtin", "framework_testing"})
-"""What tests of the core may import besides: built-in plugins and conformance kits."""
+CORE = frozenset({"framework_builtin", "framework_testing", "framework_torch", "framework_workloads"})
+"""What tests of the core may import besides: the plugins of a first run, and conformance kits."""
 ELSEWHERE = ("tests/packaging", "tests/unit/experiments")
 """Tests of the repository as a whole, and of experiments, which use what there is."""
 _IMPORT = re.compile(r"^\s*(?:from|import) (framework_\w+)", re.MULTILINE)

@@ -16,8 +16,8 @@ from framework.llm import LLM, CacheOptions, EngineOptions
 from framework.model.dense import dense_logits
 from framework.model.loading import load_model
 from framework.sampling import Sampling
-from framework_builtin.backend.torch import TorchBackend
 from framework_testing.checkpoints import make_checkpoint
+from framework_torch.backend import TorchBackend
 
 PROMPTS = [[5, 9, 13, 40, 22, 31, 8, 17, 60, 33, 2 + i, 71] for i in range(3)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from framework.interfaces.workload import WorkloadRequest
-from framework_builtin.trace.format import (
+from framework_workloads.trace.format import (
     FieldError,
     JsonLinesReader,
     Line,

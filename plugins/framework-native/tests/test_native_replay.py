@@ -18,13 +18,13 @@ from framework_builtin.eviction.lfu import Lfu
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.mru import Mru
 from framework_builtin.eviction.optimum import Optimum
-from framework_builtin.trace import open_trace
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_cache_only.reference import replay
 from framework_cache_only.testing.replay_core import paths_of
 from framework_native._core import replay as core
 from framework_native.replay import _TWINS, NativeReplay
 from framework_testing import replay_core_checks
+from framework_workloads.trace import open_trace
 
 POLICIES = {
     "lru": Lru,

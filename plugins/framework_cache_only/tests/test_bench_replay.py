@@ -28,10 +28,10 @@ from plain_caches import plain_lru
 
 from framework import registry
 from framework_builtin.eviction.lru import Lru
-from framework_builtin.trace import open_trace
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_cache_only.reference import core_of, count, replay
 from framework_cache_only.replay_core import PYTHON
+from framework_workloads.trace import open_trace
 
 ROUNDS = int(os.environ.get("KVLAB_BENCH_ROUNDS", "3"))
 CONVERSATION, AGENTIC = ("mooncake_conversation_trace.jsonl.gz", None), ("agentic_coding_100_sessions.jsonl.gz", 512)

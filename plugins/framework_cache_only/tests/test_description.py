@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from framework.interfaces.workload import WorkloadRequest
-from framework_builtin.trace.own_format import OwnFormat
-from framework_builtin.trace.reader import Trace
 from framework_cache_only.description import describe
 from framework_traces.command import _rows
+from framework_workloads.trace.own_format import OwnFormat
+from framework_workloads.trace.reader import Trace
 
 
 class Answers(Trace):

@@ -29,9 +29,9 @@ from framework_builtin.eviction.sieve import Sieve
 from framework_builtin.eviction.slru import Slru
 from framework_builtin.eviction.two_q import TwoQ
 from framework_builtin.eviction.w_tinylfu import WTinyLfu
-from framework_builtin.trace import open_trace
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_cache_only.reference import replay
+from framework_workloads.trace import open_trace
 
 libcachesim = pytest.importorskip("libcachesim", reason="libcachesim is not installed")
 

@@ -13,11 +13,11 @@ from framework_builtin.eviction.length_aware import LengthAware
 from framework_builtin.eviction.lfu import Lfu
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.optimum import Optimum
-from framework_builtin.trace import open_trace
 from framework_cache_only.optimum import optimum_hits
 from framework_cache_only.paths import RequestPaths, build_paths, replay_infinite
 from framework_cache_only.reference import replay
 from framework_cache_only.stack import lru_curve
+from framework_workloads.trace import open_trace
 
 CONVERSATION, AGENTIC = "mooncake_conversation_trace.jsonl.gz", "agentic_coding_100_sessions.jsonl.gz"
 POLICIES: dict[str, type[EvictionPolicy]] = {

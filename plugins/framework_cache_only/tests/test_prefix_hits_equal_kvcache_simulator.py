@@ -15,9 +15,9 @@ import pytest
 from framework.interfaces.workload import WorkloadRequest
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.eviction.optimum import Optimum
-from framework_builtin.trace import open_trace
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_cache_only.reference import replay
+from framework_workloads.trace import open_trace
 
 policies = pytest.importorskip("kvcache_sim.policies", reason="kvcache-simulator is not installed")
 plans = pytest.importorskip("kvcache_sim.plan")

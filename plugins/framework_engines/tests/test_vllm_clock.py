@@ -19,10 +19,10 @@ from framework.registry.components import build_allocator
 from framework.replay.items import feed, trace_items
 from framework_builtin.eviction.lru import Lru
 from framework_builtin.hash.sha256 import Sha256
-from framework_builtin.trace import open_trace
 from framework_engines.host_blocks import build_policy
 from framework_engines.vllm_connector import _Methods
 from framework_engines.vllm_trace import TraceMethods
+from framework_workloads.trace import open_trace
 
 BLOCKS = 40
 

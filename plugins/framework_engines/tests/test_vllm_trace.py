@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from framework.errors import ConfigError, WorkloadError
-from framework_builtin.trace import open_trace
 from framework_engines import vllm_trace
 from framework_engines.vllm_trace import TimedSteps, TraceMethods, options_of
+from framework_workloads.trace import open_trace
 
 
 class Request(SimpleNamespace):
@@ -140,7 +140,7 @@ def test_a_recording_has_arrivals_on_both_clocks(tmp_path: Path, monkeypatch: py
     assert (steps.in_steps, seconds.in_steps) == (True, False)
     assert [one.arrival_s for one in steps] == [0.0, 1.0, 2.0]
     assert [one.arrival_s for one in seconds] == [0.0, 2.5, 5.0]
-    from framework_builtin.workload.trace_file import TraceFile
+    from framework_workloads.trace_file import TraceFile
 
     assert [one.arrival_s for one in TraceFile(path=tmp_path / "t", clock="seconds").requests()] == [0.0, 2.5, 5.0]
     (tmp_path / "r").write_text((tmp_path / "t").read_text().replace('"seconds"', '"hours"'))

@@ -16,12 +16,12 @@ from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.registry.components import build_allocator
 from framework.replay.items import feed, trace_items
 from framework_builtin.eviction.lru import Lru
-from framework_builtin.trace import open_trace
-from framework_builtin.workload.trace_file import TraceFile
 from framework_cache_only.paths import build_paths
 from framework_cache_only.reference import replay
 from framework_explain.observer import Explain
 from framework_explain.replayed_misses import LossLog
+from framework_workloads.trace import open_trace
+from framework_workloads.trace_file import TraceFile
 
 ROUNDS = 11
 

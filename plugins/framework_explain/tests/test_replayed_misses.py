@@ -18,7 +18,6 @@ from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.workload import WorkloadRequest
 from framework.registry.components import build_component
 from framework_builtin.eviction.lru import Lru
-from framework_builtin.trace import open_trace
 from framework_cache_only.optimum import optimum_hits
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_cache_only.reference import replay
@@ -38,6 +37,7 @@ from framework_explain.account import (
 from framework_explain.replayed_misses import LossLog, explain
 from framework_tiers.counted import CountedTiers
 from framework_tiers.rules import OnEviction
+from framework_workloads.trace import open_trace
 
 TRACES = os.environ.get("KVLAB_TRACES")
 Fate = tuple[int, int]

@@ -16,8 +16,8 @@ from framework.registry.components import build_component
 from framework_builtin.memory.one_pool import OnePool
 from framework_builtin.memory.pool_per_group import PoolPerGroup
 from framework_builtin.memory.two_level import TwoLevel
-from framework_builtin.trace.own_format import as_trace
 from framework_cache_only.paths import RequestPaths, build_paths
+from framework_workloads.trace.own_format import as_trace
 
 
 def lru(num_blocks: int = 0) -> EvictionPolicy:

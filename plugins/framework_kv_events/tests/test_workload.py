@@ -9,9 +9,9 @@ from kv_event_lines import AGAIN, HEADER, REMOVED, STORED, line, written
 from synthetic_workloads import example
 
 from framework.errors import WorkloadError
-from framework_builtin.trace import open_trace
 from framework_kv_events.schema import BlockStored
 from framework_kv_events.workload import KVEventStream
+from framework_workloads.trace import open_trace
 
 
 def test_a_file_that_is_no_stream_is_refused(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from processes import Command
 
-from framework_builtin.lines import read_jsonl
 from framework_testing.kernel import bench
+from framework_workloads.lines import read_jsonl
 
 TINY = (
     "mode=kernel",

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from experiments.shared import CONVERSATION, MissingTrace, trace_path
-from framework_builtin.trace import open_trace
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_tiers.counted import CountedTiers
+from framework_workloads.trace import open_trace
 
 
 def conversation_paths(num_requests: int) -> RequestPaths:

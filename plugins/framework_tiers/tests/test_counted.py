@@ -17,7 +17,6 @@ from framework_builtin.eviction.fifo import Fifo
 from framework_builtin.eviction.leaf_lru import LeafLru
 from framework_builtin.eviction.lfu import Lfu
 from framework_builtin.eviction.lru import Lru
-from framework_builtin.trace import open_trace
 from framework_cache_only.paths import CacheOnlyResult, RequestPaths, build_paths
 from framework_cache_only.reference import replay
 from framework_research.hazard import Hazard
@@ -25,6 +24,7 @@ from framework_research.tail_lru import TailLru
 from framework_tiers.counted import CountedTiers
 from framework_tiers.rules import Never, OnEviction, OnSecondHit, WriteThrough
 from framework_tiers.tiering import Event, LoadOffer, TierBlock, Tiering
+from framework_workloads.trace import open_trace
 
 CONVERSATION = "mooncake_conversation_trace.jsonl.gz"
 LRU = {50_000: 102_290, 30_000: 93_978, 20_000: 83_035, 10_000: 61_046, 5_000: 32_260, 3_000: 18_850, 1_000: 12_847}

@@ -14,8 +14,8 @@ from framework.engine.request import Status
 from framework.interfaces.below import THREAD
 from framework.llm import EngineOptions
 from framework.sampling import Sampling
-from framework_builtin.backend.torch import TorchBackend
 from framework_testing.checkpoints import make_checkpoint
+from framework_torch.backend import TorchBackend
 
 PROMPT = [5, 9, 13, 40, 22, 31, 8, 17, 60, 33, 2, 71]
 

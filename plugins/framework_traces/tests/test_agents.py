@@ -12,7 +12,7 @@ from synthetic_workloads import example
 from framework import api
 from framework.errors import WorkloadError
 from framework.interfaces.workload import WorkloadRequest
-from framework_builtin.trace import open_trace
+from framework_workloads.trace import open_trace
 
 MINUTE = "2026-06-01T05:%02d:%02dZ"
 

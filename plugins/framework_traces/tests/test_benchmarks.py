@@ -10,7 +10,7 @@ import pytest
 from synthetic_workloads import example
 
 from framework.errors import WorkloadError
-from framework_builtin.trace import open_trace
+from framework_workloads.trace import open_trace
 
 
 def put(path: Path, *records: Any) -> Path:

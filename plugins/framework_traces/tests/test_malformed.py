@@ -14,9 +14,9 @@ from synthetic_workloads import example
 from framework import registry
 from framework.errors import WorkloadError
 from framework.interfaces.workload import name_blocks
-from framework_builtin.trace import detect_format, open_trace
 from framework_testing import trace_checks
 from framework_traces.writing import write_trace
+from framework_workloads.trace import detect_format, open_trace
 
 READERS = registry.names("trace")
 

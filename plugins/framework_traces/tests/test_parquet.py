@@ -16,9 +16,9 @@ from framework import registry
 from framework.errors import InvalidArgument, WorkloadError
 from framework.interfaces.workload import WorkloadRequest
 from framework.types import Namespace
-from framework_builtin.trace import detect_format, open_trace
-from framework_builtin.trace.format import CsvReader
 from framework_traces.writing import write_trace
+from framework_workloads.trace import detect_format, open_trace
+from framework_workloads.trace.format import CsvReader
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pytest.importorskip("pyarrow.parquet")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from framework.errors import ConfigError
-from framework_builtin.trace import open_trace
 from framework_traces.private import LiveRequest, PrivateTrace
+from framework_workloads.trace import open_trace
 
 
 def test_equal_hashes_are_equal_tokens_and_the_rest_is_each_requests_own(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from synthetic_workloads import example
 from framework.errors import InvalidArgument, WorkloadError
 from framework.interfaces.workload import WorkloadRequest, name_blocks
 from framework.types import Namespace
-from framework_builtin.trace import detect_format, open_trace
 from framework_traces.writing import write_trace
+from framework_workloads.trace import detect_format, open_trace
 
 MOONCAKE = {"timestamp": 27, "input_length": 1000, "output_length": 5, "hash_ids": [0, 7]}
 

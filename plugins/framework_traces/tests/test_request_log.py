@@ -11,8 +11,8 @@ import pytest
 from command_line import command
 
 from framework.errors import WorkloadError
-from framework_builtin.trace import open_trace
 from framework_traces.request_log import convert
+from framework_workloads.trace import open_trace
 
 main = command("trace")
 

@@ -10,8 +10,8 @@ import pytest
 
 from framework.errors import WorkloadError
 from framework.interfaces.workload import WorkloadRequest
-from framework_builtin.trace import open_trace
 from framework_traces.writing import write_trace
+from framework_workloads.trace import open_trace
 
 
 def written(folder: Path, *lines: Any, name: str = "trace.jsonl") -> Path:

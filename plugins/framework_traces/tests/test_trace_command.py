@@ -11,10 +11,10 @@ import pytest
 from command_line import command
 
 from framework.workload import stream
-from framework_builtin.trace import open_trace
-from framework_builtin.trace.own_format import as_trace
 from framework_traces import public
 from framework_traces.command import _shown
+from framework_workloads.trace import open_trace
+from framework_workloads.trace.own_format import as_trace
 
 LINES = [
     {"timestamp": 0, "input_length": 1024, "output_length": 3, "hash_ids": [1, 2]},

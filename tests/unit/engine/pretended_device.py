@@ -26,8 +26,8 @@ from framework.model.decoder import Decoder
 from framework.model.loading import TINY_CONFIG, LoadedModel
 from framework.model.tokenizer import ByteTokenizer
 from framework.sampling import Sampling
-from framework_builtin.backend.torch import TorchBackend
 from framework_testing.attention_runs import ReplayRecorder
+from framework_torch.backend import TorchBackend
 
 DEVICE = "pretended:0"
 GREEDY = Sampling(max_tokens=6, ignore_eos=True)

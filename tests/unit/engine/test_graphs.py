@@ -14,9 +14,8 @@ from framework.engine.graphs import bucket_sizes, choose
 from framework.errors import ConfigError, InvariantViolation
 from framework.llm import LLM, EngineOptions
 from framework.sampling import Sampling
-from framework_builtin.backend.torch import TorchBackend
-from framework_builtin.backend.triton import TritonBackend
 from framework_testing.attention_runs import ReplayRecorder
+from framework_torch.backend import TorchBackend
 
 GREEDY = Sampling(max_tokens=12, ignore_eos=True)
 FILTERED = Sampling(max_tokens=11, temperature=1.1, top_k=40, top_p=0.9, seed=3, ignore_eos=True)
@@ -73,9 +72,10 @@ def test_replayed_steps_give_the_tokens_of_eager_ones(workload: list[Sampling], 
 
 
 def test_triton_kernels_on_persistent_inputs_give_the_tokens_of_eager_steps() -> None:
+    triton = pytest.importorskip("framework_triton.backend")
     samplings = [Sampling(max_tokens=n, ignore_eos=True) for n in (2, 2, 4)]
     wanted = serve(make(num_blocks=60), samplings)
-    llm = make(backend=TritonBackend(), num_blocks=60)
+    llm = make(backend=triton.TritonBackend(), num_blocks=60)
     llm.executor.capture(ReplayRecorder(check=False), (1, 4))
     assert serve(llm, samplings) == wanted
     # One step computes all three prompts, the third from what the first shares; four decode.

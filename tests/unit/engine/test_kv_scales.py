@@ -21,7 +21,7 @@ from framework.llm import LLM, CacheOptions
 from framework.model.dense import DenseCache
 from framework.model.loading import load_model
 from framework.sampling import Sampling
-from framework_builtin.backend.gather import GatherBackend
+from framework_torch.gather import GatherBackend
 
 PROMPTS = ["Hello world, a prompt of some length", "Hello world, a prompt of another", "abc"]
 NARROW = ("float8_e4m3fn", "int8")

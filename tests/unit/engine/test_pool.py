@@ -9,7 +9,7 @@ from framework.engine.pool import KVPool, block_bytes, num_blocks_for
 from framework.errors import InvalidArgument, OutOfMemory
 from framework.interfaces.backend import AttentionSpec
 from framework.types import BlockCopy, BlockId
-from framework_builtin.backend.gather import GatherBackend
+from framework_torch.gather import GatherBackend
 
 
 def spec_of(dtype="float32", layout="NHD"):

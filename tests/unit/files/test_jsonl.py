@@ -14,7 +14,7 @@ import pytest
 from framework.errors import InvalidArgument, RunDirectoryError, WorkloadError
 from framework.files.atomic import write_json
 from framework.files.jsonl import dump_line, to_plain
-from framework_builtin.lines import PartialLineWarning, iter_objects, read_jsonl
+from framework_workloads.lines import PartialLineWarning, iter_objects, read_jsonl
 
 LINES = b'{"a":1,"s":"\xc3\xa4"}\n{"a":2,"s":"x"}\n{"a":3,"s":"y"}\n'
 

@@ -19,8 +19,8 @@ from framework.modes import dense_check
 from framework.modes.dense_check import measure_loss
 from framework.results.reading import read_result
 from framework.sampling import Sampling
-from framework_builtin.backend.torch import TorchBackend
-from framework_builtin.lines import read_jsonl
+from framework_torch.backend import TorchBackend
+from framework_workloads.lines import read_jsonl
 
 PROMPTS = [[1, 2, 3, 4, 5], [9, 8, 7], [5] * 20]
 

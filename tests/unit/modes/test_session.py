@@ -17,7 +17,7 @@ from framework.errors import ConfigError, FrameworkError
 from framework.interfaces.tracker import RunLabel, Tracker
 from framework.modes import session as sessions
 from framework.results.reading import read_result, what_went_wrong
-from framework_builtin.lines import read_jsonl
+from framework_workloads.lines import read_jsonl
 
 SERVE: dict[str, Any] = {
     "workload": {"name": "chat", "num_requests": 3, "output_tokens": 3},

@@ -16,8 +16,8 @@ from framework.errors import InvalidArgument
 from framework.paged.index import BlockHasher
 from framework.registry.components import build_allocator, build_component
 from framework.types import Contents, Namespace, as_contents, as_tokens
-from framework_builtin.trace import open_trace
-from framework_builtin.trace.own_format import as_trace
+from framework_workloads.trace import open_trace
+from framework_workloads.trace.own_format import as_trace
 
 SIZE = 4
 IMAGE = 7  # the placeholder

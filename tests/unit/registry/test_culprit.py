@@ -23,7 +23,7 @@ from framework.interfaces.observer import Observer
 from framework.interfaces.workload import Workload, WorkloadRequest
 from framework.registry.culprit import named
 from framework_builtin.eviction.lru import Lru
-from framework_builtin.trace.format import TraceReader
+from framework_workloads.trace.format import TraceReader
 
 
 def left(work: Any) -> BaseException:

@@ -21,8 +21,8 @@ from framework.registry.components import build_allocator
 from framework.replay.items import Foresight, feed, submit, trace_items
 from framework.sampling import Sampling
 from framework_builtin.eviction.belady import Belady
-from framework_builtin.trace import open_trace
-from framework_builtin.trace.recording import read_recording
+from framework_workloads.trace import open_trace
+from framework_workloads.trace.recording import read_recording
 
 
 def requests_of(ids: list[list[int]], block_tokens: int = 4, gap_s: float = 100.0) -> list[WorkloadRequest]:

@@ -18,7 +18,7 @@ from framework.files.lock import Lock
 from framework.results.reading import read_result
 from framework.tracking.provenance import collect_provenance
 from framework.tracking.run_directory import RunDirectory
-from framework_builtin.lines import PartialLineWarning, read_jsonl
+from framework_workloads.lines import PartialLineWarning, read_jsonl
 
 HOLD = """
 import sys, time

@@ -12,7 +12,7 @@ from framework.interfaces.tracker import RunLabel, Tracker
 from framework.results.reading import read_result
 from framework.tracking.run_directory import RunDirectory
 from framework.tracking.tracker import TrackedRun, TrackerWarning
-from framework_builtin.lines import read_jsonl
+from framework_workloads.lines import read_jsonl
 
 RESULT = {
     "hit_rate": 0.75, "output_tokens_per_s": 1234.5, "num_requests": 48, "ttft_s_p50": None, "clock": "wall",

@@ -21,14 +21,14 @@ from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
 
 from experiments.fidelity import our_side, vllm_side
 from experiments.fidelity.streams import Outcome, Talk, grown
-from framework_builtin.trace import open_trace
-from framework_builtin.workload.trace_file import TraceFile
 from framework_kv_events import schema, zeromq
 from framework_kv_events.index import BlockIndex, Follower
 from framework_kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from framework_kv_events.workload import KVEventStream
 from framework_kv_events.zeromq import Publisher, Subscriber
 from framework_traces.request_log import convert
+from framework_workloads.trace import open_trace
+from framework_workloads.trace_file import TraceFile
 
 pytestmark = pytest.mark.timeout(600)
 NAME = bytes(range(32))

@@ -12,8 +12,8 @@ from experiments.fidelity import our_side, vllm_side
 from experiments.fidelity.streams import Talk, grown
 from experiments.live.server import connector_config
 from framework.replay.items import trace_items
-from framework_builtin.trace import open_trace
 from framework_cache_only.description import describe
+from framework_workloads.trace import open_trace
 
 pytestmark = pytest.mark.timeout(600)
 

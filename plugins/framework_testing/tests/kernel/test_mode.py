@@ -12,8 +12,6 @@ from framework.api import run
 from framework.errors import ConfigError, TimedOut
 from framework.interfaces.backend import AttentionSpec
 from framework.results.reading import read_result
-from framework_builtin.backend.torch import TorchBackend
-from framework_builtin.lines import read_jsonl
 from framework_testing.kernel import bench as benches
 from framework_testing.kernel import grid as gates
 from framework_testing.kernel import grid as grids
@@ -22,6 +20,8 @@ from framework_testing.kernel.bench import build, judge_timed, num_pools, time_o
 from framework_testing.kernel.cells import Cell, cells, floor_s, for_device, work_of
 from framework_testing.kernel.grid import Ceilings
 from framework_testing.kernel.options import KernelOptions
+from framework_torch.backend import TorchBackend
+from framework_workloads.lines import read_jsonl
 
 SPEC = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, dtype="float32", block_size=4)
 SMALL = {"batch": [1, 3], "context": [24], "prefill": [16], "heads": ["4/2/16"], "budget_s": 0.01}

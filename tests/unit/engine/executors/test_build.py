@@ -16,7 +16,7 @@ from framework.model.config import ModelConfig
 from framework.model.loading import LoadedModel, random_model
 from framework.modes.dense_check import measure_loss
 from framework.sampling import Sampling
-from framework_builtin.backend.torch import TorchBackend
+from framework_torch.backend import TorchBackend
 
 MIXED = ModelConfig(
     family="mixed", vocab_size=263, hidden_size=32, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=16,

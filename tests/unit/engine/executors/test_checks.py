@@ -10,7 +10,7 @@ from framework.api import run
 from framework.errors import BackendUnavailable
 from framework.interfaces.backend import AttentionSpec, Capabilities
 from framework.llm import LLM
-from framework_builtin.backend.gather import GatherBackend
+from framework_torch.gather import GatherBackend
 
 
 class Pages256(GatherBackend):

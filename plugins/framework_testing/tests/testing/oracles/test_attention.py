@@ -8,10 +8,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from framework.interfaces.backend import AttentionSpec
-from framework_builtin.backend.gather import GatherBackend
 from framework_testing.attention_cases import Case, build_problem, pairwise, query_lengths
 from framework_testing.attention_runs import grid, judge
 from framework_testing.oracles.attention import alibi_slopes_for, attend_dense, gather_tokens
+from framework_torch.gather import GatherBackend
 
 
 def spec_of(**changes):

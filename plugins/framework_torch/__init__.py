@@ -1,0 +1,1 @@
+"""Attention backends in PyTorch alone: the default, one that gathers, and one for packed queries."""

@@ -1,0 +1,1 @@
+"""The attention backend in Triton: plain functions, so that one process may interpret and compile them."""

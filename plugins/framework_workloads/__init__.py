@@ -1,0 +1,1 @@
+"""Workloads, and the readers of traces that they and other packages use."""
