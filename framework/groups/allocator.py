@@ -14,12 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.errors import (
-    DuplicateRequest,
     InvalidArgument,
     InvariantViolation,
     OutOfBlocks,
-    StaleHit,
-    UnknownRequest,
 )
 from framework.groups.checkpoints import Asked, CheckpointRule
 from framework.groups.memory import Memory
@@ -30,7 +27,7 @@ from framework.interfaces.groups import GroupHit
 from framework.interfaces.hash import HashScheme
 from framework.paged.index import BlockHasher
 from framework.paged.pool import PromptEnds, facts_of
-from framework.paged.table import count_of
+from framework.paged.table import Tables, check_version, count_of
 from framework.types import (
     UNKNOWN_REQUEST,
     BlockCopy,
@@ -138,7 +135,7 @@ class GroupedAllocator(Allocator):
                                   if group_pool is pool)) for pool in dict.fromkeys(memory.pools)]  # fmt: skip
         self._reserve = [int(watermark * count) for count in self.group_blocks]
         self._hasher = BlockHasher(hash, memory.unit)
-        self._runs: dict[RequestId, Running] = {}
+        self._runs: Tables[Running] = Tables()
         self._version, self._state_tokens = 0, state_tokens(memory)
         self._drop = memory.step * any(group.lookahead_drop for group in memory.groups)
         self._prompts, self._tenants = PromptEnds(), {"": 0}
@@ -223,8 +220,7 @@ class GroupedAllocator(Allocator):
         Raises:
             StaleHit, InvalidArgument.
         """
-        if hit.version != self._version:
-            raise StaleHit(f"the hit is of version {hit.version}, the memory is at {self._version}; look it up again")
+        check_version(request, hit, self._version)
         if not isinstance(hit, FoundHit):
             raise InvalidArgument(f"a {type(hit).__name__} is no hit of an allocator over groups; look it up here")
         self._hasher.check(hit.hashes, request.namespace)
@@ -244,7 +240,7 @@ class GroupedAllocator(Allocator):
             asked, prefill = self._asked(request, found), found.num_asked
             pauses = self.rule.pauses(asked)
         else:
-            run = self._run(request.id)
+            run = self._runs[request.id]
             asked, pauses, prefill = run.asked, run.pauses, run.prefill
         if prefill > asked.prompt:  # it was preempted: what it had generated is computed like a prompt
             asked = replace(asked, prompt=prefill)
@@ -262,8 +258,7 @@ class GroupedAllocator(Allocator):
         return self._beyond(hit, whole)
 
     def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
-        if request.id in self._runs:
-            raise DuplicateRequest(f"request {request.id} has a table")
+        self._runs.check_new(request)
         hit, tokens = self._checked(hit, request), as_tokens(tokens)
         if not len(tokens) or not hit.num_tokens < (len(tokens) if num_tokens is None else num_tokens) <= len(tokens):
             raise InvalidArgument(
@@ -326,16 +321,10 @@ class GroupedAllocator(Allocator):
         if self._reads_requests:
             self.memory.clock.facts = run.facts
 
-    def _run(self, request: RequestId) -> Running:
-        run = self._runs.get(request)
-        if run is None:
-            raise UnknownRequest(f"request {request} has no table")
-        return run
-
     # A request's life
 
     def extend(self, request: RequestId, num_tokens: int) -> TableChange:
-        run = self._run(request)
+        run = self._runs[request]
         before = len(run.tables[0])
         num_tokens = count_of("num_tokens", num_tokens, 0)
         if num_tokens <= run.ends and not run.shared:
@@ -381,7 +370,7 @@ class GroupedAllocator(Allocator):
         return TableChange(changed, tuple(copies))
 
     def steady_tokens(self, request: RequestId) -> int:
-        run = self._run(request)
+        run = self._runs[request]
         return run.ends if run.ends < run.prefill or run.shared else int(min(run.steady, _LONGEST))
 
     def _written_by_others(self, run: Running, start: int) -> list[tuple[int, int]]:
@@ -391,11 +380,11 @@ class GroupedAllocator(Allocator):
                 and self.memory.pools[g].ref[run.tables[g][number]] > 1]  # fmt: skip
 
     def publish(self, request: RequestId, tokens: TokenArray) -> None:
-        run = self._run(request)
+        run = self._runs[request]
         self._publish(run, self._known(run, tokens, "published"), computed=False)
 
     def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
-        run = self._run(request)
+        run = self._runs[request]
         tokens = self._known(run, tokens, "committed")
         if len(tokens) < run.committed:
             raise InvalidArgument(f"{len(tokens)} tokens of request {request} were committed, {run.committed} before")
@@ -443,9 +432,8 @@ class GroupedAllocator(Allocator):
         return changed
 
     def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
-        run, groups, pools = self._run(parent), self.groups, self.memory.pools
-        if child.id in self._runs:
-            raise DuplicateRequest(f"request {child.id} has a table")
+        run, groups, pools = self._runs[parent], self.groups, self.memory.pools
+        self._runs.check_new(child)
         count_of("num_tokens", num_tokens, 0)
         states = self._state_tokens and num_tokens < run.ends
         gone = any(group.first(num_tokens) < gone for group, gone in zip(groups, run.gone, strict=True))
@@ -489,7 +477,7 @@ class GroupedAllocator(Allocator):
         return TableChange(0, tuple(copies))
 
     def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
-        run = self._run(request)
+        run = self._runs[request]
         del self._runs[request]
         if self._reads_requests:
             output = max(0, run.ends - (run.facts.prompt_tokens or 0))
@@ -508,7 +496,7 @@ class GroupedAllocator(Allocator):
 
     def table(self, request: RequestId, group: int = 0) -> npt.NDArray[np.int32]:
         """Entries of `block_size` tokens each: a block of more tokens is there as often as it has such units."""
-        run, wide = self._run(request), self.groups[group].block_tokens // self.block_size
+        run, wide = self._runs[request], self.groups[group].block_tokens // self.block_size
         table = np.frombuffer(bytearray(run.tables[group]), dtype=np.int32)
         return table if wide == 1 else np.repeat(table, wide)
 
@@ -517,7 +505,7 @@ class GroupedAllocator(Allocator):
         if request is None:
             gone = {node for _, node in self.memory.resident()}
         else:
-            gone = {*self._run(request).path}  # what a window has passed is not sound either
+            gone = {*self._runs[request].path}  # what a window has passed is not sound either
         for pool in dict.fromkeys(self.memory.pools):
             unsound = [block for block, node in enumerate(pool.node) if node != ROOT and node in gone]
             for block in sorted(unsound, key=pool.end.__getitem__, reverse=True):

@@ -11,12 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from framework.errors import (
-    DuplicateRequest,
     InvalidArgument,
     InvariantViolation,
     OutOfBlocks,
-    StaleHit,
-    UnknownRequest,
 )
 from framework.guard.policy import PolicyHost
 from framework.interfaces.allocator import Allocator, AllocatorStats, CacheEvent, Hit
@@ -26,7 +23,7 @@ from framework.paged.audit import audit
 from framework.paged.cache import BlockCache
 from framework.paged.index import BlockHasher, PrefixIndex, prefix_index
 from framework.paged.pool import BlockPool, LastRequests
-from framework.paged.table import Table, count_of, without_copies
+from framework.paged.table import Table, Tables, check_version, count_of, without_copies
 from framework.types import (
     BlockCopy,
     BlockHash,
@@ -69,7 +66,9 @@ class PagedAllocator(Allocator):
             `share_prefix`.
 
     Attributes:
+        tables: of the live requests. Not to be changed.
         ahead: blocks that were published and have yet to be computed, in the step at hand.
+        version: grows with each change that makes an earlier hit invalid.
 
     Source: Kwon et al. 2023, arXiv:2309.06180; prefix sharing as in vLLM's automatic prefix caching.
     """
@@ -109,20 +108,11 @@ class PagedAllocator(Allocator):
         overridden = type(self).choose_free is not PagedAllocator.choose_free
         self.cache = BlockCache(self.pool, index, host, leaf_only, self.choose_free if overridden else None)
         self.hasher = BlockHasher(hash, block_size)
-        self._tables: dict[RequestId, Table] = {}
+        self.hits_whole_blocks = type(self).lookup is PagedAllocator.lookup
+        self.tables: Tables[Table] = Tables()
         self.ahead: set[int] = set()
         self._tenants: dict[str, int] = {"": 0}
-        self._version = self._hit_tokens = self._prompt_tokens = self._copied_blocks = 0
-
-    @property
-    def hits_whole_blocks(self) -> bool:  # type: ignore[override]
-        """True unless a subclass looks up in its own way."""
-        return type(self).lookup is PagedAllocator.lookup
-
-    @property
-    def version(self) -> int:
-        """Grows with each change that makes an earlier hit invalid."""
-        return self._version
+        self.version = self._hit_tokens = self._prompt_tokens = self._copied_blocks = 0
 
     def choose_free(self, count: int) -> Sequence[BlockId]:
         """Which `count` free blocks to hand out next. Override this.
@@ -137,20 +127,16 @@ class PagedAllocator(Allocator):
 
     def lookup(self, tokens: TokenArray, namespace: Namespace, previous: Hit | None = None) -> Hit:
         if not self.share_prefix:
-            return Hit(version=self._version)
+            return Hit(version=self.version)
         tokens = _as_tokens(tokens)
         anchor, hashes = self.hasher.of(tokens, namespace, previous)
         limit = (len(tokens) - 1) // self.block_size
         data = self._compared(tokens, namespace)
         blocks: Any = self.cache.index.find(anchor, hashes, data, limit) if limit > 0 else ()
-        return Hit(len(blocks) * self.block_size, tuple(blocks), hashes, self._version)
+        return Hit(len(blocks) * self.block_size, tuple(blocks), hashes, self.version)
 
     def _check_hit(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> None:
-        if hit.version != self._version:
-            raise StaleHit(
-                f"the hit for request {request.id} is of version {hit.version}, the allocator is at {self._version}; "
-                "look it up again"
-            )
+        check_version(request, hit, self.version)
         if hit.num_tokens != len(hit.blocks) * self.block_size or (hit.blocks and hit.num_tokens >= len(tokens)):
             raise InvalidArgument(f"a hit of {hit.num_tokens} tokens in {len(hit.blocks)} blocks is not of this prompt")
         if len(hit.hashes) > len(tokens) // self.block_size:
@@ -165,7 +151,7 @@ class PagedAllocator(Allocator):
         return need, self.cache.available(hit.blocks), self._reserve if self.pool.used else 0
 
     def fits(self, request: RequestInfo, tokens: TokenArray, hit: Hit) -> bool:
-        if request.id in self._tables or not len(tokens):
+        if request.id in self.tables or not len(tokens):
             return False
         self._check_hit(request, tokens, hit)
         need, have, reserve = self._shortage(len(tokens), hit)
@@ -179,7 +165,7 @@ class PagedAllocator(Allocator):
                 f"room for {num_tokens} tokens of request {request.id}: more than the {hit.num_tokens} of its hit, and "
                 f"at most the {len(tokens)} of its prompt"
             )
-        self._check_new(request)
+        self.tables.check_new(request)
         self._check_hit(request, tokens, hit)
         tokens = _as_tokens(tokens)
         if not len(tokens):
@@ -203,14 +189,14 @@ class PagedAllocator(Allocator):
         table.committed = hit.num_tokens
         if self._requests is not None:
             table.facts = self._requests.admitted(request, len(tokens), hashes, len(hit.blocks), self.block_size)
-        self._tables[request.id] = table
+        self.tables[request.id] = table
         self._hit_tokens += hit.num_tokens
         self._prompt_tokens += len(tokens)
-        self._version += 1
+        self.version += 1
 
     def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
-        table = self._table(parent)
-        self._check_new(child)
+        table = self.tables[parent]
+        self.tables.check_new(child)
         count_of("num_tokens", num_tokens, 0)
         room = len(table.blocks) * self.block_size + table.removed
         if num_tokens > room:
@@ -243,17 +229,17 @@ class PagedAllocator(Allocator):
             pool.last_access[block] = pool.access
         blocks.fromlist(fresh)
         tenant = self._tenants.setdefault(child.tenant, len(self._tenants))
-        made = self._tables[child.id] = table.child(child, blocks, tenant, num_tokens, full, kept)
+        made = self.tables[child.id] = table.child(child, blocks, tenant, num_tokens, full, kept)
         if kept:
             table.shared = made.shared = True
         if self._requests is not None:
             made.facts = self._requests.forked(table.facts, child)
         self._copied_blocks += len(copies)
-        self._version += 1
+        self.version += 1
         return TableChange(0, copies)
 
     def extend(self, request: RequestId, num_tokens: int) -> TableChange:
-        table = self._table(request)
+        table = self.tables[request]
         if type(num_tokens) is not int or num_tokens < 0:
             num_tokens = count_of("num_tokens", num_tokens, 0)
         blocks, size, pool = table.blocks, len(table.blocks), self.pool
@@ -269,10 +255,10 @@ class PagedAllocator(Allocator):
         pool.access += 1
         if need == 1 and not shared:
             blocks.append(self.cache.take_one())
-            self._version += 1
+            self.version += 1
             return without_copies(size)
         fresh = self.cache.take(need)
-        self._version += 1
+        self.version += 1
         if not shared:
             blocks.fromlist(fresh)
             return without_copies(size)
@@ -296,7 +282,7 @@ class PagedAllocator(Allocator):
         ]
 
     def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
-        table = self._table(request)
+        table = self.tables[request]
         num_tokens, start, size = len(tokens), len(table.blocks), self.block_size
         if not table.committed <= num_tokens <= start * size + table.removed:
             raise InvalidArgument(
@@ -341,11 +327,11 @@ class PagedAllocator(Allocator):
         if table.shared:
             self.cache.note_shared(table.blocks[first : table.published])
         table.closed = table.published < full
-        self._version += 1
+        self.version += 1
         return start
 
     def publish(self, request: RequestId, tokens: TokenArray) -> None:
-        table, tokens = self._table(request), _as_tokens(tokens)
+        table, tokens = self.tables[request], _as_tokens(tokens)
         if len(tokens) > len(table.blocks) * self.block_size + table.removed:
             raise InvalidArgument(
                 f"publish of {len(tokens)} tokens for request {request}: there is room for "
@@ -376,18 +362,13 @@ class PagedAllocator(Allocator):
         self.cache.publish(table.anchor, table.blocks, first, hashes[:count], contents, priority, table.tenant)
         table.published += count
         self.ahead.update(blocks)
-        self._version += 1
+        self.version += 1
 
     def _compared(self, tokens: TokenArray | memoryview | bytearray, namespace: Namespace, first: int = 0) -> bytes:
         """What the index compares of these tokens, int32, which follow `first` blocks."""
         if not self.cache.index.compares_tokens:
             return b""
         return self.hasher.comparable(np.frombuffer(tokens, dtype=_INT32), namespace, first).tobytes()
-
-    def _check_new(self, request: RequestInfo) -> None:
-        count_of("a request id", request.id, 0)
-        if request.id in self._tables:
-            raise DuplicateRequest(f"request {request.id} holds a table already; free it first")
 
     def _out_of_blocks(self, need: int, have: int, reserve: int = 0) -> OutOfBlocks:
         free = min(len(self.pool.free), have)
@@ -397,16 +378,8 @@ class PagedAllocator(Allocator):
             "preempt a request or raise cache.num_blocks"
         )
 
-    def _table(self, request: RequestId) -> Table:
-        try:
-            return self._tables[request]
-        except (KeyError, TypeError):
-            raise UnknownRequest(
-                f"request {request!r} holds no table: never allocated, or freed before; {len(self._tables)} do"
-            ) from None
-
     def unref_leading(self, request: RequestId, num_tokens: int) -> int:
-        table = self._table(request)
+        table = self.tables[request]
         count_of("num_tokens", num_tokens, 0)
         last = table.committed // self.block_size
         if self.share_prefix and not table.closed:
@@ -418,7 +391,7 @@ class PagedAllocator(Allocator):
         table.blocks[first:end] = array("i", bytes(4 * (end - first)))
         table.num_null = end
         self.pool.access += 1
-        self._version += 1
+        self.version += 1
         if self._requests is not None:
             self._requests.used(dropped, table.facts)
         self.cache.detach(rest)
@@ -428,7 +401,7 @@ class PagedAllocator(Allocator):
     def drop(
         self, request: RequestId, num_tokens: int, dropped: Sequence[int], rewritten: int | None = None
     ) -> TableChange:
-        table, gone = self._table(request), {*dropped}
+        table, gone = self.tables[request], {*dropped}
         old = table.blocks
         kept = [index for index in range(len(old)) if index not in gone]
         rewritten = len(kept) if rewritten is None else rewritten
@@ -439,7 +412,7 @@ class PagedAllocator(Allocator):
         if len(shared) > cache.available():
             raise self._out_of_blocks(len(shared), cache.available())
         pool.access += 1
-        self._version += 1
+        self.version += 1
         if shared:
             cache.replace(old, shared, cache.take(len(shared)))
         leaving = [old[index] for index in dropped]
@@ -471,7 +444,7 @@ class PagedAllocator(Allocator):
             )
 
     def free(self, request: RequestId, next_use: Sequence[float] = ()) -> None:
-        table = self._table(request)
+        table = self.tables[request]
         if table.published * self.block_size > table.committed:
             first = table.committed // self.block_size
             ahead, table.published = table.blocks[first : table.published], first
@@ -480,29 +453,29 @@ class PagedAllocator(Allocator):
         for block, when in zip(table.blocks[: table.published], next_use, strict=False):
             if block:
                 self.pool.set_next_use((block,), when)
-        del self._tables[request]
+        del self.tables[request]
         self.pool.access += 1
-        self._version += 1
+        self.version += 1
         blocks = table.blocks[table.num_null :] if table.num_null else table.blocks
         if self._requests is not None:
             self._requests.ended(blocks, table.facts, len(table.token_bytes) // 4)
         self.cache.unref(blocks[::-1], len(table.blocks) - max(table.published, table.num_null))
 
     def table(self, request: RequestId, group: int = 0) -> npt.NDArray[np.int32]:
-        return np.frombuffer(bytearray(self._table(request).blocks), dtype=_INT32)
+        return np.frombuffer(bytearray(self.tables[request].blocks), dtype=_INT32)
 
     def reset(self, request: RequestId | None = None) -> None:
         if request is None:
             self.ahead.clear()
-            for table in self._tables.values():
+            for table in self.tables.values():
                 table.closed = True
                 table.published = 0
                 table.shared = True
-            self._version += 1
+            self.version += 1
             self.pool.access += 1
             self.cache.reset()
             return
-        table, pool = self._table(request), self.pool
+        table, pool = self.tables[request], self.pool
         if self.ahead:
             raise InvalidArgument(f"reset of request {request} while a step is being computed; commit it first")
         gone = {block for block in table.blocks if pool.block_hash[block] is not None}
@@ -510,7 +483,7 @@ class PagedAllocator(Allocator):
         while above:  # what a window has passed
             gone.add(above)
             above = self.cache.index.parent(above)
-        for live_table in self._tables.values():
+        for live_table in self.tables.values():
             first = next(
                 (index for index, block in enumerate(live_table.blocks[: live_table.published]) if block in gone), None
             )
@@ -518,7 +491,7 @@ class PagedAllocator(Allocator):
                 live_table.published, live_table.closed, live_table.shared = first, True, True
         blocks = sorted(gone, key=pool.depth.__getitem__, reverse=True)
         cached = [block for block in blocks if not pool.ref[block]]
-        self._version += 1
+        self.version += 1
         pool.access += 1
         self.cache.unpublish(blocks)
         pool.set_free(cached)
@@ -530,7 +503,7 @@ class PagedAllocator(Allocator):
             free_blocks=len(pool.free),
             cached_blocks=pool.cached,
             used_blocks=pool.used,
-            num_requests=len(self._tables),
+            num_requests=len(self.tables),
             hit_tokens=self._hit_tokens,
             prompt_tokens=self._prompt_tokens,
             evictions=self.cache.evictions,
@@ -545,10 +518,6 @@ class PagedAllocator(Allocator):
         faults = audit(self)
         if faults:
             raise InvariantViolation(f"{type(self).__name__}: " + "; ".join(faults))
-
-    def tables(self) -> dict[RequestId, Table]:
-        """The live tables, for `check` and for reports. Not to be changed."""
-        return self._tables
 
     def advance(self, now: float) -> None:
         host = self.cache.host

@@ -27,7 +27,7 @@ def audit(allocator: Any) -> list[str]:
 def _tables(allocator: Any) -> list[str]:
     faults = []
     ahead: set[int] = set()
-    for request, table in allocator.tables().items():
+    for request, table in allocator.tables.items():
         size, blocks, stored = allocator.block_size, table.blocks, table.committed - table.removed
         if table.request.id != request:
             faults.append(f"I8: the table of request {table.request.id} is filed under {request}")
@@ -53,13 +53,13 @@ def _tables(allocator: Any) -> list[str]:
 
 
 def _references(allocator: Any) -> list[str]:
-    counts = Counter(block for table in allocator.tables().values() for block in table.blocks if block)
+    counts = Counter(block for table in allocator.tables.values() for block in table.blocks if block)
     faults = []
     for block, ref in enumerate(allocator.pool.ref):
         if ref != counts.get(block, 0):
             faults.append(f"I2: block {block} is in {counts.get(block, 0)} tables, its count says {ref}")
-        if not 0 <= ref <= len(allocator.tables()):
-            faults.append(f"I6: block {block} counts {ref} references from {len(allocator.tables())} requests")
+        if not 0 <= ref <= len(allocator.tables):
+            faults.append(f"I6: block {block} counts {ref} references from {len(allocator.tables)} requests")
     return faults
 
 
@@ -115,7 +115,7 @@ def _candidates(allocator: Any) -> list[str]:
 
 def _published(allocator: Any) -> list[str]:
     pool, faults = allocator.pool, []
-    for request, table in allocator.tables().items():
+    for request, table in allocator.tables.items():
         for index, block in enumerate(table.blocks[: table.published]):
             if not 1 <= block <= pool.num_blocks:
                 continue

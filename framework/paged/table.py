@@ -1,16 +1,51 @@
-"""What a paged allocator keeps of its requests: their tables."""
+"""What an allocator keeps of its requests: their tables."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
 from functools import cache
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import numpy as np
 
-from framework.errors import InvalidArgument
-from framework.types import UNKNOWN_REQUEST, BlockHash, RequestInfo, TableChange, TokenArray
+from framework.errors import DuplicateRequest, InvalidArgument, StaleHit, UnknownRequest
+from framework.interfaces.allocator import Hit
+from framework.types import UNKNOWN_REQUEST, BlockHash, RequestId, RequestInfo, TableChange, TokenArray
+
+T = TypeVar("T")
+
+
+class Tables(dict[RequestId, T]):
+    """What an allocator keeps of each live request, by its id; reading one that is not there raises UnknownRequest."""
+
+    def __missing__(self, request: RequestId) -> T:
+        raise UnknownRequest(
+            f"request {request!r} holds no table: never allocated, or freed before; {len(self)} do"
+        ) from None
+
+    def check_new(self, request: RequestInfo) -> None:
+        """Refuse an id that is no number, or that is here.
+
+        Raises:
+            InvalidArgument, DuplicateRequest.
+        """
+        count_of("a request id", request.id, 0)
+        if request.id in self:
+            raise DuplicateRequest(f"request {request.id} holds a table already; free it first")
+
+
+def check_version(request: RequestInfo, hit: Hit, version: int) -> None:
+    """Refuse a hit of another version of the allocator than its present one.
+
+    Raises:
+        StaleHit.
+    """
+    if hit.version != version:
+        raise StaleHit(
+            f"the hit for request {request.id} is of version {hit.version}, the allocator is at {version}; look it up "
+            "again"
+        )
 
 
 class Table:

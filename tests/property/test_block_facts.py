@@ -36,8 +36,8 @@ class Model:
 
     def look(self) -> None:
         """The state before a call."""
-        self.tables = {request: list(table.blocks) for request, table in self.allocator.tables().items()}
-        self.published = {request: table.published for request, table in self.allocator.tables().items()}
+        self.tables = {request: list(table.blocks) for request, table in self.allocator.tables.items()}
+        self.published = {request: table.published for request, table in self.allocator.tables.items()}
         self.stats = self.allocator.stats()
         self.ahead = {*self.allocator.ahead}
         self.users = Counter(block for blocks in self.tables.values() for block in blocks if block)
@@ -53,10 +53,10 @@ class Model:
         except OutOfBlocks:  # nothing changed but the clock
             self.clock = self.pool.access
             self.compare(name)
-            tables = {request: list(table.blocks) for request, table in self.allocator.tables().items()}
+            tables = {request: list(table.blocks) for request, table in self.allocator.tables.items()}
             assert (tables, self.allocator.stats()) == (self.tables, self.stats), name
             return False
-        after = {name: list(table.blocks) for name, table in self.allocator.tables().items()}
+        after = {name: list(table.blocks) for name, table in self.allocator.tables.items()}
         getattr(self, f"after_{name}")(request, after.get(RequestId(request), []), *given)
         for block in self.facts.keys() - self.keys():
             del self.facts[block]
@@ -88,7 +88,7 @@ class Model:
         assert self.ahead.isdisjoint(old for old, _ in left), "a block was copied before it was written"
 
     def after_commit(self, request: int, table: list[int], given: Any) -> None:
-        row, before = self.allocator.tables()[RequestId(request)], self.tables[RequestId(request)]
+        row, before = self.allocator.tables[RequestId(request)], self.tables[RequestId(request)]
         first = self.published[RequestId(request)]
         self.clock += row.published > first
         self.touch((new for old, new in zip(before, table, strict=True) if old != new), row.request.priority)
@@ -104,7 +104,7 @@ class Model:
     def after_fork(self, request: int, table: list[int], child: Any, num_tokens: int) -> None:
         self.clock += 1
         self.counted["copied_blocks"] += len(self.answer.copies)
-        self.touch(set(self.allocator.tables()[child.id].blocks) & set(table))
+        self.touch(set(self.allocator.tables[child.id].blocks) & set(table))
 
     def after_unref_leading(self, request: int, table: list[int], num_tokens: int) -> None:
         self.clock += table != self.tables[RequestId(request)]
@@ -154,7 +154,7 @@ def play(model: Model, draw: Random, steps: int, longest: int) -> int:
                 running[at] = grown
         elif kind == "fork" and at:
             kept = draw.randint(0, len(running[at]))
-            if allocator.tables()[RequestId(at)].num_null == 0 and model.call(allocator.fork, at, info(number), kept):
+            if allocator.tables[RequestId(at)].num_null == 0 and model.call(allocator.fork, at, info(number), kept):
                 running[number] = running[at][:kept]
                 if draw.random() < 0.5:
                     model.call(allocator.extend, at, len(running[at]))

@@ -10,16 +10,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from framework.errors import (
-    DuplicateRequest,
-    InvalidArgument,
-    InvariantViolation,
-    OutOfBlocks,
-    StaleHit,
-    UnknownRequest,
-)
+from framework.errors import InvalidArgument, InvariantViolation, OutOfBlocks
 from framework.interfaces.allocator import Allocator, AllocatorStats, Hit
-from framework.paged.table import count_of
+from framework.paged.table import Tables, check_version, count_of
 from framework.types import BlockCopy, BlockId, Namespace, RequestId, RequestInfo, TableChange, TokenArray
 
 
@@ -69,7 +62,7 @@ class ContiguousAllocator(Allocator):
         self.max_request_tokens = self._limit
         self._starts = [1]  # of the free runs, ascending
         self._sizes = [num_blocks]
-        self._runs: dict[RequestId, _Run] = {}
+        self._runs: Tables[_Run] = Tables()
         self._free = num_blocks
         self._version = self._prompt_tokens = self._copied_blocks = 0
 
@@ -99,27 +92,18 @@ class ContiguousAllocator(Allocator):
         return self._find(len(tokens), request.max_total_tokens)[0] >= 0
 
     def _check_hit(self, request: RequestInfo, hit: Hit) -> None:
-        if hit.version != self._version:
-            raise StaleHit(
-                f"the hit for request {request.id} is of version {hit.version}, the allocator is at {self._version}; "
-                "look it up again"
-            )
+        check_version(request, hit, self._version)
         if hit.num_tokens or hit.blocks:
             raise InvalidArgument(f"a hit of {hit.num_tokens} tokens is not of this allocator, which shares nothing")
 
     def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
-        self._check_new(request)
+        self._runs.check_new(request)
         self._check_hit(request, hit)
         if not len(tokens):
             raise InvalidArgument(f"request {request.id} has an empty prompt; it needs at least one token")
         self._runs[request.id] = self._take(len(tokens), request)
         self._prompt_tokens += len(tokens)
         self._version += 1
-
-    def _check_new(self, request: RequestInfo) -> None:
-        count_of("a request id", request.id, 0)
-        if request.id in self._runs:
-            raise DuplicateRequest(f"request {request.id} holds a run already; free it first")
 
     def _take(self, num_tokens: int, request: RequestInfo) -> _Run:
         index, size = self._find(num_tokens, request.max_total_tokens)
@@ -139,16 +123,8 @@ class ContiguousAllocator(Allocator):
         self._free -= size
         return _Run(first, size)
 
-    def _run(self, request: RequestId) -> _Run:
-        try:
-            return self._runs[request]
-        except (KeyError, TypeError):
-            raise UnknownRequest(
-                f"request {request!r} holds no run: never allocated, or freed before; {len(self._runs)} do"
-            ) from None
-
     def extend(self, request: RequestId, num_tokens: int) -> TableChange:
-        run = self._run(request)
+        run = self._runs[request]
         if count_of("num_tokens", num_tokens, 0) > run.size * self.block_size:
             raise OutOfBlocks(
                 f"request {request} needs {num_tokens} tokens and reserved {run.size * self.block_size}; "
@@ -157,7 +133,7 @@ class ContiguousAllocator(Allocator):
         return TableChange(run.size)
 
     def commit(self, request: RequestId, tokens: TokenArray) -> TableChange:
-        run = self._run(request)
+        run = self._runs[request]
         if not run.committed <= len(tokens) <= run.size * self.block_size:
             raise InvalidArgument(
                 f"commit of {len(tokens)} tokens for request {request}: {run.committed} are committed and there is "
@@ -167,8 +143,8 @@ class ContiguousAllocator(Allocator):
         return TableChange(run.size)
 
     def fork(self, parent: RequestId, child: RequestInfo, num_tokens: int) -> TableChange:
-        run = self._run(parent)
-        self._check_new(child)
+        run = self._runs[parent]
+        self._runs.check_new(child)
         if count_of("num_tokens", num_tokens, 0) > run.size * self.block_size:
             raise InvalidArgument(
                 f"fork of {num_tokens} tokens from request {parent}, which reserved {run.size * self.block_size}"
@@ -182,7 +158,7 @@ class ContiguousAllocator(Allocator):
         return TableChange(0, tuple(BlockCopy(source, destination) for source, destination in pairs))
 
     def free(self, request: RequestId, next_use: object = ()) -> None:
-        run = self._run(request)
+        run = self._runs[request]
         del self._runs[request]
         self._version += 1
         self._free += run.size
@@ -198,7 +174,7 @@ class ContiguousAllocator(Allocator):
             del starts[index]
 
     def table(self, request: RequestId, group: int = 0) -> npt.NDArray[np.int32]:
-        run = self._run(request)
+        run = self._runs[request]
         return np.arange(run.first, run.first + run.size, dtype=np.int32)
 
     def reset(self, request: RequestId | None = None) -> None:

@@ -98,7 +98,7 @@ class RadixAllocator(PagedAllocator):
 
     def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
         super().allocate(request, tokens, hit, num_tokens)
-        table = self._table(request.id)
+        table = self.tables[request.id]
         table.published = hit.num_tokens // self.block_size
         table.shared = len(hit.blocks) > table.published
         self._partial_hit_tokens += hit.num_tokens % self.block_size

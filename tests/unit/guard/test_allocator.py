@@ -89,9 +89,9 @@ class Doubles(registry.load("allocator", "cow")):  # type: ignore[misc]
     """A request that grows gets as many blocks again as it has."""
 
     def extend(self, request: RequestId, num_tokens: int) -> TableChange:
-        before = len(self.tables()[request].blocks)
+        before = len(self.tables[request].blocks)
         change: TableChange = super().extend(request, num_tokens)
-        blocks = self.tables()[request].blocks
+        blocks = self.tables[request].blocks
         if len(blocks) > before:
             blocks.fromlist(self.cache.take(min(len(blocks), self.cache.available())))
         return change
@@ -105,7 +105,7 @@ def test_tables_longer_than_the_longest_sequence_are_served() -> None:
         requests = [engine.submit([1, 2, 3], Sampling(max_tokens=21)) for _ in range(2)]
 
         def note(engine: Any, plugin: Any = plugin) -> None:
-            lengths.extend(len(table.blocks) for table in plugin.tables().values())
+            lengths.extend(len(table.blocks) for table in plugin.tables.values())
 
         drive(engine, note)
         assert [request.status.value for request in requests] == ["finished"] * 2, engine.state.summary()

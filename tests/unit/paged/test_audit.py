@@ -28,7 +28,7 @@ def populated(hash: object = None, leaf_only: bool = False, kind: Any = PrefixCo
 
 
 def held(allocator: PagedAllocator) -> int:
-    return allocator.tables()[RequestId(1)].blocks[0]
+    return allocator.tables[RequestId(1)].blocks[0]
 
 
 def cached(allocator: PagedAllocator) -> int:
@@ -43,7 +43,7 @@ def set_column(name: str, which: Callable[[PagedAllocator], int], value: object)
 
 
 def row(allocator: PagedAllocator) -> Any:
-    return allocator.tables()[RequestId(1)]
+    return allocator.tables[RequestId(1)]
 
 
 def swap_the_published_blocks(allocator: PagedAllocator) -> None:
@@ -71,7 +71,7 @@ CORRUPTIONS: list[tuple[str, Callable[[PagedAllocator], object]]] = [
     ("I5", set_column("candidate", cached, 0)),
     ("I6", set_column("ref", held, -1)),
     ("I6", set_column("ref", held, 5)),
-    ("I8", lambda a: a.tables().update({RequestId(2): a.tables().pop(RequestId(1))})),
+    ("I8", lambda a: a.tables.update({RequestId(2): a.tables.pop(RequestId(1))})),
     ("I11", lambda a: row(a).blocks.__setitem__(2, 9)),
     ("I11", lambda a: row(a).blocks.__setitem__(2, 0)),
     ("I12", lambda a: row(a).blocks.__setitem__(2, row(a).blocks[1])),

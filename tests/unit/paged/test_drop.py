@@ -87,7 +87,7 @@ def test_nothing_is_published_after_a_drop() -> None:
     allocator.commit(1, tokens)
     allocator.check()
     assert allocator.lookup(tokens, ROOT_NAMESPACE).num_tokens == 16
-    allocator.tables()[1].closed = False
+    allocator.tables[1].closed = False
     with pytest.raises(InvariantViolation, match="I20: request 1 lost 8 tokens and would publish what it computes"):
         allocator.check()
 

@@ -64,7 +64,7 @@ class FindsByName(Sound):
         return hashes[index]
 
     def commit(self, request, tokens):
-        change, table = super().commit(request, tokens), self.tables()[request]
+        change, table = super().commit(request, tokens), self.tables[request]
         for index in range(table.num_null, table.published):
             name = self.name(table.hashes, table.request.namespace, tokens, index)
             self.holders[name] = table.blocks[index]
@@ -108,14 +108,14 @@ class PublishesAtAllocation(Sound):
 
     def allocate(self, request, tokens, hit, num_tokens=None):
         super().allocate(request, tokens, hit)
-        committed = self.tables()[request.id].committed
+        committed = self.tables[request.id].committed
         self.commit(request.id, tokens)
-        self.tables()[request.id].committed = committed
+        self.tables[request.id].committed = committed
 
 
 class PublishesPartialBlocks(Sound):
     def commit(self, request, tokens):
-        table, size = self.tables()[request], self.block_size
+        table, size = self.tables[request], self.block_size
         tokens, known = as_tokens(tokens), np.frombuffer(bytes(table.token_bytes), np.int32)
         padded = np.append(tokens, [*known[len(tokens) :], *[0] * size])[: self.blocks_for(len(tokens)) * size]
         change = super().commit(request, as_tokens(padded))
@@ -128,7 +128,7 @@ class DuplicateOverwrites(Sound):
     """The later copy takes over the map; the older can no longer be found."""
 
     def commit(self, request, tokens):
-        table, tokens = self.tables()[request], as_tokens(tokens)
+        table, tokens = self.tables[request], as_tokens(tokens)
         rest = tokens[len(table.hashes) * self.block_size :]
         hashes = [*table.hashes, *self.hasher.blocks(table.hashes[-1] if table.hashes else table.root, rest)]
         holders = self.cache.index.find(table.anchor, hashes, tokens.tobytes(), len(tokens) // self.block_size)
@@ -172,7 +172,7 @@ class ExtendIsNotIdempotent(Sound):
 
     def extend(self, request, num_tokens):
         change = super().extend(request, num_tokens)
-        self.tables()[request].blocks.fromlist(self.cache.take(min(1, len(self.pool.free))))
+        self.tables[request].blocks.fromlist(self.cache.take(min(1, len(self.pool.free))))
         return change
 
 
@@ -193,7 +193,7 @@ class HandsOutOnePastTheEnd(Sound):
 class LeaksAReferenceOnFork(Sound):
     def fork(self, parent, child, num_tokens):
         change = super().fork(parent, child, num_tokens)
-        for block in self.tables()[child.id].blocks[-1:]:
+        for block in self.tables[child.id].blocks[-1:]:
             self.pool.ref[block] += 1
         return change
 
@@ -201,21 +201,21 @@ class LeaksAReferenceOnFork(Sound):
 class HandsOutABlockTwice(Sound):
     def allocate(self, request, tokens, hit, num_tokens=None):
         super().allocate(request, tokens, hit)
-        if len(self.tables()) > 1:
-            self.pool.free.insert(0, self.tables()[request.id].blocks[-1])
+        if len(self.tables) > 1:
+            self.pool.free.insert(0, self.tables[request.id].blocks[-1])
 
 
 class PublishesOldWeightsAfterReset(Sound):
     def reset(self, request=None):
         super().reset(request)
-        for table in self.tables().values():
+        for table in self.tables.values():
             table.closed = False
 
 
 class LosesABlockOnFree(Sound):
     def free(self, request, next_use=()):
         super().free(request)
-        if len(self.pool.free) > 3 and not self.tables():
+        if len(self.pool.free) > 3 and not self.tables:
             self.pool.free.pop()
             self.pool.num_blocks -= 1
 
@@ -227,7 +227,7 @@ class UnreferencesTwice(Sound):
         self.passed = {}
 
     def unref_leading(self, request, num_tokens):
-        before = self.tables()[request].blocks[:]
+        before = self.tables[request].blocks[:]
         found = super().unref_leading(request, num_tokens)
         self.passed.setdefault(request, []).extend(block for block in before[:found] if block)
         return found
@@ -239,7 +239,7 @@ class UnreferencesTwice(Sound):
 
 class FreesPassedBlocksThatOthersUse(Sound):
     def unref_leading(self, request, num_tokens):
-        before = self.tables()[request].blocks[:]
+        before = self.tables[request].blocks[:]
         found = super().unref_leading(request, num_tokens)
         for block in before[:found]:
             if block and self.pool.ref[block]:
@@ -250,14 +250,14 @@ class FreesPassedBlocksThatOthersUse(Sound):
 
 class CommitGoesBackwards(Sound):
     def commit(self, request, tokens):
-        table = self._table(request)
+        table = self.tables[request]
         table.committed = min(table.committed, len(tokens))
         return super().commit(request, tokens)
 
 
 class CommitPassesTheRoom(Sound):
     def commit(self, request, tokens):
-        table = self._table(request)
+        table = self.tables[request]
         return super().commit(request, tokens[: max(len(table.blocks) * self.block_size, table.committed)])
 
 
@@ -284,13 +284,13 @@ RANDOM, COLLIDING = kit.check_random_histories, kit.check_random_histories_under
 
 class ForgetsItsTokens(Sound):
     def commit(self, request, tokens):
-        self._table(request).token_bytes.clear()
+        self.tables[request].token_bytes.clear()
         return super().commit(request, tokens)
 
 
 class ComparesTheLastBlockOnly(Sound):
     def commit(self, request, tokens):
-        known = self._table(request).token_bytes
+        known = self.tables[request].token_bytes
         first = min(len(known) // 4 - self.block_size, len(tokens))
         if first > 0:
             known[: 4 * first] = as_tokens(tokens)[:first].tobytes()
@@ -304,7 +304,7 @@ class TrustsNames(Sound):
 
 class FoundAfterAFailedStep(PREFIX):
     def reset(self, request=None):
-        for table in () if request is not None else self.tables().values():
+        for table in () if request is not None else self.tables.values():
             table.committed = max(table.committed, table.published * self.block_size)
         if not self.ahead or request is not None:
             super().reset(request)
@@ -313,7 +313,7 @@ class FoundAfterAFailedStep(PREFIX):
 
 class PublishesOtherTokens(PREFIX):
     def publish(self, request, tokens):
-        known = np.frombuffer(bytes(self._table(request).token_bytes), np.int32)[: len(tokens)]
+        known = np.frombuffer(bytes(self.tables[request].token_bytes), np.int32)[: len(tokens)]
         super().publish(request, np.append(known, tokens[len(known) :]).astype(np.int32))
 
 
@@ -372,7 +372,7 @@ class Doubling(registry.load("allocator", "cow")):
     """Right: a request that grows gets as many blocks again as it has, where the pool has them."""
 
     def _double(self, request, before):
-        table = self.tables()[request]
+        table = self.tables[request]
         more = min(len(table.blocks), self.cache.available())
         if len(table.blocks) > max(before, 3):  # exact for short requests
             table.blocks.fromlist(self.cache.take(more))
@@ -382,7 +382,7 @@ class Doubling(registry.load("allocator", "cow")):
         self._double(request.id, 0)
 
     def extend(self, request, num_tokens):
-        before = len(self._table(request).blocks)
+        before = len(self.tables[request].blocks)
         change = super().extend(request, num_tokens)
         self._double(request, before)
         return change
@@ -414,10 +414,10 @@ def wrong(name, check=RANDOM, **methods):
 
 MUTANTS |= dict([
     wrong("FreesTwiceInSilence",
-          free=lambda self, request, next_use=(): request in self.tables() and Sound.free(self, request)),
+          free=lambda self, request, next_use=(): request in self.tables and Sound.free(self, request)),
     wrong("KeepsWhatIsNotSound", kit.check_discarded_content_is_not_found, reset=lambda self, request: None),
     wrong("IgnoresUnknownExtend", extend=lambda self, request, num_tokens:
-          Sound.extend(self, request, num_tokens) if request in self.tables() else TableChange(0)),
+          Sound.extend(self, request, num_tokens) if request in self.tables else TableChange(0)),
     wrong("WritesWithoutCopying", _unsafe=lambda self, table: []),
     wrong("WritesIntoPublished", _unsafe=lambda self, table: [
           index for index in Sound._unsafe(self, table) if self.pool.ref[table.blocks[index]] > 1]),
@@ -437,7 +437,7 @@ MUTANTS |= dict([
           self.blocks_for(len(tokens)) - len(hit.blocks) <= self.cache.available()),
     wrong("ForkSharesOneBlockTooMany", fork=lambda self, parent, child, num_tokens: Sound.fork(
           self, parent, child, max(num_tokens, self.block_size * min(
-              num_tokens // self.block_size + 1, len(self._table(parent).blocks))))),
+              num_tokens // self.block_size + 1, len(self.tables[parent].blocks))))),
     wrong("RoomIsOneTokenShort", extend=lambda self, request, num_tokens:
           Sound.extend(self, request, num_tokens - (num_tokens > 0))),
     wrong("RoomIsOneTokenTooMuch", kit.check_max_request_tokens_is_true, extend=lambda self, request, num_tokens:
@@ -450,7 +450,7 @@ MUTANTS |= dict([
           stats=lambda self: replace(Sound.stats(self), free_blocks=max(0, len(self.pool.free) - 1))),
     wrong("HonoursStaleHits", allocate=lambda self, request, tokens, hit:
           Sound.allocate(self, request, tokens, replace(hit, version=self.version))),
-    wrong("ResetKeepsNames", reset=lambda self, request=None: vars(self).update(_version=self.version + 1)),
+    wrong("ResetKeepsNames", reset=lambda self, request=None: vars(self).update(version=self.version + 1)),
     wrong("NeverReusesCached", _shortage=lambda self, num_tokens, hit:
           (self.blocks_for(num_tokens) - len(hit.blocks), len(self.pool.free), 0)),
     wrong("UnreferencesWhatIsStillRead", PASSED, unref_leading=lambda self, request, num_tokens:
@@ -485,7 +485,7 @@ MUTANTS |= dict([
     wrong("GivesOneBlockAtFirst", kit.check_a_prompt_gets_its_room_in_parts,
           allocate=lambda self, request, tokens, hit, num_tokens=None: Sound.allocate(
               self, request, tokens, hit, None if num_tokens is None else 1),
-          extend=lambda self, request, num_tokens: TableChange(len(self._table(request).blocks))),
+          extend=lambda self, request, num_tokens: TableChange(len(self.tables[request].blocks))),
     wrong("ForgetsThePartsAfterTheFirst", kit.check_a_prompt_gets_its_room_in_parts,
           allocate=lambda self, request, tokens, hit, num_tokens=None: (
               Sound.allocate(self, request, tokens, hit, num_tokens),
