@@ -158,7 +158,8 @@ class LLM:
         Raises:
             ConfigError: what a model with recurrent layers is not served with, or with the `cache.memory` asked for.
         """
-        served, states = groups_of_model(self.model.config, self.spec), bool(self.model.config.state_layers)
+        config = self.model.decoder.shard.config(self.model.config)
+        served, states = groups_of_model(config, self.spec), bool(config.state_layers)
         self.groups: tuple[KVGroup, ...] = ()
         self.kv_groups_off = ""
         if not served:
@@ -173,10 +174,9 @@ class LLM:
         memory = _memory_of(self.cache)
         name = type(memory).__name__
         if memory.equal_pages:
-            served = groups_of_model(self.model.config, self.spec, equal_pages=True)
+            served = groups_of_model(config, self.spec, equal_pages=True)
         self._served_groups, self._equal_pages = served, memory.equal_pages
         reasons = {
-            "several ranks, over which recurrent layers are not divided": self.model.ranks is not None and states,
             f"{name}, whose blocks are parts of pages: those of a layer lie apart": memory.splits_pages,
             f"states in the equal pages of {name}: they have another type than K and V": states and memory.equal_pages,
             "a policy that is an object: each pool has its own": not memory.equal_pages

@@ -38,7 +38,7 @@ class StatePool:
     ) -> None:
         self.num_blocks, self.block_size, self.poison = num_blocks, block_size, poison
         device = torch.device(device)
-        config = decoder.config
+        config = decoder.shard.config(decoder.config)
         mixers = ((layer, decoder.mixer(layer)) for layer in config.state_layers)
         self._mixers = {layer: mixer for layer, mixer in mixers if isinstance(mixer, Recurrence)}
         self.bytes = (num_blocks + 1) * len(self._mixers) * config.state_bytes(decoder.dtype.itemsize)

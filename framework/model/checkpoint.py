@@ -45,7 +45,7 @@ def load_weights(decoder: Decoder, folder: Path) -> None:
         _fill(_targets_of(module, prefix, config), stored)
         for name, weight in module.named_parameters(recurse=bool(prefix)):
             if prefix + name in parameters:  # a tied head is the embedding
-                parameters[prefix + name].copy_(decoder.shard.cut(name, weight, config))
+                parameters[prefix + name].copy_(decoder.shard.cut(weight, whole.division(prefix + name)))
         module.to("meta")
 
 

@@ -17,7 +17,7 @@ from framework.errors import InvalidArgument
 from framework.model.config import ModelConfig
 from framework.model.functions import linear, rms_norm
 from framework.model.layers import Mixer, Part
-from framework.model.shape import RopeScaling
+from framework.model.shape import Division, RopeScaling
 from framework.model.shard import WHOLE, Group, Shard
 
 Attention = Callable[..., Tensor]
@@ -147,6 +147,14 @@ class Decoder(nn.Module):
         mixer = self.layers[layer].attention
         assert isinstance(mixer, Mixer)
         return mixer
+
+    def division(self, name: str) -> Division | None:
+        """How ranks share the parameter of this name; None: it is whole on each."""
+        of, _, own = name.rpartition(".")
+        if not of:
+            return (0, ((self.config.vocab_size, 1),)) if own in ("embedding", "lm_head") else None
+        part = self.get_submodule(of)
+        return part.divisions().get(own) if isinstance(part, Part) else None
 
     def join(self, group: Group) -> None:
         """Compute with the ranks that hold the other parts, from here on."""

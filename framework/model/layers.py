@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from framework.model.functions import linear, rms_norm, rotate
-from framework.model.shape import ModelShape
+from framework.model.shape import Division, ModelShape
 from framework.model.shard import Group
 
 NewWeight = Callable[..., nn.Parameter]
@@ -57,6 +57,10 @@ class Part(nn.Module):
     def targets(self) -> Targets:
         """Where a checkpoint's tensors go."""
         raise NotImplementedError
+
+    def divisions(self) -> Mapping[str, Division]:
+        """How ranks share its own weights, by name; those left out are whole on each."""
+        return {}
 
     def project(self, x: Tensor, weight: nn.Parameter, bias: Tensor | None) -> Tensor:
         """x times weight plus bias, where each rank holds its columns of both factors; the bias is added once."""
@@ -163,6 +167,14 @@ class SelfAttention(Mixer):
             targets["self_attn.k_norm.weight"] = self.qk_norm[self.num_heads :], (self.head_dim,)
         return targets
 
+    def divisions(self) -> Mapping[str, Division]:
+        heads, kv, width = self.num_heads, self.num_kv_heads, self.head_dim
+        qkv = (heads, (len(self.qkv) - 2 * kv * width) // heads), (kv, width), (kv, width)
+        return {
+            "qkv": (0, qkv), "qkv_bias": (0, qkv), "qk_norm": (0, ((heads, 1), (kv, 1))),
+            "output": (1, ((heads, width),)), "sinks": (0, ((heads, 1),)),
+        }  # fmt: skip
+
     def projections(self, qkv: Tensor) -> dict[str, Tensor]:
         """The parts of `qkv` or its bias that a checkpoint has, by name."""
         kv = self.num_kv_heads * self.head_dim
@@ -219,6 +231,10 @@ class GatedMlp(Mlp):
             if down is not None:
                 targets[f"{self.room}.down_proj.{kind}"] = down
         return targets
+
+    def divisions(self) -> Mapping[str, Division]:
+        columns = self.down.shape[1], 1
+        return {"gate_up": (0, (columns, columns)), "gate_up_bias": (0, (columns, columns)), "down": (1, (columns,))}
 
     def projections(self, gate_up: Tensor) -> dict[str, Tensor]:
         """The parts of `gate_up` or its bias that a checkpoint has, by name."""

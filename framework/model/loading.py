@@ -70,7 +70,8 @@ def _draw_weights(decoder: Decoder, seed: int, *, tiny: bool) -> None:
     """
     config, device = decoder.config, torch.device("cpu") if tiny else decoder.device
     generator = torch.Generator(device).manual_seed(seed)
-    for name, weight in Decoder(config, device="meta").named_parameters():
+    planned = Decoder(config, device="meta")
+    for name, weight in planned.named_parameters():
         whole = torch.empty(weight.shape, dtype=decoder.dtype, device=device)
         if tiny:
             whole = _draw_tiny(name.rpartition(".")[2], weight.shape, generator)
@@ -78,7 +79,7 @@ def _draw_weights(decoder: Decoder, seed: int, *, tiny: bool) -> None:
             whole.fill_(0.0 if config.norms_plus_one else 1.0)
         else:
             whole.normal_(std=0.02, generator=generator)
-        decoder.get_parameter(name).copy_(decoder.shard.cut(name, whole, config))
+        decoder.get_parameter(name).copy_(decoder.shard.cut(whole, planned.division(name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

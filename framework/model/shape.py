@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from framework.errors import ModelError
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 FULL, SLIDING, CHUNKED, STATE = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
 """What `layer_types` calls a layer."""
+
+Division = tuple[int, tuple[tuple[int, int], ...]]
+"""How ranks share a weight: the dimension that is divided, and what lies along it, so many things of so many elements
+each, which `Shard.split` divides. Where nothing does rank 0 alone has it, and the others have zeros: what is added to
+what the ranks sum."""
 
 LARGEST = {
     "vocab_size": 2**24, "hidden_size": 2**20, "num_layers": 2**12, "num_heads": 2**12, "num_kv_heads": 2**12,
@@ -119,10 +126,13 @@ class ModelShape:
         if self.dtype not in DTYPES:
             raise ModelError(f"no model dtype '{self.dtype}'; supported: {', '.join(DTYPES)}")
 
-    @property
-    def undivided(self) -> tuple[str, ...]:
-        """What keeps the model from being divided over ranks, in a sentence each."""
+    def undivided(self, size: int) -> tuple[str, ...]:
+        """What else keeps the model from being divided over so many ranks, in a sentence each."""
         return ()
+
+    def divided(self, share: Callable[[int], int]) -> dict[str, Any]:
+        """The fields that differ in one rank's part, which has `share(n)` of n heads or columns."""
+        return {name: share(getattr(self, name)) for name in ("num_heads", "num_kv_heads", "intermediate_size")}
 
     @property
     def rotates_plainly(self) -> bool:

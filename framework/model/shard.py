@@ -2,7 +2,8 @@
 
 Megatron's division (Shoeybi et al. 2019, arXiv:1909.08053 §3): q, k, v by heads and gate, up by columns, so that
 attention and the activation need nobody else; the output and down projections by rows, so that one sum over the ranks
-ends each; embedding and head by vocabulary. Norms and the residual stream are whole on every rank.
+ends each; embedding and head by vocabulary; recurrent layers and their states by heads, experts each by columns. Norms
+of whole tokens and the residual stream are whole on every rank.
 """
 
 from __future__ import annotations
@@ -14,22 +15,9 @@ import torch
 from torch import Tensor
 
 from framework.errors import InvalidArgument
-from framework.model.shape import ModelShape
+from framework.model.shape import Division, ModelShape
 
 S = TypeVar("S", bound=ModelShape)
-
-_FUSED: dict[str, tuple[int, tuple[str, ...]]] = {
-    "embedding": (0, ("vocab",)),
-    "lm_head": (0, ("vocab",)),
-    "qkv": (0, ("heads", "kv", "kv")),
-    "qkv_bias": (0, ("heads", "kv", "kv")),
-    "qk_norm": (0, ("heads", "kv")),
-    "output": (1, ("heads",)),
-    "gate_up": (0, ("mlp", "mlp")),
-    "gate_up_bias": (0, ("mlp", "mlp")),
-    "down": (1, ("mlp",)),
-}
-"""Decoder's own parameters: the dimension that is divided and what lies along it. All others are whole."""
 
 
 class Group(Protocol):
@@ -75,60 +63,42 @@ class Shard:
             InvalidArgument: see `require`.
         """
         self.require(config)
-        return replace(
-            config,
-            num_heads=len(self.heads(config)),
-            num_kv_heads=len(self.kv_heads(config)),
-            intermediate_size=len(self.split(config.intermediate_size)),
-        )
-
-    def heads(self, config: ModelShape) -> range:
-        """This rank's query heads."""
-        return self.split(config.num_heads)
+        return replace(config, **config.divided(lambda count: len(self.split(count))))
 
     def kv_heads(self, config: ModelShape) -> range:
         """The kv heads its query heads read. With fewer kv heads than ranks one, which other ranks hold too."""
-        if config.num_kv_heads >= self.size:
-            return self.split(config.num_kv_heads)
-        first = self.rank * config.num_kv_heads // self.size
-        return range(first, first + 1)
+        return self.split(config.num_kv_heads)
 
     def split(self, count: int) -> range:
-        """This rank's share of `count` things in order; earlier ranks take one more where it does not divide."""
+        """This rank's share of `count` things in order; earlier ranks take one more where it does not divide. Of fewer
+        than ranks one, which other ranks hold too."""
+        if count < self.size:
+            first = self.rank * count // self.size
+            return range(first, first + 1)
         each, more = divmod(count, self.size)
         start = self.rank * each + min(self.rank, more)
         return range(start, start + each + (self.rank < more))
 
-    def cut(self, name: str, whole: Tensor, config: ModelShape) -> Tensor:
-        """This rank's part of `whole`, which is what one rank alone would hold as the parameter `name` of a Decoder."""
-        kind = name.rpartition(".")[2]
-        if kind not in _FUSED or self.size == 1:
+    def cut(self, whole: Tensor, division: Division | None) -> Tensor:
+        """This rank's part of a weight, all of it where it is not divided."""
+        if division is None or self.size == 1:
             return whole
-        dim, parts = _FUSED[kind]
-        unit = 1 if kind == "qk_norm" else config.head_dim
+        dim, parts = division
+        if not parts:
+            return whole if self.rank == 0 else torch.zeros_like(whole)
         pieces, start = [], 0
-        for part in parts:
-            share = self._own(part, config, unit)
-            pieces.append(whole.narrow(dim, start + share.start, share.stop - share.start))
-            start += WHOLE._own(part, config, unit).stop
+        for count, width in parts:
+            share = self.split(count)
+            pieces.append(whole.narrow(dim, start + share.start * width, len(share) * width))
+            start += count * width
         return torch.cat(pieces, dim)
-
-    def _own(self, part: str, config: ModelShape, unit: int) -> slice:
-        """Elements along a divided dimension; `unit` is what one head takes."""
-        if part == "vocab":
-            share, unit = self.split(config.vocab_size), 1
-        elif part == "mlp":
-            share, unit = self.split(config.intermediate_size), 1
-        else:
-            share = self.heads(config) if part == "heads" else self.kv_heads(config)
-        return slice(share.start * unit, share.stop * unit)
 
 
 WHOLE = Shard()
 
 
 def _reasons(config: ModelShape, size: int) -> list[str]:
-    reasons = [*config.undivided] if size > 1 else []
+    reasons = [*config.undivided(size)] if size > 1 else []
     heads, kv = config.num_heads, config.num_kv_heads
     if heads % size:
         reasons.append(f"num_heads {heads} is not a multiple of it")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from framework.errors import ModelError, shown
@@ -53,6 +53,12 @@ class ExpertsConfig:
     shared_gate: bool = False
     first_layer: int = 0
 
+    @property
+    def widths(self) -> dict[str, int]:
+        """The intermediate sizes that there are."""
+        names = ("intermediate_size", *["shared_size"] * (self.shared_size > 0))
+        return {name: getattr(self, name) for name in names}
+
     def __post_init__(self) -> None:
         if self.routing is not None:
             groups = self.routing.num_groups
@@ -91,9 +97,15 @@ class RoutedModel(ModelConfig):
         gate = weight(1, self.hidden_size) if self.experts.shared_gate else None
         return SharedExperts(GatedMlp(self, weight, self.experts.shared_size, room), routed, gate)
 
-    @property
-    def undivided(self) -> tuple[str, ...]:
-        return ("routed experts are not divided over ranks",) * (self.experts is not None)
+    def undivided(self, size: int) -> tuple[str, ...]:
+        smallest = size if self.experts is None else min(self.experts.widths.values())
+        return (*super().undivided(size), *[f"{smallest} columns of an expert are fewer"] * (smallest < size))
+
+    def divided(self, share: Callable[[int], int]) -> dict[str, Any]:
+        if self.experts is None:
+            return super().divided(share)
+        part: dict[str, Any] = {name: share(width) for name, width in self.experts.widths.items()}
+        return {**super().divided(share), "experts": replace(self.experts, **part)}
 
 
 def experts_of(config: Mapping[str, Any], width: str = "moe_intermediate_size", **more: Any) -> ExpertsConfig:

@@ -70,10 +70,6 @@ class LatentModel(RoutedModel):
         """The layer that drafts, behind the last one, too."""
         return super().is_unused(weight) or weight.startswith(f"model.layers.{self.num_layers}.")
 
-    @property
-    def undivided(self) -> tuple[str, ...]:
-        return (*super().undivided, "latent attention is not divided over ranks")
-
 
 class DeepSeekV3(LatentModel):
     DEFAULTS: ClassVar[Mapping[str, Any]] = {

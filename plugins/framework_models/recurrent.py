@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -63,9 +63,15 @@ class RecurrentModel(RoutedModel):
 
     recurrent: RecurrentConfig
 
-    @property
-    def undivided(self) -> tuple[str, ...]:
-        return (*super().undivided, "recurrent layers are not divided over ranks")
+    def undivided(self, size: int) -> tuple[str, ...]:
+        heads = self.recurrent.num_key_heads  # each with its value heads, and Mamba 2's norms with all of a group
+        reason = f"{heads} key heads of recurrent layers are not a multiple of it"
+        return (*super().undivided(size), *[reason] * (heads % size != 0))
+
+    def divided(self, share: Callable[[int], int]) -> dict[str, Any]:
+        keys, values = self.recurrent.num_key_heads, self.recurrent.num_value_heads
+        part = replace(self.recurrent, num_key_heads=share(keys), num_value_heads=share(values))
+        return {**super().divided(share), "recurrent": part}
 
     @property
     def attention_layers(self) -> tuple[int, ...]:

@@ -92,6 +92,31 @@ def test_every_feature_at_once_changes_no_token(family: str, tmp_path: Path) -> 
     assert table()[family][-len(shown) :] == ["yes"] * len(shown)
 
 
+@pytest.mark.parametrize("family", [
+    family if family == "qwen3_5_text" else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES
+])  # fmt: skip
+def test_two_ranks_give_the_tokens_of_one(family: str, tmp_path: Path) -> None:
+    folder = str(make_checkpoint(tmp_path, family, **FAMILIES[family]))
+    options: dict[str, Any] = {"block_size": 4, "num_blocks": 44}
+    shared = EngineOptions(chunk_size=16, max_batch_requests=6, max_batch_tokens=48)
+    faults = FaultOptions(poison=True, preempt_every=9)
+    one = make_llm(folder, engine=shared, faults=faults, **options)
+    with make_llm(folder, engine=shared.changed(tensor_parallel_size=2), faults=faults, **options) as two:
+        for sampling in SAMPLINGS:
+            found, alone = two.generate(PROMPTS, sampling), one.generate(PROMPTS, sampling)
+            assert finished(found) == finished(alone), sampling
+            assert [request.num_cached_tokens for request in found] == [request.num_cached_tokens for request in alone]
+        two.engine.check()
+        ours, theirs = two.stats(), one.stats()
+    assert ours["hit_tokens"] == theirs["hit_tokens"] > 0
+    assert ours["num_preemptions"] == theirs["num_preemptions"] > 0
+    if one._states is not None and two._states is not None:
+        assert 2 * two._states.bytes == one._states.bytes
+        assert [2 * part.numel() for part in two._states.parts] == [part.numel() for part in one._states.parts]
+        assert 2 * ours["state_bytes"] == theirs["state_bytes"]
+    assert table()[family][2] == "yes"
+
+
 def test_a_model_may_have_all_four_kinds_of_kv(tmp_path: Path) -> None:
     types = ["full_attention", "linear_attention", "full_attention", "full_attention", "linear_attention"]
     folder = make_checkpoint(tmp_path, "qwen3_5_text", **_STATES | {"layer_types": types})

@@ -19,7 +19,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
                     "intermediate_size": 40, "intermediate_size_mlp": 96, "num_local_experts": 4,
                     "num_experts_per_tok": 2, "interleave_moe_layer_step": 2, "floor_scale": 20, "attn_scale": 0.3},
     "kimi_linear": {"num_key_value_heads": 4, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
-                    "v_head_dim": 12, "linear_head_dim": 8, "linear_num_heads": 3, "num_local_experts": 8, "n_group": 4,
+                    "v_head_dim": 12, "linear_head_dim": 8, "linear_num_heads": 4, "num_local_experts": 8, "n_group": 4,
                     "layer_types": ["linear_attention", "full_attention", "linear_attention"], "topk_group": 2,
                     "moe_intermediate_size": 40, "num_experts_per_tok": 3},
 }  # fmt: skip

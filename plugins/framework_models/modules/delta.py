@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from framework.model.config import ModelConfig
 from framework.model.layers import NewWeight, Rope, SelfAttention, Targets
+from framework.model.shape import Division
 from framework_models.modules.linear_attention import DeltaRule
 from framework_models.recurrent import RecurrentConfig
 
@@ -39,8 +40,8 @@ class GatedDelta(DeltaRule):
         out = attend(mixed, rate.unsqueeze(-1), strength.sigmoid())
         out = F.rms_norm(out.to(wide), out.shape[-1:], None, self._eps).to(x.dtype) * self.scale
         out = (out * F.silu(gate.view_as(out).to(wide))).to(x.dtype)
-        out = F.linear(out.flatten(1), self.output)
-        return out if rows is None else out[rows]
+        out = out.flatten(1)
+        return self.project(out if rows is None else out[rows], self.output, None)
 
     def _split(self, x: Tensor) -> tuple[Tensor, ...]:
         """What was projected, of `widths`: what is convolved, the gate, write strength, decay."""
@@ -53,6 +54,14 @@ class GatedDelta(DeltaRule):
         q, k, v, gate = (part.flatten(1) for part in torch.split(wide.reshape(len(x), heads, -1), widths, -1))
         strength, decay = (part.flatten(1) for part in torch.split(narrow.reshape(len(x), heads, -1), each, -1))
         return torch.cat((q, k, v), -1), gate, strength, decay
+
+    def divisions(self) -> Mapping[str, Division]:
+        config, value = self.config, (self.config.num_value_heads, self.config.value_dim)
+        heads, each = config.num_key_heads, config.num_value_heads // config.num_key_heads
+        inputs = *self.convolved, value, (config.num_value_heads, 1), (config.num_value_heads, 1)
+        if config.by_key_head:
+            inputs = (heads, 2 * config.key_dim + 2 * each * config.value_dim), (heads, 2 * each)
+        return {**super().divisions(), "inputs": (0, inputs), "output": (1, (value,))}
 
     def targets(self) -> Targets:
         widths = dict(zip(("qkv", "z", "b", "a"), self.widths, strict=True))

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from framework.model.functions import linear
 from framework.model.layers import Mlp, NewWeight, Target, Targets
+from framework.model.shape import Division
 from framework_models.experts import ExpertsConfig, RoutingConfig
 
 _SWIGLU_ALPHA, _SWIGLU_LIMIT = 1.702, 7.0
@@ -54,11 +56,11 @@ class RoutedExperts(Mlp):
             every = every.scatter(1, chosen, weights)
             for expert in range(self._config.count):
                 out = out + self._weighted(x, expert, every[:, expert, None])
-            return out
+            return out if self.group is None else self.group.sum(out)
         for expert in torch.bincount(chosen.flatten()).nonzero().flatten().tolist():
             token, place = (chosen == expert).nonzero(as_tuple=True)
             out.index_add_(0, token, self._weighted(x[token], expert, weights[token, place, None]))
-        return out
+        return out if self.group is None else self.group.sum(out)
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (T, A) in x's dtype, and the experts (T, A) they are for."""
@@ -96,6 +98,10 @@ class RoutedExperts(Mlp):
         gate, up = F.linear(x, self.gate_up[expert]).chunk(2, -1)
         return F.linear(F.silu(gate) * up, self.down[expert])
 
+    def divisions(self) -> Mapping[str, Division]:
+        columns = self.down.shape[2], 1
+        return {"gate_up": (1, (columns,) * (len(self.NAMES) - 1)), "down": (2, (columns,))}
+
     def targets(self) -> Targets:
         """Each expert alone."""
         views: dict[str, Tensor | Target] = {f"{self.ROOM}.gate.weight": self.router}
@@ -128,6 +134,10 @@ class ClampedExperts(RoutedExperts):
         count, width = config.count, config.intermediate_size
         self.router_bias = weight(count)
         self.gate_up_bias, self.down_bias = weight(count, 2 * width), weight(count, hidden)
+
+    def divisions(self) -> Mapping[str, Division]:
+        pairs = ((self.down.shape[2], 2),)
+        return {**super().divisions(), "gate_up": (1, pairs), "gate_up_bias": (1, pairs), "down_bias": (1, ())}
 
     def _scores(self, x: Tensor) -> Tensor:
         return F.linear(x, self.router, self.router_bias)

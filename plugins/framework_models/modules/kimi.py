@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from framework.model.functions import linear
 from framework.model.layers import NewWeight, Rope, Targets
+from framework.model.shape import Division
 from framework_models.modules.latent import LatentAttention
 from framework_models.modules.linear_attention import DeltaRule, between
 from framework_models.recurrent import RecurrentConfig
@@ -46,7 +47,15 @@ class KimiDelta(DeltaRule):
         out = attend(mixed, -self.decay_log[0].to(wide).exp() * decay, strength.sigmoid()).to(wide)
         out = F.rms_norm(out, out.shape[-1:], self.scale.to(wide), self._eps)
         out = (out * linear(gate, self.to_gate, None).view(heads).to(wide).sigmoid()).to(x.dtype).flatten(1)
-        return linear(out if rows is None else out[rows], self.output, None)
+        return self.project(out if rows is None else out[rows], self.output, None)
+
+    def divisions(self) -> Mapping[str, Division]:
+        heads, dim = self.config.num_value_heads, self.config.value_dim
+        of_each = dict.fromkeys(("to_decay", "to_gate", "decay_bias"), (0, ((heads, dim),)))
+        return {
+            **super().divisions(), **of_each, "inputs": (0, (*self.convolved, (heads, 1), (1, dim), (1, dim))),
+            "decay_log": (2, ((heads, 1),)), "output": (1, ((heads, dim),)),
+        }  # fmt: skip
 
     def scores(self, left: Tensor, k: Tensor, total: Tensor) -> Tensor:
         """Chunk by chunk, since what is between two tokens differs from element to element."""

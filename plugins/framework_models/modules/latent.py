@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from framework.model.functions import linear, rms_norm, rotate
 from framework.model.layers import DecoderLayer, Index, Mixer, Mlp, NewWeight, Rope, Target, Targets
+from framework.model.shape import Division
 from framework_models.latent import LatentModel, MiniCPM3
 
 _EPS = 1e-6
@@ -74,6 +75,13 @@ class LatentAttention(Mixer):
         mixed = mixed if rows is None else mixed[rows]
         mixed = torch.bmm(mixed.transpose(0, 1), to_values.transpose(1, 2)).transpose(0, 1).flatten(1)
         return self.project(mixed, self.output, self.output_bias)
+
+    def divisions(self) -> Mapping[str, Division]:
+        heads = self.num_heads
+        queries, values = len(self.queries) // heads, self.output.shape[1] // heads
+        return {
+            "queries": (0, ((heads, queries),)), "expansion": (0, ((heads, 1),)), "output": (1, ((heads, values),)),
+        }  # fmt: skip
 
     def targets(self) -> Targets:
         rank, rest = self.widths[0], sum(self.widths[1:])

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from framework.model.layers import NewWeight, Recurrence, Save, State
+from framework.model.shape import Division
 from framework_models.recurrent import RecurrentConfig
 
 
@@ -45,6 +47,17 @@ class LinearAttention(Recurrence):
         """Products of two tokens of a chunk, of left (..., N, chunks, c, K) with k (N, chunks, c, K), of which the
         second is not later, decayed from there to the first: (..., N, chunks, c, c)."""
         return left @ k.transpose(2, 3) * between(total).squeeze(-1)
+
+    @property
+    def convolved(self) -> tuple[tuple[int, int], ...]:
+        """What is convolved, in its order: so many heads of so many elements each."""
+        config = self.config
+        keys = config.num_key_heads, config.key_dim
+        return keys, keys, (config.num_value_heads, config.value_dim)
+
+    def divisions(self) -> Mapping[str, Division]:
+        each = 0, ((self.config.num_value_heads, 1),)
+        return {"convolution": (0, self.convolved), "decay_bias": each, "decay_log": each}
 
     @property
     def wide(self) -> torch.dtype:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from framework.model.functions import linear
 from framework.model.layers import DecoderLayer, Mlp, NewWeight, Rope, SelfAttention, Target, Targets
+from framework.model.shape import Division
 from framework_models.modules.linear_attention import LinearAttention
 from framework_models.recurrent import RecurrentConfig
 
@@ -47,7 +48,20 @@ class Mamba2(LinearAttention):
         out = attend(mixed, rate.unsqueeze(-1), time).flatten(1).to(self.wide) * F.silu(gate.to(self.wide))
         grouped = out.view(len(x), self.config.num_key_heads, -1)
         out = F.rms_norm(grouped, grouped.shape[-1:], None, self._eps).flatten(1).to(x.dtype) * self.scale
-        return linear(out if rows is None else out[rows], self.output, None)
+        return self.project(out if rows is None else out[rows], self.output, None)
+
+    @property
+    def convolved(self) -> tuple[tuple[int, int], ...]:
+        keys, _, values = super().convolved
+        return values, keys, keys
+
+    def divisions(self) -> Mapping[str, Division]:
+        each, values = (self.config.num_value_heads, 1), self.convolved[0]
+        of_each = dict.fromkeys(("time_bias", "skip"), (0, (each,)))
+        return {
+            **super().divisions(), **of_each, "inputs": (0, (values, *self.convolved, each)),
+            "convolution_bias": (0, self.convolved), "scale": (0, (values,)), "output": (1, (values,)),
+        }  # fmt: skip
 
     def heads(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
@@ -85,6 +99,10 @@ class SquaredMlp(Mlp):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.project(F.relu(linear(x, self.up, None)).square(), self.down, None)
+
+    def divisions(self) -> Mapping[str, Division]:
+        columns = ((len(self.up), 1),)
+        return {"up": (0, columns), "down": (1, columns)}
 
     def targets(self) -> Targets:
         return {f"{self.room}.up_proj.weight": self.up, f"{self.room}.down_proj.weight": self.down}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from model_pairs import SERVED, Pair, check_greedy, check_logits, check_served, make_pair
 from safetensors.torch import load_file, save_file
+from thread_ranks import check_parts
 
 from framework.model.loading import load_model
 from framework_testing.checkpoints import make_checkpoint
@@ -156,7 +157,7 @@ CASES |= {
         | {
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
             "linear_head_dim": 8,
-            "linear_num_heads": 3,
+            "linear_num_heads": 4,
             "num_local_experts": 8,
             "num_experts_per_tok": 3,
             "n_group": 4,
@@ -198,6 +199,13 @@ def test_greedy_tokens_agree_over_160_steps(pair: Pair) -> None:
 @pytest.mark.parametrize(("backend", "tiers"), SERVED)
 def test_served_tokens_are_those_of_the_dense_model(pair: Pair, backend: str, tiers: bool) -> None:
     check_served(pair, backend, tiers)
+
+
+@every_case
+def test_parts_compute_the_logits_of_the_whole(pair: Pair) -> None:
+    config = pair[0].config
+    for size in [size for size in (2, 4) if not config.undivided(size)]:
+        check_parts(config, size, [(7 * at) % config.vocab_size for at in range(37)])
 
 
 def test_the_text_of_a_model_that_also_sees_is_the_same_model(tmp_path: Path) -> None:

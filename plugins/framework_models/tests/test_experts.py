@@ -29,6 +29,6 @@ def test_routed_experts_give_the_same_with_and_without_sorting_by_expert(monkeyp
     torch.testing.assert_close(experts(x), own)
 
 
-def test_routed_experts_are_not_divided_over_ranks() -> None:
-    with pytest.raises(InvalidArgument, match=r"routed experts are not divided over ranks\. Would work: 1"):
-        Shard(0, 2).config(RoutedModel(**asdict(TINY_CONFIG), experts=ROUTED))
+def test_more_ranks_than_columns_of_an_expert_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"8 columns of an expert are fewer\. Would work: 1, 2, 4, 8$"):
+        Shard(0, 16).config(RoutedModel(**{**asdict(TINY_CONFIG), "num_heads": 16}, experts=ROUTED))

@@ -11,7 +11,6 @@ from fake_engines import finished, make_llm
 
 from framework.config.sections import FaultOptions
 from framework.engine.pool import block_bytes
-from framework.errors import InvalidArgument
 from framework.interfaces.backend import AttentionSpec
 from framework.model.loading import LoadedModel, load_model
 from framework.modes.dense_check import measure_loss
@@ -140,13 +139,6 @@ def test_deepseek_v3_takes_70272_bytes_a_token() -> None:
     spec = AttentionSpec(num_heads=128, num_kv_heads=1, head_dim=576, latent_dim=512, dtype="bfloat16", block_size=1)
     assert spec.planes == {"latent": 512, "rope": 64}
     assert block_bytes(spec, 61) == 70_272
-
-
-def test_several_ranks_are_refused(served: Any) -> None:
-    from framework.model.shard import Shard
-
-    with pytest.raises(InvalidArgument, match="latent attention is not divided over ranks"):
-        Shard(0, 2).require(served[0].config)
 
 
 @pytest.mark.slow

@@ -1,21 +1,17 @@
-"""A model in parts computes what the whole model computes; the ranks are threads here, and need no process group."""
+"""A model in parts computes what the whole model computes."""
 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from thread_ranks import check_parts, noisy
 
 from framework.errors import InvalidArgument, ModelError
 from framework.model.config import ModelConfig
-from framework.model.decoder import Decoder
 from framework.model.dense import dense_logits
 from framework.model.families import read_config
 from framework.model.loading import TINY_CONFIG, ModelSource
@@ -40,68 +36,21 @@ CONFIGS = {
 }
 
 
-class ThreadGroup:
-    """The collectives of ranks that are threads of one process."""
-
-    def __init__(self, rank: int, parts: list[Any], barrier: threading.Barrier) -> None:
-        self.rank, self.parts, self.barrier = rank, parts, barrier
-
-    def _all(self, x: Tensor) -> list[Tensor]:
-        self.parts[self.rank] = x.clone()
-        self.barrier.wait()
-        parts = list(self.parts)
-        self.barrier.wait()
-        return parts
-
-    def sum(self, x: Tensor) -> Tensor:
-        return x.copy_(torch.stack(self._all(x)).sum(0))
-
-    def gather(self, x: Tensor, widths: list[int]) -> Tensor:
-        assert x.shape[1] == widths[self.rank], (x.shape, widths)
-        parts = self._all(x)
-        return torch.cat(parts, 1) if self.rank == 0 else x
-
-
-def on_every_rank(decoders: list[Decoder], work: Callable[[Decoder], Tensor]) -> list[Tensor]:
-    """What `work` gives on each rank."""
-    barrier, parts = threading.Barrier(len(decoders), timeout=30), [None] * len(decoders)
-
-    def one(rank: int) -> Tensor:
-        decoders[rank].join(ThreadGroup(rank, parts, barrier))
-        return work(decoders[rank])
-
-    with ThreadPoolExecutor(len(decoders)) as pool:
-        return list(pool.map(one, range(len(decoders))))
-
-
-def noisy(config: ModelConfig, shard: Shard = Shard()) -> Decoder:  # noqa: B008
-    """A decoder in float64 none of whose weights is zero or one, as `shard` of the same whole."""
-    decoder, generator = Decoder(config, dtype=torch.float64, shard=shard), torch.Generator().manual_seed(1)
-    shapes = Decoder(config, device="meta").state_dict()
-    for name, parameter in decoder.named_parameters():
-        whole = torch.randn(shapes[name].shape, generator=generator, dtype=torch.float64) * 0.3
-        parameter.copy_(shard.cut(name, whole, config))
-    return decoder
-
-
 @pytest.mark.parametrize("size", [2, 4, 8])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_parts_compute_the_logits_of_the_whole(name: str, size: int) -> None:
-    config, tokens = CONFIGS[name], [3, 100, 50, 51, 0, 99, 12, 13, 14, 77]
-    parts = [noisy(config, Shard(rank, size)) for rank in range(size)]
-    assert sum(len(part.vocabulary) for part in parts) == 101
-    found = on_every_rank(parts, lambda decoder: dense_logits(decoder, tokens))[0]
-    torch.testing.assert_close(found, dense_logits(noisy(config), tokens), atol=1e-12, rtol=1e-12)
+    assert sum(len(Shard(rank, size).split(101)) for rank in range(size)) == 101
+    check_parts(CONFIGS[name], size, [3, 100, 50, 51, 0, 99, 12, 13, 14, 77])
 
 
 @pytest.mark.parametrize("kind", ["tiny", "random"])
 def test_drawn_weights_are_parts_of_one_whole_however_many_ranks(kind: str) -> None:
     source = ModelSource(name=kind, config=TINY_CONFIG, seed=5)
-    whole = dict(source.decoder("cpu").named_parameters())
+    whole = source.decoder("cpu")
     for rank in range(4):
         shard = Shard(rank, 4)
         for name, part in source.decoder("cpu", shard).named_parameters():
-            assert torch.equal(part, shard.cut(name, whole[name], TINY_CONFIG)), (rank, name)
+            assert torch.equal(part, shard.cut(whole.get_parameter(name), whole.division(name))), (rank, name)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "mistral"])
@@ -110,11 +59,11 @@ def test_a_rank_reads_its_part_of_a_checkpoint(tmp_path: Path, family: str, tied
     folder = make_checkpoint(tmp_path, family, tokenizer=False, tie_word_embeddings=tied, pad_token_id=0)
     config = read_config(folder)
     source = ModelSource(name="x", config=config, folder=folder, dtype=torch.float32)
-    whole = dict(source.decoder("cpu").named_parameters())
+    whole = source.decoder("cpu")
     for rank in range(2):
         shard = Shard(rank, 2)
         for name, part in source.decoder("cpu", shard).named_parameters():
-            assert torch.equal(part, shard.cut(name, whole[name], config)), (rank, name)
+            assert torch.equal(part, shard.cut(whole.get_parameter(name), whole.division(name))), (rank, name)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +82,7 @@ def test_a_model_that_does_not_divide_is_refused_with_what_would_work(size: int,
 
 
 def test_ranks_with_fewer_kv_heads_hold_the_head_that_their_queries_read() -> None:
-    held = [(list(Shard(r, 4).heads(CONFIGS["qwen3"])), list(Shard(r, 4).kv_heads(CONFIGS["qwen3"]))) for r in range(4)]
+    held = [(list(Shard(r, 4).split(8)), list(Shard(r, 4).kv_heads(CONFIGS["qwen3"]))) for r in range(4)]
     assert held == [([0, 1], [0]), ([2, 3], [0]), ([4, 5], [1]), ([6, 7], [1])]
 
 
