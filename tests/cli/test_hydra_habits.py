@@ -19,7 +19,6 @@ from framework.config.check import parse
         ("cache.num_blocks=${oc.env:NB,128}", "cache", "num_blocks", 128),
         ("cache.num_blocks=1e3", "cache", "num_blocks", 1000),
         ("run.events=yes", "run", "events", True),
-        ("replay.optimum=no", "replay", "optimum", False),
         ("replay.step_s=${oc.env:STEP}", "replay", "step_s", 0.5),
         ("run.name=${hydra:job.name}", "run", "name", "kvlab"),
     ],
@@ -83,8 +82,7 @@ def test_what_is_swept_may_be_a_parameter_of_the_sweeper(elsewhere: Path, comman
     [
         (("mode=replay",), "conversations"),
         (("mode=hybrid", "mode.model=gemma-3-27b"), "conversations"),
-        (("++mode=replay", "cache.num_blocks=64"), "conversations"),
-        (("mode=replay", "workload=agents"), "agents"),
+        (("++mode=replay", "workload=agents"), "agents"),
         ((), "chat"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from processes import start, wait_until, written
+from processes import Command, start, wait_until, written
 from synthetic_workloads import mooncake
 
 from framework.results.reading import read_result
@@ -20,7 +21,8 @@ REPLAY = ("mode=replay", "workload=trace", "workload.path=trace.jsonl", "cache.n
 ENDINGS = [
     pytest.param(REPLAY, signal.SIGTERM, 143, "SIGTERM", marks=pytest.mark.slow),
     pytest.param(REPLAY, signal.SIGHUP, 129, "SIGHUP", marks=pytest.mark.slow),
-    (REPLAY, signal.SIGINT, 130, "Ctrl-C"), (SERVE, signal.SIGTERM, 143, "SIGTERM"),
+    pytest.param(REPLAY, signal.SIGINT, 130, "Ctrl-C", marks=pytest.mark.slow),
+    (SERVE, signal.SIGTERM, 143, "SIGTERM"),
 ]  # fmt: skip
 
 
@@ -48,7 +50,9 @@ def test_a_run_that_a_signal_ends_writes_what_there_is(
     assert len(read_jsonl(tmp_path / "run" / "metrics.jsonl")) > 0
 
 
-def test_a_sweep_s_job_that_a_signal_ended_is_one_to_run_again(tmp_path: Path) -> None:
+def test_a_sweep_s_job_that_a_signal_ended_is_one_to_run_again(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_trace(tmp_path, 60_000)
     words = ("-m", *REPLAY[:-1], "run.sweep=s", "eviction=lru,fifo", "run.report=false")
     process, folder = start(tmp_path, *words), tmp_path / "sweeps" / "s"
@@ -59,9 +63,8 @@ def test_a_sweep_s_job_that_a_signal_ended_is_one_to_run_again(tmp_path: Path) -
     (job,) = folder.glob("*lru*")
     assert read_result(job)["status"] == "interrupted"
     make_trace(tmp_path, 50)
-    again = start(tmp_path, *words)
-    _, err = again.communicate(timeout=200)
-    assert again.returncode == 0, err
+    monkeypatch.chdir(tmp_path)
+    command.ok(*words)
     assert [read_result(path)["status"] for path in sorted(folder.glob("*eviction*"))] == ["ok", "ok"]
 
 
@@ -85,7 +88,10 @@ def test_a_full_disk_is_a_sentence_and_leaves_no_half_written_result(tmp_path: P
 
 @pytest.mark.parametrize(
     ("module", "words"),
-    [("framework.run", ["--help"]), ("framework", ["report", "lost"])],  # printed by rich
+    [
+        pytest.param("framework.run", ["--help"], marks=pytest.mark.slow),
+        ("framework", ["report", "lost"]),
+    ],  # printed by rich
 )
 def test_a_closed_pipe_ends_a_command_quietly(module: str, words: list[str], tmp_path: Path) -> None:
     (tmp_path / "lost").mkdir()
@@ -106,8 +112,9 @@ SWEEP = f"{RUN} -m seed=1,2"
 @pytest.mark.parametrize(
     ("words", "where", "status", "said"),
     [(RUN, "&-", 0, ""),
-     (RUN, "/dev/full", 1, "standard output cannot be written: No space left on device; the results are in"),
-     ("-m framework --help", "&-", 0, ""),
+     pytest.param(
+         RUN, "/dev/full", 1, "standard output cannot be written: No space left on device; the results are in",
+         marks=pytest.mark.slow),
      (f"{SWEEP} run.progress=false", "/dev/full", 1, "standard output cannot be written: No space left")],
 )  # fmt: skip
 def test_a_closed_output_is_none_and_a_full_one_a_failure(
@@ -118,3 +125,53 @@ def test_a_closed_output_is_none_and_a_full_one_a_failure(
     )
     assert (done.returncode, said in done.stderr) == (status, True), done
     assert done.stderr.count("\n") == int(bool(said)), done
+
+
+def children(pid: int) -> list[int]:
+    """Processes that `pid` started and that run Python's spawn."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            if parent == pid and b"spawn_main" in (stat.parent / "cmdline").read_bytes():
+                found.append(int(stat.parent.name))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGKILL))]
+)
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the ranks' processes in /proc")
+def test_however_rank_0_ends_no_rank_outlives_it(
+    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (
+        "workload.num_requests=400",
+        "workload.output_tokens=200",
+        "run.progress=false",
+        "device=cpu",
+        "engine.tensor_parallel_size=2",
+    )
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    run = start(tmp_path, *words, "run.dir=out")
+    try:
+        wait_until(lambda: written(tmp_path / "out" / "metrics.jsonl"), run)
+        ranks = children(run.pid)
+        assert len(ranks) == 1, ranks
+        if number is signal.SIGINT:
+            os.killpg(run.pid, number)  # as a terminal does: to every process of the command
+        else:
+            run.send_signal(number)
+        _, errors = run.communicate(timeout=60)
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks))
+        assert list(scratch.glob("kvlab-ranks-*")) == []
+        expected = -number if number is signal.SIGKILL else 128 + number
+        assert run.returncode == expected, errors
+        assert number is not signal.SIGINT or "Traceback" not in errors, errors
+    finally:
+        run.kill()
+        run.wait()

@@ -19,7 +19,6 @@ TIGHT = ("cache.num_blocks=30", "cache.block_size=8", "workload.prefix_tokens=24
 SAMPLES = ("workload.parallel_share=1", "workload.parallel_n=3", "workload.num_beam=0")
 BEAMS = ("workload.parallel_share=0", "workload.num_beam=4", "workload.beam_width=3")
 CASES = {
-    "prefix": ("+allocator=prefix", "+eviction=fifo", "+hash=xxh64", *PLAIN, *TIGHT),
     "all of it": ("+allocator=prefix_cow", "+eviction=sieve", *TIGHT),
     "preempted": ("faults.preempt_every=3", "engine.chunk_size=5", *TIGHT),
     "samples": ("+allocator=cow", *SAMPLES),
@@ -29,7 +28,7 @@ CASES = {
     "arriving in a small pool": ("+eviction=w_tinylfu", "workload.rate_per_s=40", *TIGHT),
 }
 MUST_HAVE = {
-    "prefix": "evict", "all of it": "fork", "preempted": "preempt", "samples": "fork",
+    "all of it": "fork", "preempted": "preempt", "samples": "fork",
     "beams in a small pool": "evict", "a policy that learns": "evict", "arriving in a small pool": "evict",
 }  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,38 +28,13 @@ allocator:
 # words, what the configuration then says
 SPELLINGS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("+allocator=prefix",), {"allocator.name": "prefix", "allocator.watermark": 0.01}),
-    (("++allocator=prefix",), {"allocator.name": "prefix"}),
-    (("allocator=prefix",), {"allocator.name": "prefix"}),
     ((), {"allocator.name": "prefix_cow", "eviction.name": "lru", "hash.name": "sha256"}),
-    (("+allocator=prefix", "+allocator.watermark=0.02"), {"allocator.name": "prefix", "allocator.watermark": 0.02}),
-    (("allocator=prefix", "allocator.watermark=0.02"), {"allocator.watermark": 0.02}),
-    (("+allocator=prefix", "++allocator.watermark=0.02"), {"allocator.watermark": 0.02}),
     (("+allocator.watermark=0.02", "+allocator=prefix"), {"allocator.name": "prefix", "allocator.watermark": 0.02}),
-    (("allocator=cow", "+allocator=prefix"), {"allocator.name": "prefix"}),
-    (("+experiment=x",), {"allocator.name": "prefix", "allocator.watermark": 0.5, "cache.num_blocks": 77}),
-    (("experiment=x", "eviction=lru"), {"allocator.name": "prefix", "eviction.name": "lru"}),
+    (("experiment=x", "eviction=lru"), {"allocator.watermark": 0.5, "eviction.name": "lru"}),
     (("+experiment=x", "+allocator=cow"), {"allocator.name": "cow", "eviction.name": "fifo", "cache.num_blocks": 77}),
-    (("+experiment=x", "cache.num_blocks=9"), {"cache.num_blocks": 9}),
     (("+model=/data/my model",), {"model.name": "checkpoint", "model.path": "/data/my model"}),
     (("+workload=prompts.txt", "+workload.limit=3"), {"workload.path": "prompts.txt", "workload.limit": 3}),
-    (("+tracker=wandb", "+tracker.project=mine"), {"tracker.name": "wandb", "tracker.project": "mine"}),
 ]
-ALIKE = {
-    "++allocator=prefix",
-    "allocator=prefix",
-    "+allocator=prefix ++allocator.watermark=0.02",
-    "allocator=cow +allocator=prefix",
-    "+experiment=x",
-    "experiment=x eviction=lru",
-    "+experiment=x cache.num_blocks=9",
-}
-"""Spellings whose parts other ones have, too: slow tests."""
-
-
-def spelt() -> Iterator[Any]:
-    for words, expected in SPELLINGS:
-        name = " ".join(words) or "nothing"
-        yield pytest.param(words, expected, id=name, marks=[pytest.mark.slow] if name in ALIKE else [])
 
 
 @pytest.fixture
@@ -71,7 +45,7 @@ def conf(tmp_path: Path) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize(("words", "expected"), [*spelt()])
+@pytest.mark.parametrize(("words", "expected"), SPELLINGS, ids=[" ".join(words) for words, _ in SPELLINGS])
 def test_a_choice_means_the_same_alone_under_multirun_composed_and_shown(
     words: Any, expected: Any, command: Any, runs: list[Any], conf: str
 ) -> None:
@@ -88,7 +62,6 @@ def test_a_choice_means_the_same_alone_under_multirun_composed_and_shown(
 @pytest.mark.parametrize(
     ("words", "key", "expected"),
     [
-        (("+allocator=naive,prefix,cow",), "allocator.name", ["naive", "prefix", "cow"]),
         (("+allocator=glob(*)",), "allocator.name", list(registry.names("allocator"))),
         (("eviction=lru,fifo", "cache.block_size=8,16"), "cache.block_size", [8, 16, 8, 16]),
         (("model=/a/one,/a/two",), "model.path", ["/a/one", "/a/two"]),
@@ -100,21 +73,6 @@ def test_what_a_list_or_a_pattern_names_is_swept(
     status, _, err = command("-m", "run.progress=false", "backend=gather", "workload=chat", *words)
     assert (status, err) == (0, ""), err
     assert [OmegaConf.select(OmegaConf.create(run), key) for run in runs] == expected
-
-
-def test_each_job_of_a_sweep_has_its_own_directory(command: Any, runs: list[Any], elsewhere: Path) -> None:
-    command("-m", "run.progress=false", "seed=0,1", "run.sweep=mine", *QUICK)
-    folders = [Path(run["run"]["dir"]) for run in runs]
-    assert {folder.parent for folder in folders} == {elsewhere / "sweeps" / "mine"}
-    assert len(set(folders)) == 2, folders
-    assert ["seed=0" in folders[0].name, "seed=1" in folders[1].name] == [True, True], folders
-
-
-def test_a_run_directory_can_be_chosen(command: Any, runs: list[Any], tmp_path: Path) -> None:
-    status, _, err = command(f"run.dir={tmp_path}/chosen", *QUICK)
-    assert (status, err) == (0, ""), err
-    assert runs[0]["run"]["dir"] == str(tmp_path / "chosen")
-    assert not (tmp_path / "chosen" / ".hydra").exists(), "nothing is written before the run begins"
 
 
 def test_the_configuration_is_a_plain_resolved_dict(command: Any, runs: list[Any]) -> None:

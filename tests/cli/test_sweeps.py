@@ -77,50 +77,47 @@ def contents(sweep: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_killed_sweep_run_again_runs_what_is_missing_and_ends_the_same(tmp_path: Path) -> None:
+def test_a_killed_sweep_run_again_runs_what_is_missing_and_ends_the_same(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By kill -9, in the middle of its second chunk of two jobs; a sweep without chunks has chunks of one."""
+    words = ("-m", *COMMON, "run.sweep=s", "run.chunk=2", "cache.num_blocks=8", "eviction=lru,fifo,lfu,random")
     for folder in ("whole", "killed"):
         make_trace(tmp_path / folder)
-    words = ("-m", *COMMON, "run.sweep=s", "run.chunk=2", "cache.num_blocks=8", "eviction=lru,fifo,lfu,random")
-    whole, sweep = start(tmp_path / "whole", *words), tmp_path / "killed" / "sweeps" / "s"
-    _, err = whole.communicate(timeout=900)
-    assert (whole.returncode, err) == (0, ""), err
-    killed = start(tmp_path / "killed", *words)
-    wait_until(lambda: len(finished(sweep)) >= 3, killed)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.communicate()
-    before = stamps(sweep)
-    last = start(tmp_path / "killed", *words)
-    _, err = last.communicate(timeout=900)
-    assert (last.returncode, err) == (0, ""), err
+        if folder == "killed":
+            killed, sweep = start(tmp_path / "killed", *words), tmp_path / "killed" / "sweeps" / "s"
+            wait_until(lambda sweep=sweep: len(finished(sweep)) >= 3, killed)  # type: ignore[misc]
+            os.killpg(killed.pid, signal.SIGKILL)
+            killed.communicate()
+            before = stamps(sweep)
+        monkeypatch.chdir(tmp_path / folder)
+        status, _, err = command(*words)
+        assert (status, err) == (0, ""), err
     assert before.items() <= stamps(sweep).items(), "a finished job ran again"
     assert contents(sweep) == contents(tmp_path / "whole" / "sweeps" / "s")
 
 
 def test_off_a_terminal_a_sweep_says_a_line_a_job_and_what_was_done_before(trace: Path, command: Command) -> None:
-    words = ("-m", *COMMON, "run.progress=true", "run.sweep=s", "run.report=false", "cache.num_blocks=8,12,16")
-    status, _, err = command(*words, "eviction=lru")
+    words = ("-m", *COMMON, "run.progress=true", "run.sweep=s", "run.report=false", "cache.num_blocks=8,12")
+    status, _, err = command(*words)
     assert status == 0, err
-    assert [re.sub(r"\d+\.\d s", "T", line).partition(":")[0] for line in err.splitlines()] == [
-        "1 of 3 ok, T", "2 of 3 ok, T", "3 of 3 ok, T",
-    ], err  # fmt: skip
+    said = [re.sub(r"\d+\.\d s", "T", line).partition(":")[0] for line in err.splitlines()]
+    assert said == ["1 of 2 ok, T", "2 of 2 ok, T"], err
     _, _, err = command(*words, "eviction=lru,fifo")
     first, *lines = err.splitlines()
-    assert first == "3 of 6 done before", err
-    assert [line.split(",")[0] for line in lines] == ["4 of 6 ok", "5 of 6 ok", "6 of 6 ok"], err
-    _, _, err = command(*words, "eviction=lru,fifo")
-    assert err == "6 of 6 done before\n", err
+    assert first == "2 of 4 done before", err
+    assert [line.split(",")[0] for line in lines] == ["3 of 4 ok", "4 of 4 ok"], err
 
 
 def test_a_policy_that_does_not_use_the_seed_runs_once(trace: Path, command: Command) -> None:
-    words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=lru,random", "seed=3,4,5")
+    words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=lru,random", "seed=3,4")
     status, _, err = command(*words, "run.progress=true")
     assert status == 0, err
-    assert "run with one seed only, since nothing in them uses it: eviction=lru (2)" in err
+    assert "run with one seed only, since nothing in them uses it: eviction=lru (1)" in err
     assert "done before" not in err, "a job that is left out was not done before"
-    assert [line.split(",")[0] for line in err.splitlines()[1:]] == [f"{number} of 4 ok" for number in (1, 2, 3, 4)]
+    assert [line.split(",")[0] for line in err.splitlines()[1:]] == [f"{number} of 3 ok" for number in (1, 2, 3)]
     seeds = sorted((r["eviction"], r["seed"]) for r in map(read_result, finished(Path("sweeps/s"))))
-    assert seeds == [("lru", 3), ("random", 3), ("random", 4), ("random", 5)]
+    assert seeds == [("lru", 3), ("random", 3), ("random", 4)]
 
 
 def test_a_job_that_another_process_runs_is_running_elsewhere(trace: Path, command: Command) -> None:
@@ -137,14 +134,17 @@ def test_a_job_that_another_process_runs_is_running_elsewhere(trace: Path, comma
     assert read_result(held)["status"] == "ok"
 
 
-def test_jobs_whose_policy_or_trace_changed_run_again(trace: Path, elsewhere: Path) -> None:
+def test_jobs_whose_policy_or_trace_changed_run_again(trace: Path, elsewhere: Path, command: Command) -> None:
     policy = "class Mine(ScoredPolicy):\n    def score(self, block, now):\n        return {sign} * block.last_access\n"
     words = ("-m", *COMMON, "cache.num_blocks=16", "eviction=ed.py:Mine,lru", "run.sweep=ed", "run.report=false")
 
-    def swept() -> list[dict[str, Any]]:
-        process = start(elsewhere, *words)
-        _, said = process.communicate(timeout=600)
-        assert process.returncode == 0, said
+    def swept(own_process: bool = False) -> list[dict[str, Any]]:
+        if own_process:  # since this one has imported the policy
+            process = start(elsewhere, *words)
+            _, said = process.communicate(timeout=600)
+            assert process.returncode == 0, said
+        else:
+            command.ok(*words)
         (folder,) = (elsewhere / "sweeps").iterdir()
         return [read_result(next(folder.glob(f"*{name}*"))) for name in ("Mine", "lru")]
 
@@ -153,7 +153,7 @@ def test_jobs_whose_policy_or_trace_changed_run_again(trace: Path, elsewhere: Pa
     mine, lru = swept()
     assert swept() == [mine, lru], "nothing has changed"
     (elsewhere / "ed.py").write_text(own + policy.format(sign=-1))
-    edited, same = swept()
+    edited, same = swept(own_process=True)
     assert same == lru
     assert edited["hit_rate"] < mine["hit_rate"], (edited["hit_rate"], mine["hit_rate"])
     make_trace(elsewhere, num_requests=60)
@@ -162,12 +162,12 @@ def test_jobs_whose_policy_or_trace_changed_run_again(trace: Path, elsewhere: Pa
 
 
 def test_a_failing_job_is_a_failed_row_and_runs_again_next_time(trace: Path, command: Command, failing: Any) -> None:
-    words = ("-m", *COMMON, "run.sweep=s", "eviction=lru,fifo,lfu")
+    words = ("-m", *COMMON, "run.sweep=s", "eviction=lru,fifo")
     with failing(KeyError("lost its head"), lambda config: config.eviction.name == "fifo"):
         status, out, err = command(*words)
     assert status == 1
-    assert "1 of 3 jobs failed" in err
-    assert "3 runs (2 ok, 1 failed)" in out, out
+    assert "1 of 2 jobs failed" in err
+    assert "2 runs (1 ok, 1 failed)" in out, out
     rows = {
         row["run"].split("eviction=")[1].split(",")[0]: row
         for row in csv.DictReader(Path("sweeps/s/runs.csv").read_text().splitlines())
@@ -178,7 +178,7 @@ def test_a_failing_job_is_a_failed_row_and_runs_again_next_time(trace: Path, com
     assert "lost its head" in Path("sweeps/s/report.html").read_text()
     status, out, err = command(*words)
     assert (status, err) == (0, "")
-    assert "3 runs (3 ok)" in out, out
+    assert "2 runs (2 ok)" in out, out
 
 
 def test_a_backend_that_cannot_run_here_is_a_row_of_its_own_and_no_failure(
@@ -200,23 +200,23 @@ def test_a_sweep_stops_when_jobs_in_a_row_cannot_write(trace: Path, command: Com
 
 
 def test_two_sweeps_of_one_name_at_once_share_the_jobs_and_fail_none(tmp_path: Path) -> None:
-    make_trace(tmp_path, 3000)
-    words = ("run.sweep=s", "run.progress=true", "eviction=lru,fifo,lfu,mru", "cache.num_blocks=8,12")
+    make_trace(tmp_path, 1500)
+    words = ("run.sweep=s", "run.progress=true", "eviction=lru,fifo", "cache.num_blocks=8,12")
     both = [start(tmp_path, "-m", *COMMON, *words, "run.report=false") for _ in range(2)]
     ended = [(process.communicate(timeout=300)[1], process.returncode) for process in both]
     assert [status for _, status in ended] == [0, 0], ended
-    ran = [line.split(": ", 1)[1] for err, _ in ended for line in err.splitlines() if re.match(r"\d of 8 ok,", line)]
+    ran = [line.split(": ", 1)[1] for err, _ in ended for line in err.splitlines() if re.match(r"\d of 4 ok,", line)]
     assert sorted(ran) == sorted(path.name for path in finished(tmp_path / "sweeps/s")), ended
-    assert len(ran) == 8, f"each job once, in one of the two: {ended}"
+    assert len(ran) == 4, f"each job once, in one of the two: {ended}"
     assert not list((tmp_path / "sweeps/s").glob("*/failure.json"))
     assert not list((tmp_path / "sweeps/s").glob("*/lock"))
     for err, _ in ended:
         states = [
-            re.fullmatch(r"\d of 8 (ok|elsewhere|skipped|done before)(,.*|:.*|)", line) for line in err.splitlines()
+            re.fullmatch(r"\d of 4 (ok|elsewhere|skipped|done before)(,.*|:.*|)", line) for line in err.splitlines()
         ]
         assert all(states[:-1]), err
         assert states[-1] or err.endswith(
-            "of 8 jobs are running elsewhere; run the same command again when they have ended\n"
+            "of 4 jobs are running elsewhere; run the same command again when they have ended\n"
         )
 
 
@@ -258,7 +258,7 @@ LAUNCHERS = {
 )
 def test_a_sweep_through_a_launcher_is_the_same_sweep(name: str, chunk: int, trace: Path, command: Command) -> None:
     pytest.importorskip(f"hydra_plugins.hydra_{name}_launcher", reason=f"pip install hydra-{name}-launcher")
-    words = (*COMMON, "run.sweep=s", "eviction=lru,random", "seed=0,1", f"run.chunk={chunk}")
+    words = (*COMMON, "run.sweep=s", "run.report=false", "eviction=lru,random", "seed=0,1", f"run.chunk={chunk}")
     # A process of its own: joblib's workers outlive the sweep.
     done = subprocess.run(
         [sys.executable, "-m", "framework.run", "-m", *words, *LAUNCHERS[name], "run.progress=true"],
@@ -280,6 +280,7 @@ def test_a_sweep_through_a_launcher_is_the_same_sweep(name: str, chunk: int, tra
     assert stamps(Path("sweeps/s")) == before
 
 
+@pytest.mark.slow
 def test_the_sweep_over_allocators_runs_and_is_reported(command: Command) -> None:
     small = ("workload.num_requests=3", "workload.output_tokens=3", "run.check_requests=1", "run.progress=false")
     status, out, err = command("+sweep=allocators", "cache.num_blocks=256", "seed=0", *small)

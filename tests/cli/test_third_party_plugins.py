@@ -52,11 +52,8 @@ def test_a_class_without_yaml_is_a_choice_with_typed_options(acme: Path, command
     ("words", "says"),
     [
         ((), "hash.rounds has no value; set hash.rounds=..."),
-        (("hash.rounds=many",), "hash.rounds"),
         (("hash.rounds=3", "hash.mix=goood"), "did you mean 'good'"),
-        (("hash.rounds=3", "hash.mixx=good"), "did you mean 'mix'"),
         (("hash.rounds=3", "+hash.mixx=good"), "did you mean 'mix'"),
-        (("hash.rounds=3", "hash.weights=[a]"), "hash.weights"),
         (("hash.rounds=3", "+hash.block_size=8"), "set cache.block_size instead"),
     ],
 )
@@ -137,7 +134,6 @@ def test_a_broken_plugin_is_named_when_chosen_and_silent_otherwise(
     assert err.count("\n") == 1, err
     with pytest.raises(error):
         registry.load("eviction", "broken")
-    assert command("+eviction=fifo", "backend=gather")[0] == 0
     assert command("--help")[0] == 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_pairs import SERVED, Pair, check_greedy, check_logits, check_served, make_pair
+from model_pairs import Pair, check_greedy, check_logits, check_served, make_pair
 from safetensors.torch import load_file, save_file
 from thread_ranks import check_parts
 
@@ -175,7 +175,8 @@ CASES |= {
 
 FIRST = {case[0]: name for name, case in reversed(CASES.items())}
 every_case = pytest.mark.parametrize("pair", CASES, indirect=True, scope="module")
-one_of_each_family = pytest.mark.parametrize("pair", FIRST.values(), indirect=True, scope="module")
+OVER_TIERS = ("gemma3_text", "qwen3_next", "deepseek_v3", "gpt_oss")
+"""Families of each kind of layer, also served with tiers below; the others among the slow tests."""
 
 
 @pytest.fixture(scope="module")
@@ -195,9 +196,19 @@ def test_greedy_tokens_agree_over_160_steps(pair: Pair) -> None:
     check_greedy(pair)
 
 
-@one_of_each_family
-@pytest.mark.parametrize(("backend", "tiers"), SERVED)
+@pytest.mark.parametrize(
+    ("pair", "backend", "tiers"),
+    [
+        pytest.param(name, backend, tiers, marks=[] if not tiers or family in OVER_TIERS else pytest.mark.slow)
+        for family, name in FIRST.items()
+        for backend, tiers in (("torch", False), ("gather", True))
+    ],
+    indirect=["pair"],
+    scope="module",
+)
 def test_served_tokens_are_those_of_the_dense_model(pair: Pair, backend: str, tiers: bool) -> None:
+    if tiers:
+        pytest.importorskip("framework_tiers")
     check_served(pair, backend, tiers)
 
 

@@ -55,7 +55,6 @@ def llm_of(model: LoadedModel, **options: Any) -> Any:
 
 
 WAYS: dict[str, dict[str, Any]] = {
-    "hits": {},
     "prefix, HND": {"allocator": "prefix", "backend": "gather", "layout": "HND"},
     "radix": {"allocator": "radix"},
     "no sharing": {"allocator": "naive", "block_size": 7},
@@ -67,7 +66,20 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+V3, V32, MINICPM = CASES
+MEET = {
+    "prefix, HND": [MINICPM], "radix": [V3], "no sharing": [MINICPM], "preemption": [V3, V32], "small chunks": [V32],
+    "blocks of 1": [V3], "triton": [V32], "tiers": [V32],
+}  # fmt: skip
+"""The models that go each way; the others do so among the slow tests."""
+
+
+@pytest.mark.parametrize(
+    ("served", "way"),
+    [pytest.param(model, way, marks=[] if model in MEET[way] else pytest.mark.slow) for model in CASES for way in WAYS],
+    indirect=["served"],
+    scope="module",
+)
 def test_tokens_are_those_of_transformers(served: Any, way: str) -> None:
     (model, wanted), options = served, WAYS[way]
     if way == "tiers":
@@ -87,7 +99,9 @@ def test_tokens_are_those_of_transformers(served: Any, way: str) -> None:
     llm.close()
 
 
-@pytest.mark.parametrize(("allocator", "size"), [("prefix_cow", 4), ("cow", 7)])
+@pytest.mark.parametrize(
+    ("served", "allocator", "size"), [(V3, "prefix_cow", 4), (V32, "cow", 7)], indirect=["served"], scope="module"
+)
 def test_forks_and_beams_give_what_no_sharing_gives(served: Any, allocator: str, size: int) -> None:
     """Blocks are copied on a fork's first write: rows, and an indexer's keys."""
     for sampling in (
@@ -101,7 +115,12 @@ def test_forks_and_beams_give_what_no_sharing_gives(served: Any, allocator: str,
         assert llm.stats()["num_forks"] > 0
 
 
-@pytest.mark.parametrize(("kv_dtype", "allowed"), [("float8_e4m3fn", 0.1), ("int8", 0.03)])
+@pytest.mark.parametrize(
+    ("served", "kv_dtype", "allowed"),
+    [(V3, "float8_e4m3fn", 0.1), (V32, "int8", 0.03)],
+    indirect=["served"],
+    scope="module",
+)
 def test_rows_of_fewer_bits_lose_little(served: Any, kv_dtype: str, allowed: float) -> None:
     llm = llm_of(served[0], kv_dtype=kv_dtype)
     requests = llm.generate(PROMPTS, GREEDY)

@@ -40,15 +40,14 @@ SEARCHED = [*DRAWN, Sampling(max_tokens=6, beam_width=2), Sampling(max_tokens=6,
 WINDOWS = {"sliding_window": 9, "sliding_layers": (True, False)}
 SCENARIOS: dict[str, dict[str, Any]] = {
     "greedy": {"samplings": [GREEDY] * 4},
-    "drawn": {"samplings": DRAWN},
     "drawn without forks": {"samplings": [replace(DRAWN[1], max_tokens=6)] * 2},
     "searched and preempted": {"samplings": SEARCHED, "preempt_every": 5},
-    "windows and sinks": {"samplings": DRAWN, "model": {**WINDOWS, "sinks": True, "soft_cap": 20.0}},
-    "int8": {"samplings": DRAWN, "kv_dtype": "int8"},
-    "float8_e4m3fn": {"samplings": DRAWN, "kv_dtype": "float8_e4m3fn"},
-    "HND": {"samplings": DRAWN, "layout": "HND"},
+    "windows and sinks of int8": {
+        "samplings": DRAWN, "model": {**WINDOWS, "sinks": True, "soft_cap": 20.0}, "kv_dtype": "int8",
+    },
+    "float8_e4m3fn in HND": {"samplings": DRAWN, "kv_dtype": "float8_e4m3fn", "layout": "HND"},
     "recorded steps": {"samplings": DRAWN, "recorded": True},
-}
+}  # fmt: skip
 
 
 class Pretended(TorchBackend):

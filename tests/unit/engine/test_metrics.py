@@ -47,11 +47,6 @@ def test_slots_after_one_prefill_are_those_counted_by_hand(allocator: Any, expec
     assert one_step(allocator, 6, 9) == expected
 
 
-def test_a_prompt_in_chunks_has_the_blocks_of_its_first_chunk() -> None:
-    found = one_step("cow", 10, 4, chunk_size=5)
-    assert found == {"live": 5, "internal": 3, "reserved": 0, "external": 0, "cached": 0, "free": 56}, found
-
-
 def test_free_blocks_between_runs_are_external_waste() -> None:
     engine = fake_engine({"name": "contiguous", "reserve": "oracle"}, num_blocks=9, block_size=4, max_model_len=36)
     first, _, third = (engine.submit([i] * 8, Sampling(max_tokens=4)) for i in range(3))

@@ -93,12 +93,6 @@ def test_fp8_pools_carry_scales():
     assert pool.bytes == 6 * 2 * 2 * 4 * 3 * 8
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-def test_a_pool_takes_the_bytes_that_it_says(dtype):
-    pool = make(dtype=dtype)
-    assert pool.bytes == sum(part.nbytes for layer in pool.layers for part in parts(layer))
-
-
 def test_a_dtype_that_no_pool_has_is_refused():
     with pytest.raises(InvalidArgument, match="int4"):
         make(dtype="int4")

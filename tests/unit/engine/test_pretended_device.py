@@ -31,7 +31,7 @@ def served() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "scenario",
-    ["greedy", "drawn", "drawn without forks", "windows and sinks", "int8", "float8_e4m3fn", "HND", "recorded steps"],
+    ["greedy", "drawn without forks", "windows and sinks of int8", "float8_e4m3fn in HND", "recorded steps"],
 )
 def test_the_host_waits_exactly_once_a_step_and_no_operator_meets_two_devices(served: Any, scenario: str) -> None:
     found = served[scenario]

@@ -124,30 +124,6 @@ def test_what_an_order_learns_of_the_cache_is_what_a_lookup_says(allocator: str,
     assert not engine.state.ordered._hits._watching, "what left the queue is watched no more"  # type: ignore[union-attr]
 
 
-def test_a_lookup_is_made_again_only_where_the_cache_changed_under_a_request() -> None:
-    class Asks(Scheduling):
-        needs_hits = True
-
-        def order(self, waiting: Sequence[WaitingRequest], view: QueueView) -> Sequence[WaitingRequest] | None:
-            self.seen = [request.hit_tokens for request in waiting]
-            return None
-
-    engine = engine_of(Asks(), num_blocks=256)
-    for number in range(20):  # no two share a block
-        engine.submit(range(1000 * number, 1000 * number + 40), ONE, arrival_s=0.0)
-    calls = 0
-    lookup = engine.state.guarded.lookup
-
-    def counted(*given: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return lookup(*given)
-
-    engine.state.guarded.lookup = counted  # type: ignore[method-assign]
-    engine.run()
-    assert calls <= 20 + 20, "once as it is first asked about, once as it is admitted"
-
-
 def test_one_that_reads_hits_and_does_not_say_so_is_refused() -> None:
     class Reads(Newest):
         def order(self, waiting: Sequence[WaitingRequest], view: QueueView) -> Sequence[WaitingRequest] | None:

@@ -120,7 +120,7 @@ def test_a_memory_fraction_is_of_what_the_largest_step_leaves(monkeypatch: pytes
 def test_a_step_that_leaves_no_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     _Counter(monkeypatch, free=2_000_000, peak=1_999_000)
     with pytest.raises(OutOfMemory, match=r"the largest step takes 1,999,000 more.*engine\.max_batch_tokens"):
-        LLM("tiny", cache=CacheOptions(num_blocks=None, block_size=8, memory_fraction=0.5))
+        make_llm("tiny", block_size=8, memory_fraction=0.5, max_batch_requests=2, max_batch_tokens=16, max_model_len=64)
 
 
 def test_a_peak_is_what_came_on_top(monkeypatch: pytest.MonkeyPatch) -> None:

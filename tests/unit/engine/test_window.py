@@ -14,30 +14,6 @@ def windowed(allocator="prefix_cow", *, window=WINDOW, **options):
     return fake_engine(allocator, model=FakeModel(window=window), window=window, **options)
 
 
-def peak_of(engine):
-    """Runs to the end; returns the most blocks in use after any step."""
-    most = [0]
-    drive(engine, lambda engine: most.append(engine.allocator.stats().used_blocks))
-    return max(most)
-
-
-def test_a_long_output_holds_no_more_blocks_than_its_window_needs():
-    engine = windowed(num_blocks=64, max_model_len=200)
-    request = engine.submit([1, 2, 3, 4, 5], Sampling(max_tokens=150))
-    peak = peak_of(engine)
-    assert peak == 3, f"10 tokens of a window, 9 of them written, lie in 3 blocks of 4; {peak} were in use"
-    assert tokens_of(request) == expected(FakeModel(window=WINDOW), request)
-
-
-def test_a_prompt_in_chunks_gives_its_leading_blocks_up_before_its_end():
-    used = []
-    engine = windowed(num_blocks=64, max_model_len=200, chunk_size=8)
-    request = engine.submit(list(range(32)) * 2, Sampling(max_tokens=4))
-    drive(engine, lambda engine: used.append(engine.allocator.stats().used_blocks))
-    assert max(used) < 8, f"of 16 that it has: {used}"
-    assert tokens_of(request) == expected(FakeModel(window=WINDOW), request)
-
-
 @pytest.mark.parametrize("window", [1, 3, 4, 5, 8, 10, 19])
 @pytest.mark.parametrize("chunk", [None, 7])
 def test_a_row_keeps_the_blocks_that_its_window_still_reads_and_its_last_full_one(window, chunk):

@@ -51,8 +51,13 @@ def _alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("through", ["one", "several", "a child"])
+@pytest.mark.parametrize(
+    ("through", "number"),
+    [("one", signal.SIGINT), ("several", signal.SIGTERM), ("a child", signal.SIGKILL),
+     *(pytest.param(*pair, marks=pytest.mark.slow)
+       for pair in (("one", signal.SIGTERM), ("one", signal.SIGKILL), ("several", signal.SIGINT),
+                    ("several", signal.SIGKILL), ("a child", signal.SIGTERM), ("a child", signal.SIGINT)))],
+)  # fmt: skip
 def test_servers_end_with_what_started_them(
     through: str, number: signal.Signals, tmp_path: Path, repository: Path
 ) -> None:

@@ -87,15 +87,17 @@ GREEDY = Sampling(max_tokens=24, ignore_eos=True)
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("mixed", "options"),
     [
-        {},
-        {"allocator": "prefix", "backend": "gather"},
-        {"allocator": "naive"},
-        {"num_blocks": 34, "faults": FaultOptions(poison=True, preempt_every=7)},
-        {"engine": EngineOptions(chunk_size=5, max_batch_tokens=11, max_batch_requests=3)},
+        ("gemma3", {"allocator": "prefix", "backend": "gather"}),
+        ("gemma3", {"num_blocks": 34, "faults": FaultOptions(poison=True, preempt_every=7)}),
+        ("gemma3", {"num_blocks": 30, "faults": FaultOptions(poison=True, preempt_every=7), "memory": "one_pool"}),
+        ("qwen3_5", {"allocator": "naive"}),
+        ("qwen3_5", {"num_blocks": 34, "faults": FaultOptions(poison=True, preempt_every=7)}),
+        ("qwen3_5", {"engine": EngineOptions(chunk_size=5, max_batch_tokens=11, max_batch_requests=3)}),
     ],
-    ids=["hits", "prefix", "naive", "preemption", "small chunks"],
+    ids=["prefix", "preemption of windows", "preemption in one pool", "naive", "preemption of states", "small chunks"],
+    indirect=["mixed"],
 )
 def test_tokens_are_greedy_with_hits_chunks_and_preemption(mixed: LoadedModel, options: dict[str, Any]) -> None:
     llm, requests = serve(mixed, GREEDY, passes=2, **options)
@@ -108,8 +110,9 @@ def test_tokens_are_greedy_with_hits_chunks_and_preemption(mixed: LoadedModel, o
 
 
 @pytest.mark.parametrize(
-    ("allocator", "size", "preempt_every"),
-    [("prefix_cow", 4, 0), ("prefix_cow", 4, 5), ("prefix", 7, 5), ("cow", 1, 0)],
+    ("mixed", "allocator", "size", "preempt_every"),
+    [("gemma3", "prefix_cow", 4, 5), ("gemma3", "cow", 1, 0), ("qwen3_5", "prefix", 7, 5)],
+    indirect=["mixed"],
 )
 def test_forks_and_beams_give_what_no_sharing_gives(
     mixed: LoadedModel, allocator: str, size: int, preempt_every: int
@@ -192,22 +195,6 @@ def test_compiled_recurrent_layers_give_greedy_tokens(states: LoadedModel, monke
     assert finished(found) == [[greedy(states.decoder, prompt, 7).tokens] for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("memory", ["one_pool", "pool_per_group"])
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"num_blocks": 30, "faults": FaultOptions(poison=True, preempt_every=7)}],
-    ids=["hits", "preemption"],
-)
-def test_every_memory_gives_greedy_tokens(
-    windows: dict[str, LoadedModel], memory: str, options: dict[str, Any]
-) -> None:
-    model = windows["gemma3"]
-    llm, requests = serve(model, GREEDY, passes=2, memory=memory, **options)
-    assert finished(requests) == [[greedy(model.decoder, prompt, 24).tokens] for prompt in PROMPTS]
-    assert sum(request.num_cached_tokens for request in requests) > 40
-    assert (llm.stats()["num_preemptions"] > 0) == ("num_blocks" in options)
-
-
 def test_groups_of_one_pool_have_equally_many_layers_in_the_same_tensors(windows: dict[str, LoadedModel]) -> None:
     """Seven layers of Gemma 3, one of them of full attention: seven groups of one layer, and one pair of tensors."""
     model = windows["gemma3"]
@@ -222,10 +209,9 @@ def test_groups_of_one_pool_have_equally_many_layers_in_the_same_tensors(windows
     assert stats["shared_peak_used_bytes"] <= stats["shared_bytes"]
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_one_pool_serves_what_a_replay_of_it_hits(windows: dict[str, LoadedModel], seed: int) -> None:
+def test_one_pool_serves_what_a_replay_of_it_hits(windows: dict[str, LoadedModel]) -> None:
     """Little room: contents of one group make place for those of another, and tokens stay the dense model's."""
-    model, asked = windows["gemma3"], workload(seed, 24)
+    model, asked = windows["gemma3"], workload(1, 24)
     options = EngineOptions(max_batch_requests=4, max_batch_tokens=48, chunk_size=20)
     llm = make_llm(model, block_size=SIZE, num_blocks=34, memory="one_pool", engine=options,
                    faults=FaultOptions(poison=True))  # fmt: skip
@@ -267,7 +253,8 @@ def test_a_policy_knows_its_pools_blocks_and_one_pool_takes_an_object(windows: d
         assert llm.policy is own
 
 
-def test_forks_and_beams_over_one_pool_give_what_no_sharing_gives(model: LoadedModel) -> None:
+def test_forks_and_beams_over_one_pool_give_what_no_sharing_gives(windows: dict[str, LoadedModel]) -> None:
+    model = windows["gemma3"]
     for sampling in (
         Sampling(max_tokens=14, n=3, temperature=1.0, seed=3, ignore_eos=True),
         Sampling(max_tokens=14, beam_width=3, ignore_eos=True),
@@ -322,8 +309,8 @@ class ByTurns(Memory):
         return [Pool(count, policy(count), self.clock) for count in num_blocks]
 
 
-def test_a_memory_of_ones_own_serves(model: LoadedModel, tmp_path: Path) -> None:
-    path = f"{__file__}:ByTurns"
+def test_a_memory_of_ones_own_serves(windows: dict[str, LoadedModel]) -> None:
+    path, model = f"{__file__}:ByTurns", windows["gpt_oss"]
     llm, requests = serve(model, GREEDY, memory=path)
     assert finished(requests) == [[greedy(model.decoder, prompt, 24).tokens] for prompt in PROMPTS]
     assert type(llm.allocator.memory).__name__ == "ByTurns"  # type: ignore[attr-defined]
@@ -403,12 +390,11 @@ def workload(seed: int, count: int) -> list[tuple[list[int], Sampling]]:
     return asked
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_served_hits_are_those_of_vllms_rule_and_of_the_end_of_each_request(mixed: LoadedModel, seed: int) -> None:
+def test_served_hits_are_those_of_vllms_rule_and_of_the_end_of_each_request(mixed: LoadedModel) -> None:
     engine = EngineOptions(max_batch_requests=40, max_batch_tokens=64)  # for whose rows nothing is evicted
     llm = make_llm(mixed, block_size=SIZE, num_blocks=800, engine=engine)
     rule, found, wanted = Rule(llm.groups, ends=True), list[int](), list[int]()
-    for prompt, sampling in workload(seed, 24):
+    for prompt, sampling in workload(1, 24):
         request = llm.generate(prompt, sampling)[0]
         found.append(request.num_cached_tokens)
         wanted.append(rule.hit(prompt, [*prompt, *request.completions[0].tokens[:-1]]))

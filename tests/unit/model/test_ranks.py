@@ -119,6 +119,7 @@ def test_log_probabilities_and_dense_logits_are_those_of_one_rank(whole: LoadedM
         assert one.chosen == pytest.approx(other.chosen, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_fewer_kv_heads_than_ranks(whole: LoadedModel) -> None:
     with make("tiny", 4, num_blocks=None, memory_fraction=1e-5) as llm:
         assert llm.model.ranks is not None
