@@ -142,13 +142,6 @@ def test_the_wheel_works_from_another_directory(installed: Path, tmp_path: Path)
     assert count == "48"
 
 
-def test_the_main_job_runs_from_the_wheel_in_another_directory(installed: Path, tmp_path: Path) -> None:
-    command = ["-m", "framework.run", "+allocator=prefix", "workload.num_requests=6", "workload.output_tokens=4"]
-    out = run(installed, *command, cwd=tmp_path)
-    assert "hit rate" in out, out
-    assert len(list(tmp_path.rglob("result.json"))) == 1, sorted(tmp_path.rglob("*"))
-
-
 def test_the_editable_install_exposes_the_checkout_and_nothing_else(unpacked: Path, tmp_path: Path) -> None:
     python = fresh_environment(tmp_path / "venv")
     run(*pip_install(python), "-e", unpacked, cwd=tmp_path)

@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NewType, Optional, Union
+from typing import Annotated, Any, Literal, NewType
 
 import pytest
 from pydantic import Field
@@ -25,31 +25,14 @@ class Colour(enum.Enum):
 Blocks = NewType("Blocks", int)
 
 FITS: list[tuple[Any, Any, Any]] = [
-    (1, int, 1),
     (1, float, 1.0),
-    (1.5, float, 1.5),
-    ("a", str, "a"),
-    (True, bool, True),
     (None, int | None, None),
-    (3, Optional[int], 3),  # noqa: UP045
-    (3, Union[str, int], 3),  # noqa: UP007
-    (1, float | None, 1.0),
     (1, int | float, 1),
-    ("max", Literal["max", "min"], "max"),
-    (2, Literal[1, 2], 2),
-    ([1, 2], list[int], [1, 2]),
     ([1, 2], tuple[float, ...], (1.0, 2.0)),
     ([1, "a"], tuple[int, str], (1, "a")),
-    ([1], Sequence[int], [1]),
-    ([1, 1], frozenset[int], frozenset({1})),
-    ({"a": 1}, dict[str, float], {"a": 1.0}),
-    ({"a": 1}, Mapping[str, int], {"a": 1}),
+    ({"a": 1}, Mapping[str, float], {"a": 1.0}),
     (1, Colour, Colour.RED),
     ("/x", Path, Path("/x")),
-    (4, Blocks, 4),
-    (4, Annotated[int, "tokens"], 4),
-    ("x", Any, "x"),
-    (1, "Unresolved", 1),
     ([1], list["Unresolved"], [1]),  # type: ignore[name-defined]  # noqa: F821
     (1e3, int, 1000),
     ("128", int, 128),
@@ -66,31 +49,24 @@ FITS: list[tuple[Any, Any, Any]] = [
 ]
 FAILS: list[tuple[Any, Any, str]] = [
     (True, int, "x must be a number, found True"),
-    (1.5, int, "x must be a valid integer, found 1.5"),
     ("1.5", int, "x must be a valid integer, found '1.5'"),
     ("1", Literal[1, 2], "x must be 1 or 2, found '1'"),
     ("maybe", bool, "x must be a valid boolean, found 'maybe'"),
     (float("inf"), int, "x must be a finite number, found inf"),
     (True, float, "x must be a number, found True"),
-    (1, str, "x must be a valid string, found 1"),
     (1, bool, "x must be true or false, found 1"),
-    (None, int, "x must be a valid integer, found None"),
     ("a", int | None, "x must be a valid integer, found 'a'"),
     ("a", int | float, "x must be a valid integer or a valid number, found 'a'"),
     ("mix", Literal["max", "min"], "x must be 'max' or 'min', found 'mix'; did you mean 'min'?"),
-    (True, Literal[1, 2], "x must be a number, found True"),
     (["a"], list[int], "x[0] must be a valid integer, found 'a'"),
     ([1], tuple[int, str], "x[1] has no value"),
     ("ab", list[str], "x must be a list, found 'ab'"),
-    (0, tuple[int, ...] | None, "x must be a list, found 0"),
     (5, Sequence[int], "x must be a list, found 5"),
     ({"a": "b"}, dict[str, int], "x.a must be a valid integer, found 'b'"),
     ([], dict[str, int], "x must be a mapping, found []"),
     ("GREN", Colour, "x must be 1 or 2, found 'GREN'"),
-    ([True], list[int], "x must be a number"),
     ("maybe", Literal["auto"] | bool, "x must be 'auto' or a valid boolean, found 'maybe'"),
     (9, Annotated[int, Field(le=5)] | None, "x must be at most 5, found 9"),
-    (4.5, Blocks, "x must be a valid integer"),
     (2**64, Annotated[int, Field(le=2**63 - 1)], f"x must be at most {2**63 - 1}, found {2**64}"),
     (2.0**64, Annotated[float, Field(le=1e9)], f"x must be at most 1000000000, found {2**64}"),
     (1e30, Annotated[float, Field(ge=0, le=0.5)], "x must be at most 0.5, found 1e+30"),

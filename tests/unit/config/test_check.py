@@ -43,13 +43,6 @@ def test_every_top_level_key_and_group_is_known(repository: Path) -> None:
     assert set(written) == {"defaults", "run", "hydra"}, "a setting has its default in config/sections.py"
 
 
-def test_an_experiment_wins_over_the_other_entries_of_the_defaults_list(repository: Path) -> None:
-    written = yaml.safe_load((repository / "conf" / "config.yaml").read_text())
-    entries = [entry for entry in written["defaults"] if "override" not in str(entry)]
-    assert entries[:2] == ["settings", "_self_"]
-    assert list(entries[-1]) == ["experiment"]
-
-
 def test_shared_names_are_keys_of_the_configuration() -> None:
     for name, key in registry.SHARED.items():
         section, _, leaf = key.rpartition(".")

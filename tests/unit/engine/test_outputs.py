@@ -80,17 +80,6 @@ def test_an_end_of_text_as_first_token_ends_it_and_is_kept() -> None:
     assert ignored.completions[0].finish_reason == "length"
 
 
-@pytest.mark.parametrize("logprobs", [None, 2])
-def test_a_stop_token_ends_a_sequence_where_it_comes_first(logprobs: int | None) -> None:
-    prompt = prompts(1)[0]
-    free = MODEL.generate(prompt, 7)
-    engine = fake_engine()
-    request = engine.submit(prompt, Sampling(max_tokens=7, stop_token_ids=(free[3],), logprobs=logprobs))
-    drive(engine)
-    assert tokens_of(request) == [free[: free.index(free[3]) + 1]]
-    assert request.completions[0].finish_reason == "stop"
-
-
 def test_a_stop_token_in_the_last_place_is_a_stop() -> None:
     prompt = prompts(1)[0]
     free = MODEL.generate(prompt, 3)

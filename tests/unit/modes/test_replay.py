@@ -98,11 +98,6 @@ def test_fitted_costs_time_each_step_by_its_work_and_each_line_of_metrics_says_w
         replayed(tmp_path, path, replay={"costs": str(tmp_path / "none.json")})
 
 
-def test_a_limit_takes_the_first_requests(tmp_path: Path) -> None:
-    result = replayed(tmp_path, written(tmp_path, mooncake()), workload={"limit": 3})
-    assert (result["num_requests"], result["hit_blocks"]) == (3, 2), result
-
-
 def test_speed_brings_arrivals_closer(tmp_path: Path) -> None:
     path = written(tmp_path, mooncake(20))
     slow, fast = (replayed(tmp_path, path, workload={"speed": speed}) for speed in (1.0, 100.0))
