@@ -84,15 +84,15 @@ def test_a_killed_sweep_run_again_runs_what_is_missing_and_ends_the_same(
     words = ("-m", *COMMON, "run.sweep=s", "run.chunk=2", "cache.num_blocks=8", "eviction=lru,fifo,lfu,random")
     for folder in ("whole", "killed"):
         make_trace(tmp_path / folder)
-        if folder == "killed":
-            killed, sweep = start(tmp_path / "killed", *words), tmp_path / "killed" / "sweeps" / "s"
-            wait_until(lambda sweep=sweep: len(finished(sweep)) >= 3, killed)  # type: ignore[misc]
-            os.killpg(killed.pid, signal.SIGKILL)
-            killed.communicate()
-            before = stamps(sweep)
-        monkeypatch.chdir(tmp_path / folder)
-        status, _, err = command(*words)
-        assert (status, err) == (0, ""), err
+    monkeypatch.chdir(tmp_path / "whole")
+    assert command(*words)[::2] == (0, "")
+    sweep, killed = tmp_path / "killed" / "sweeps" / "s", start(tmp_path / "killed", *words)
+    wait_until(lambda: len(finished(sweep)) >= 3, killed)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    before = stamps(sweep)
+    monkeypatch.chdir(tmp_path / "killed")
+    assert command(*words)[::2] == (0, "")
     assert before.items() <= stamps(sweep).items(), "a finished job ran again"
     assert contents(sweep) == contents(tmp_path / "whole" / "sweeps" / "s")
 

@@ -18,6 +18,7 @@ import pytest
 
 from framework.config.hydra.help import help_text
 from framework.results.reading import read_result
+from framework.run import call
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "plugins").glob("*/README.md")),
@@ -48,11 +49,7 @@ NOT_HERE = {
 }  # fmt: skip
 """What in a command keeps it from running here -> why."""
 
-QUICK = (
-    "plugins/framework_cache_only/conf/experiment/cache_only.yaml",
-    "conf/experiment/small_pool.yaml",
-    "conf/config.yaml",
-)
+QUICK = ("plugins/framework_cache_only/conf/experiment/cache_only.yaml", "conf/config.yaml")
 """Sources whose commands take seconds; the rest is slow."""
 
 
@@ -124,9 +121,7 @@ def test_the_commands_of_a_source_run(source: str, tmp_path: Path) -> None:
 
 def test_the_small_pool_evicts_and_preempts(tmp_path: Path) -> None:
     """Its requests were longer than its pool: all 32 were rejected."""
-    words = ["+experiment=small_pool", f"run.dir={tmp_path / 'run'}", "run.progress=false"]
-    done = subprocess.run([sys.executable, "-m", "framework.run", *words], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert call(["+experiment=small_pool", f"run.dir={tmp_path / 'run'}", "run.progress=false"]) == 0
     found = read_result(tmp_path / "run")
     counts = {key: found[key] for key in ("num_rejected", "num_preemptions", "num_evictions")}
     assert counts["num_rejected"] == 0, counts

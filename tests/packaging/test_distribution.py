@@ -10,9 +10,6 @@ from environments import build, fresh_environment, pip_install, run
 
 pytest.importorskip("hatchling", reason="hatchling, of the test extra, builds the distributions")
 
-PACKAGES = ("framework_builtin", "framework_explain", "framework_workloads")
-"""The import packages beside the core."""
-
 PROBE = """
 import sys
 import framework, framework_builtin

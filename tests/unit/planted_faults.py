@@ -28,12 +28,10 @@ def faulty(base: Any, hook: str, fault: Callable[..., Any], when: Callable[[int]
     return cls, calls
 
 
-def raising(error: Callable[[], BaseException], *, late: bool = False) -> Callable[..., Any]:
-    """What takes the method and its arguments and raises; `late`: once the method has done its work."""
+def raising(error: Callable[[], BaseException]) -> Callable[..., Any]:
+    """What takes the method and its arguments and raises."""
 
     def fault(real: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        if late:
-            real(*args, **options)
         raise error()
 
     return fault
