@@ -77,13 +77,14 @@ def _no_network() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _hydra_composes_once() -> Iterator[None]:
-    """A command's configuration is composed once: Hydra's first time is for `hydra.mode`, which no test's files set."""
+    """A command's configuration is composed once, without Hydra's first time, where nothing sets `hydra.mode`."""
     from hydra._internal.hydra import Hydra
 
     composed = Hydra.get_mode
 
     def get_mode(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-        return composed(self, config_name, overrides) if any("hydra" in word for word in overrides) else None
+        sets = any(word.lstrip("+").startswith(("hydra", "sweep=")) for word in overrides)  # conf/sweep does
+        return composed(self, config_name, overrides) if sets else None
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hydra, "get_mode", get_mode)
