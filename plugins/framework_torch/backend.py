@@ -1,4 +1,4 @@
-"""The default backend: its options and what it can do. What it does is in `torch_attention`, imported by `setup`.
+"""The default backend: its options and what it can do. What it does is in `attention`, imported by `setup`.
 
 A replay composes its configuration from this class and never imports torch, which takes a second.
 """

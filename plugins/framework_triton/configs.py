@@ -9,35 +9,22 @@ from framework.interfaces.backend import AttentionSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeConfig:
-    """Tokens a tile, warps and pipeline stages of the decode kernel.
+class Tiles:
+    """The tile of an attention kernel.
 
     Attributes:
+        m: query rows (token x head); of decode query heads, at most: larger groups are cut into blocks, as with 128
+            the registers spill.
+        n: tokens of context.
         max_registers: of a thread, on NVIDIA's chips. NOTE: 0 leaves it to ptxas, which may spill a few of them to fit
             one more program on a multiprocessor: 2 of 128 at head dim 256 under triton 3.6. Given that limit, it
             spills none and takes 109.
-        max_m: query heads a tile, at most; larger groups are cut into blocks. With 128 the registers spill.
     """
 
-    block_n: int
-    num_warps: int
-    num_stages: int
-    max_registers: int = 0
-    max_m: int = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillConfig:
-    """Query rows (token x head) and context tokens a tile, warps and pipeline stages of the prefill kernel.
-
-    Attributes:
-        max_registers: as DecodeConfig's.
-    """
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
+    m: int
+    n: int
+    num_warps: int = 4
+    num_stages: int = 2
     max_registers: int = 0
 
 
@@ -48,7 +35,8 @@ class ArchConfig:
     Attributes:
         shared_bytes: shared memory one program may use.
         native_fp8: the chip converts e4m3 itself.
-        decode, prefill: by (kind, padded head dim); the kinds are `kind_of`'s, and "latent", of latent caches.
+        decode, prefill: by (kind, padded head dim); the kinds are `kind_of`'s, "unaligned" of head dims that are no
+            multiple of 16, and "latent" of latent caches.
         items_per_sm: programs of the decode grid for each multiprocessor; 0: rows are never split.
         chunks_per_sm: programs of the prefill grid that a multiprocessor runs; with fewer the context is split.
         min_split_tokens: a split is at least this long.
@@ -61,8 +49,8 @@ class ArchConfig:
     target: tuple[str, int, int]
     shared_bytes: int
     native_fp8: bool
-    decode: dict[tuple[str, int], DecodeConfig]
-    prefill: dict[tuple[str, int], PrefillConfig]
+    decode: dict[tuple[str, int], Tiles]
+    prefill: dict[tuple[str, int], Tiles]
     items_per_sm: int = 4
     chunks_per_sm: int = 1
     min_split_tokens: int = 128
@@ -73,58 +61,49 @@ class ArchConfig:
 # In a paged loop Triton divides num_stages by the depth of the indirection (page id, then page): 3 keeps one K/V tile
 # in flight, 5 two. M 128 needs 8 warps; with 4 it spills. fp32 products are exact (no tensor cores) and take registers.
 _DECODE = {
-    ("half", 64): DecodeConfig(block_n=128, num_warps=4, num_stages=3),
-    ("half", 128): DecodeConfig(block_n=64, num_warps=4, num_stages=3),
-    ("half", 256): DecodeConfig(block_n=32, num_warps=8, num_stages=3, max_registers=128),
-    ("fp8", 64): DecodeConfig(block_n=128, num_warps=4, num_stages=3),
-    ("fp8", 128): DecodeConfig(block_n=64, num_warps=4, num_stages=3),
-    ("fp8", 256): DecodeConfig(block_n=32, num_warps=4, num_stages=3),
-    ("int8", 64): DecodeConfig(block_n=128, num_warps=4, num_stages=3, max_registers=255, max_m=16),
-    ("int8", 128): DecodeConfig(block_n=64, num_warps=4, num_stages=3, max_registers=255, max_m=16),
-    ("int8", 256): DecodeConfig(block_n=32, num_warps=8, num_stages=3, max_registers=255, max_m=16),
-    ("float", 64): DecodeConfig(block_n=32, num_warps=8, num_stages=2),
-    ("float", 128): DecodeConfig(block_n=16, num_warps=4, num_stages=2),
-    ("float", 256): DecodeConfig(block_n=16, num_warps=4, num_stages=2),
+    ("half", 64): Tiles(m=64, n=128, num_warps=4, num_stages=3),
+    ("half", 128): Tiles(m=64, n=64, num_warps=4, num_stages=3),
+    ("half", 256): Tiles(m=64, n=32, num_warps=8, num_stages=3, max_registers=128),
+    ("fp8", 64): Tiles(m=64, n=128, num_warps=4, num_stages=3),
+    ("fp8", 128): Tiles(m=64, n=64, num_warps=4, num_stages=3),
+    ("fp8", 256): Tiles(m=64, n=32, num_warps=4, num_stages=3),
+    ("int8", 64): Tiles(m=16, n=128, num_warps=4, num_stages=3, max_registers=255),
+    ("int8", 128): Tiles(m=16, n=64, num_warps=4, num_stages=3, max_registers=255),
+    ("int8", 256): Tiles(m=16, n=32, num_warps=8, num_stages=3, max_registers=255),
+    ("float", 64): Tiles(m=64, n=32, num_warps=8, num_stages=2),
+    ("float", 128): Tiles(m=64, n=16, num_warps=4, num_stages=2),
+    ("float", 256): Tiles(m=64, n=16, num_warps=4, num_stages=2),
 }
 _PREFILL = {
-    ("half", 64): PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
-    ("half", 128): PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
-    ("half", 256): PrefillConfig(block_m=64, block_n=32, num_warps=8, num_stages=3),
-    ("fp8", 64): PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
-    ("fp8", 128): PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
-    ("fp8", 256): PrefillConfig(block_m=64, block_n=32, num_warps=8, num_stages=3),
-    ("int8", 64): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3, max_registers=255),
-    ("int8", 128): PrefillConfig(block_m=64, block_n=32, num_warps=8, num_stages=3, max_registers=255),
-    ("int8", 256): PrefillConfig(block_m=64, block_n=16, num_warps=8, num_stages=3, max_registers=255),
-    ("float", 64): PrefillConfig(block_m=32, block_n=16, num_warps=8, num_stages=2),  # 32x32: groups of 2 spill
-    ("float", 128): PrefillConfig(block_m=32, block_n=16, num_warps=8, num_stages=2),
-    ("float", 256): PrefillConfig(block_m=16, block_n=32, num_warps=8, num_stages=2),
+    ("half", 64): Tiles(m=128, n=64, num_warps=8, num_stages=3),
+    ("half", 128): Tiles(m=128, n=64, num_warps=8, num_stages=3),
+    ("half", 256): Tiles(m=64, n=32, num_warps=8, num_stages=3),
+    ("fp8", 64): Tiles(m=128, n=64, num_warps=8, num_stages=3),
+    ("fp8", 128): Tiles(m=128, n=64, num_warps=8, num_stages=3),
+    ("fp8", 256): Tiles(m=64, n=32, num_warps=8, num_stages=3),
+    ("int8", 64): Tiles(m=128, n=32, num_warps=8, num_stages=3, max_registers=255),
+    ("int8", 128): Tiles(m=64, n=32, num_warps=8, num_stages=3, max_registers=255),
+    ("int8", 256): Tiles(m=64, n=16, num_warps=8, num_stages=3, max_registers=255),
+    ("float", 64): Tiles(m=32, n=16, num_warps=8, num_stages=2),  # 32x32: groups of 2 spill
+    ("float", 128): Tiles(m=32, n=16, num_warps=8, num_stages=2),
+    ("float", 256): Tiles(m=16, n=32, num_warps=8, num_stages=2),
 }
 # fp32 queries over bytes: a pipelined loop keeps whole tiles, widened, in registers and spills thousands.
-_DECODE |= {
-    ("float_bytes", dim): DecodeConfig(block_n=16, num_warps=8, num_stages=1, max_registers=255, max_m=16)
-    for dim in (64, 128, 256)
-}
+_FEW_ROWS = Tiles(m=16, n=16, num_warps=8, num_stages=1, max_registers=255)
+_DECODE |= {("float_bytes", dim): _FEW_ROWS for dim in (64, 128, 256)}
 _PREFILL |= {
-    ("float_bytes", 64): PrefillConfig(block_m=16, block_n=16, num_warps=8, num_stages=1, max_registers=255),
-    ("float_bytes", 128): PrefillConfig(block_m=16, block_n=16, num_warps=8, num_stages=1, max_registers=255),
-    ("float_bytes", 256): PrefillConfig(block_m=32, block_n=16, num_warps=8, num_stages=1, max_registers=255),
+    ("float_bytes", 64): _FEW_ROWS,
+    ("float_bytes", 128): _FEW_ROWS,
+    ("float_bytes", 256): replace(_FEW_ROWS, m=32),
 }
 # Head dims that are no multiple of 16: every element is loaded by itself, and its address takes registers.
-_UNALIGNED_DECODE = {
-    64: DecodeConfig(block_n=16, num_warps=4, num_stages=1, max_registers=255, max_m=16),
-    128: DecodeConfig(block_n=16, num_warps=8, num_stages=1, max_registers=255, max_m=16),
-    256: DecodeConfig(block_n=16, num_warps=8, num_stages=1, max_registers=255, max_m=16),
-}
-_UNALIGNED_PREFILL = {
-    64: PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=1, max_registers=255),
-    128: PrefillConfig(block_m=16, block_n=16, num_warps=8, num_stages=1, max_registers=255),
-    256: PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=1, max_registers=255),
-}
+_FEW_WARPS = replace(_FEW_ROWS, num_warps=4)
+_DECODE |= {("unaligned", 64): _FEW_WARPS, ("unaligned", 128): _FEW_ROWS, ("unaligned", 256): _FEW_ROWS}
+_PREFILL |= {("unaligned", 64): _FEW_WARPS, ("unaligned", 128): _FEW_ROWS, ("unaligned", 256): _FEW_WARPS}
 # Of a latent cache a tile of rows is K and V, and serves all latents. By registers alone: with 64 query rows, which
 # sm_90's HGMMA asks for, their sums of 512 elements spill (18 to 374 under triton 3.9).
-_DECODE[("latent", 512)] = DecodeConfig(block_n=32, num_warps=8, num_stages=3, max_m=16)
-_PREFILL[("latent", 512)] = PrefillConfig(block_m=32, block_n=32, num_warps=8, num_stages=2)
+_DECODE[("latent", 512)] = Tiles(m=16, n=32, num_warps=8, num_stages=3)
+_PREFILL[("latent", 512)] = Tiles(m=32, n=32, num_warps=8, num_stages=2)
 _KIB = 1024
 
 ARCHS: dict[str, ArchConfig] = {
@@ -134,17 +113,17 @@ ARCHS: dict[str, ArchConfig] = {
         native_fp8=False,
         decode=_DECODE
         | {
-            ("half", 128): DecodeConfig(block_n=64, num_warps=4, num_stages=3, max_m=32),
-            ("float", 64): DecodeConfig(block_n=16, num_warps=8, num_stages=2),  # 32: head dim 48, pages of 3 spill
-            ("float", 256): DecodeConfig(block_n=16, num_warps=8, num_stages=2),
+            ("half", 128): Tiles(m=32, n=64, num_warps=4, num_stages=3),
+            ("float", 64): Tiles(m=64, n=16, num_warps=8, num_stages=2),  # 32: head dim 48, pages of 3 spill
+            ("float", 256): Tiles(m=64, n=16, num_warps=8, num_stages=2),
         },
         prefill=_PREFILL
         | {
-            ("half", 128): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3),
-            ("fp8", 128): PrefillConfig(block_m=128, block_n=32, num_warps=8, num_stages=3),
-            ("fp8", 256): PrefillConfig(block_m=32, block_n=32, num_warps=8, num_stages=3),
-            ("int8", 256): PrefillConfig(block_m=32, block_n=16, num_warps=8, num_stages=3, max_registers=255),
-            ("float", 128): PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=3),
+            ("half", 128): Tiles(m=128, n=32, num_warps=8, num_stages=3),
+            ("fp8", 128): Tiles(m=128, n=32, num_warps=8, num_stages=3),
+            ("fp8", 256): Tiles(m=32, n=32, num_warps=8, num_stages=3),
+            ("int8", 256): Tiles(m=32, n=16, num_warps=8, num_stages=3, max_registers=255),
+            ("float", 128): Tiles(m=16, n=16, num_warps=4, num_stages=3),
         },
         halve_when_biased=True,
         biased_registers={("fp8", 64): 255, ("fp8", 256): 255, ("float", 64): 128},
@@ -156,11 +135,11 @@ ARCHS: dict[str, ArchConfig] = {
         decode=_DECODE,
         prefill=_PREFILL
         | {
-            ("fp8", 256): PrefillConfig(block_m=64, block_n=16, num_warps=8, num_stages=3),
+            ("fp8", 256): Tiles(m=64, n=16, num_warps=8, num_stages=3),
             # With a limit of 255 ptxas uses them all and, split over the context, spills 10 under triton 3.9.
-            ("int8", 256): PrefillConfig(block_m=64, block_n=16, num_warps=8, num_stages=3),
-            ("float", 128): PrefillConfig(block_m=16, block_n=16, num_warps=8, num_stages=2),
-            ("float", 256): PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=3),
+            ("int8", 256): Tiles(m=64, n=16, num_warps=8, num_stages=3),
+            ("float", 128): Tiles(m=16, n=16, num_warps=8, num_stages=2),
+            ("float", 256): Tiles(m=16, n=16, num_warps=4, num_stages=3),
         },
     ),
 }
@@ -176,33 +155,24 @@ def kind_of(dtype: str, kv_dtype: str | None) -> str:
     return "int8" if kv_dtype == "int8" else "fp8"
 
 
-def is_aligned(head_dim: int) -> bool:
-    """Whether every head begins at a multiple of 16 elements, which loads of several at once need."""
-    return head_dim % 16 == 0
-
-
-def decode_tiles(arch: ArchConfig, spec: AttentionSpec) -> DecodeConfig:
+def decode_tiles(arch: ArchConfig, spec: AttentionSpec) -> Tiles:
     """The tiles that decode a spec."""
-    if spec.latent_dim is not None:
-        return arch.decode[("latent", 512)]
-    dim = padded_dim(spec.head_dim)
-    return (
-        arch.decode[(kind_of(spec.dtype, spec.kv_dtype), dim)] if is_aligned(spec.head_dim) else _UNALIGNED_DECODE[dim]
-    )
+    return arch.decode[_row_of(spec)]
 
 
-def prefill_tiles(arch: ArchConfig, spec: AttentionSpec) -> PrefillConfig:
+def prefill_tiles(arch: ArchConfig, spec: AttentionSpec) -> Tiles:
     """The tiles of a spec's chunks."""
+    row = _row_of(spec)
+    if is_biased(spec) and row in arch.biased_registers:
+        return replace(arch.prefill[row], max_registers=arch.biased_registers[row])
+    return arch.prefill[row]
+
+
+def _row_of(spec: AttentionSpec) -> tuple[str, int]:
     if spec.latent_dim is not None:
-        return arch.prefill[("latent", 512)]
-    dim = padded_dim(spec.head_dim)
-    if not is_aligned(spec.head_dim):
-        return _UNALIGNED_PREFILL[dim]
-    key = (kind_of(spec.dtype, spec.kv_dtype), dim)
-    config = arch.prefill[key]
-    if is_biased(spec) and key in arch.biased_registers:
-        return replace(config, max_registers=arch.biased_registers[key])
-    return config
+        return "latent", 512
+    kind = kind_of(spec.dtype, spec.kv_dtype) if spec.head_dim % 16 == 0 else "unaligned"
+    return kind, padded_dim(spec.head_dim)
 
 
 def is_biased(spec: AttentionSpec) -> bool:

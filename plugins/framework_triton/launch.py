@@ -34,14 +34,15 @@ class StepPlan:
 
 
 @dataclass(slots=True)
-class ChunkPlan:
-    """What one layer's prefill launch needs: `split_len` 0 where no context is cut."""
+class Layer:
+    """What the attention kernels of one layer read and write: k and v are the pool's, as stored."""
 
-    shape: plans.Shape
-    num_rows: int
-    num_tokens: int
-    split_len: int = 0
-    num_splits: int = 1
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    pool: LayerKV
+    out: Tensor
+    lse: Tensor | None
 
 
 class Launcher:
@@ -93,24 +94,12 @@ class Launcher:
         work = self._workspace("work", split.num_work * 4, "int32")
         rows = self._workspace("rows", num_rows * 2, "int32")
         capacity = batch.block_tables.shape[1] * spec.block_size
+        span, window = plans.span(spec)
         self._start(
-            plan_splits,
-            (1,),
-            batch.context_lens,
-            work,
-            rows,
-            num_rows,
-            split.num_work,
-            split.share,
-            split.num_choices,
-            plans.span(spec)[1],
-            split.min_tiles,
-            max(capacity // shape.n, 1).bit_length() + 1,
-            SPAN=plans.span(spec)[0],
-            N=shape.n,
-            B=plans.next_size(num_rows),
-            W=plans.next_size(split.num_work),
-        )
+            plan_splits, (1,), batch.context_lens, work, rows, num_rows, split.num_work, split.share,
+            split.num_choices, window, split.min_tiles, max(capacity // shape.n, 1).bit_length() + 1,
+            SPAN=span, N=shape.n, B=plans.next_size(num_rows), W=plans.next_size(split.num_work),
+        )  # fmt: skip
         return StepPlan(batch, num_rows, shape, split.num_work, work, rows)
 
     def attend(self, q: Tensor, pool: LayerKV, step: StepPlan, out: Tensor, lse: Tensor | None) -> None:
@@ -122,195 +111,91 @@ class Launcher:
             import torch
 
             target = torch.empty(out.shape, dtype=torch.float32 if self._upcast else out.dtype, device=out.device)
-        pool_k, pool_v = as_stored(pool.k), as_stored(pool.v)
+        layer = Layer(q, as_stored(pool.k), as_stored(pool.v), pool, target, lse)
         if step.num_decodes:
-            self._decode(q, pool, pool_k, pool_v, step, target, lse)
+            self._decode(layer, step)
         if len(step.batch.context_lens) > step.num_decodes:
-            self._prefill(q, pool, pool_k, pool_v, step, target, lse)
+            self._prefill(layer, step)
         if target is not out:
             out.copy_(target)
 
-    def _decode(
-        self, q: Tensor, pool: LayerKV, k: Tensor, v: Tensor, step: StepPlan, out: Tensor, lse: Tensor | None
-    ) -> None:
+    def _decode(self, layer: Layer, step: StepPlan) -> None:
         from framework_triton.decode import decode
 
-        spec, batch, shape = self._spec, step.batch, step.shape
-        num_items = step.num_work * spec.num_kv_heads * shape.head_blocks
-        part = sums = None
-        if step.work is not None:
-            part, sums = self._part_workspaces(step.num_work)
+        shape, is_split = step.shape, step.work is not None
+        num_items = step.num_work * self._spec.num_kv_heads * shape.head_blocks
+        parts = self._part_workspaces(step.num_work) if is_split else (None, None)
+        self._attend(
+            decode, (-(-num_items // shape.items),), layer, step.batch, shape, step.work, *parts, num_items,
+            ITEMS=shape.items, SPLIT=is_split,
+        )  # fmt: skip
+        if is_split:
+            self._merge(layer, shape, parts, step.rows, first_row=0, num_rows=step.num_decodes)
+
+    def _prefill(self, layer: Layer, step: StepPlan) -> None:
+        """The rows that are no decodes. Where they fill too little of the device, their contexts are cut, too."""
+        from framework_triton.prefill import prefill
+
+        spec, batch, first = self._spec, step.batch, step.num_decodes
+        shape = plans.prefill_shape(spec, self._arch, batch.max_query_len, batch.max_context_len)
+        num_rows, num_tokens = len(batch.context_lens) - first, layer.q.shape[0] - first
+        split_len = plans.chunk_split_len(
+            plans.prefill_grid(spec, shape, num_tokens, num_rows), batch.max_context_len, shape.n,
+            self._chunk_programs, self._min_split_tokens, self._split_tokens,
+        )  # fmt: skip
+        num_splits = 1
+        parts: tuple[Tensor | None, Tensor | None] = (None, None)
+        if split_len:
+            shape = shape if self._arch is None else plans.split_shape(spec, shape)
+            num_splits = -(-batch.max_context_len // split_len)
+            parts = self._part_workspaces(num_splits * num_tokens)
+        self._attend(
+            prefill, (*plans.prefill_grid(spec, shape, num_tokens, num_rows), num_splits), layer, batch, shape,
+            batch.query_starts, *parts, first, num_rows, num_tokens, (num_rows - 1).bit_length(), split_len,
+            BLOCK_Q=plans.block_q(spec, shape),
+        )  # fmt: skip
+        if split_len:
+            self._merge(layer, shape, parts, None, first_row=first, num_rows=num_tokens, num_splits=num_splits)
+
+    def _attend(
+        self, kernel: Callable[..., None], grid: tuple[int, ...], layer: Layer, batch: Batch, shape: plans.Shape,
+        *own: Any,
+        **constants: Any,
+    ) -> None:  # fmt: skip
+        """Launch decode or prefill: `own` and `constants` are what one of them has beside what both have."""
+        spec, pool, (span, window) = self._spec, layer.pool, plans.span(self._spec)
         self._start(
-            decode,
-            (-(-num_items // shape.items),),
-            q,
-            k,
-            v,
-            out,
-            lse,
-            batch.block_tables,
-            batch.context_lens,
-            *self._layer_constants(pool),
-            step.work,
-            part,
-            sums,
-            num_items,
-            *plans.scales(spec),
-            plans.span(spec)[1],
-            *self._all_strides(q, k, v, out, lse, batch, pool),
-            NUM_KV_HEADS=spec.num_kv_heads,
-            HEAD_BLOCKS=shape.head_blocks,
-            M=shape.m,
-            N=shape.n,
-            D=shape.d,
-            ITEMS=shape.items,
-            SPLIT=step.work is not None,
-            UPCAST=self._upcast,
-            **self._constants,
-            **self._options(shape),
-        )
-        if step.work is not None:
-            self._merge(part, sums, step.rows, out, lse, shape, first_row=0, num_rows=step.num_decodes)
+            kernel, grid, layer.q, layer.k, layer.v, layer.out, layer.lse, batch.block_tables, batch.context_lens,
+            pool.sinks if spec.sinks else None, pool.alibi_slopes if spec.alibi else None, *self._scales(pool),
+            *own, *plans.scales(spec), window,
+            batch.block_tables.stride(0), *token_strides(layer.q), *strides(layer.k, pool.layout),
+            *strides(layer.v, pool.layout), *self._scale_strides(pool), *token_strides(layer.out),
+            *token_strides(layer.lse),
+            NUM_KV_HEADS=spec.num_kv_heads, HEAD_BLOCKS=shape.head_blocks, M=shape.m, N=shape.n, D=shape.d, SPAN=span,
+            UPCAST=self._upcast, **self._constants, **self._options(shape), **constants,
+        )  # fmt: skip
 
     def _merge(
-        self,
-        part: Tensor | None,
-        sums: Tensor | None,
-        rows: Tensor | None,
-        out: Tensor,
-        lse: Tensor | None,
-        shape: plans.Shape,
-        *,
-        first_row: int,
-        num_rows: int,
+        self, layer: Layer, shape: plans.Shape, parts: tuple[Tensor | None, Tensor | None], rows: Tensor | None,
+        *, first_row: int, num_rows: int,
         num_splits: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Put splits together: of decode rows as `rows` says, else `num_splits` of each of `num_rows` tokens."""
         from framework_triton.decode import merge_splits
 
         spec = self._spec
         heads = plans.next_power(spec.num_heads) if self._interpreted else min(plans.next_power(spec.num_heads), 8)
         self._start(
-            merge_splits,
-            (num_rows, -(-spec.num_heads // heads)),
-            part,
-            sums,
-            rows,
-            out,
-            lse,
-            first_row,
-            num_rows,
-            num_splits,
-            out.stride(0),
-            out.stride(1),
-            *token_strides(lse),
-            NUM_HEADS=spec.num_heads,
-            HEAD_DIM=spec.value_dim,
-            M=heads,
-            D=shape.d,
-        )
-
-    def _prefill(
-        self, q: Tensor, pool: LayerKV, k: Tensor, v: Tensor, step: StepPlan, out: Tensor, lse: Tensor | None
-    ) -> None:
-        from framework_triton.prefill import prefill
-
-        spec, batch = self._spec, step.batch
-        chunks = self._chunks(q, step)
-        shape, num_splits = chunks.shape, chunks.num_splits
-        part = sums = None
-        if chunks.split_len:
-            part, sums = self._part_workspaces(num_splits * chunks.num_tokens)
-        self._start(
-            prefill,
-            (*plans.prefill_grid(spec, shape, chunks.num_tokens, chunks.num_rows), num_splits),
-            q,
-            k,
-            v,
-            out,
-            lse,
-            batch.block_tables,
-            batch.context_lens,
-            batch.query_starts,
-            *self._layer_constants(pool),
-            part,
-            sums,
-            step.num_decodes,
-            chunks.num_rows,
-            chunks.num_tokens,
-            (chunks.num_rows - 1).bit_length(),
-            chunks.split_len,
-            *plans.scales(spec),
-            plans.span(spec)[1],
-            *self._all_strides(q, k, v, out, lse, batch, pool),
-            NUM_KV_HEADS=spec.num_kv_heads,
-            HEAD_BLOCKS=shape.head_blocks,
-            BLOCK_Q=plans.block_q(spec, shape),
-            M=shape.m,
-            N=shape.n,
-            D=shape.d,
-            UPCAST=self._upcast,
-            **self._constants,
-            **self._options(shape),
-        )
-        if chunks.split_len:
-            self._merge(
-                part,
-                sums,
-                None,
-                out,
-                lse,
-                shape,
-                first_row=step.num_decodes,
-                num_rows=chunks.num_tokens,
-                num_splits=num_splits,
-            )
-
-    def _chunks(self, q: Tensor, step: StepPlan) -> ChunkPlan:
-        """Tiles for the rows that are no decodes, and how their contexts are cut."""
-        spec, batch = self._spec, step.batch
-        shape = plans.prefill_shape(spec, self._arch, batch.max_query_len, batch.max_context_len)
-        num_rows = len(batch.context_lens) - step.num_decodes
-        num_tokens = q.shape[0] - step.num_decodes
-        split_len = plans.chunk_split_len(
-            plans.prefill_grid(spec, shape, num_tokens, num_rows),
-            batch.max_context_len,
-            shape.n,
-            self._chunk_programs,
-            self._min_split_tokens,
-            self._split_tokens,
-        )
-        if not split_len:
-            return ChunkPlan(shape, num_rows, num_tokens)
-        shape = shape if self._arch is None else plans.split_shape(spec, shape)
-        return ChunkPlan(shape, num_rows, num_tokens, split_len, -(-batch.max_context_len // split_len))
-
-    def _layer_constants(self, pool: LayerKV) -> tuple[Tensor | None, ...]:
-        spec = self._spec
-        sinks = pool.sinks if spec.sinks else None
-        slopes = pool.alibi_slopes if spec.alibi else None
-        return sinks, slopes, *self._scales(pool)
+            merge_splits, (num_rows, -(-spec.num_heads // heads)), *parts, rows, layer.out, layer.lse, first_row,
+            num_rows, num_splits, *token_strides(layer.out), *token_strides(layer.lse),
+            NUM_HEADS=spec.num_heads, HEAD_DIM=spec.value_dim, M=heads, D=shape.d,
+        )  # fmt: skip
 
     def _part_workspaces(self, num_parts: int) -> tuple[Tensor, Tensor]:
         """Room for the outputs, and for the largest logits and sums, of `num_parts` splits of a token's context."""
         num_heads = num_parts * self._spec.num_heads
         part = self._workspace("part", num_heads * self._spec.value_dim, "float32")
         return part, self._workspace("part_sums", num_heads * 2, "float32")
-
-    def _all_strides(
-        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, batch: Batch, pool: LayerKV
-    ) -> tuple[int, ...]:
-        return (
-            batch.block_tables.stride(0),
-            q.stride(0),
-            q.stride(1),
-            *strides(k, pool.layout),
-            *strides(v, pool.layout),
-            *self._scale_strides(pool),
-            out.stride(0),
-            out.stride(1),
-            *token_strides(lse),
-        )
 
     def _options(self, shape: plans.Shape) -> dict[str, Any]:
         if self._interpreted:
@@ -371,40 +256,16 @@ class Launcher:
         k, v = dense(k, 2), dense(v, 2)
         pool_k, pool_v = as_stored(pool.k), as_stored(pool.v)
         self._start(
-            write_kv,
-            (-(-num_tokens // shape.tokens), shape.parts),
-            q,
-            k,
-            v,
-            out,
-            pool_k,
-            pool_v,
-            cos,
-            sin,
-            positions,
-            slots.contiguous(),
-            *self._scales(pool),
-            num_tokens,
-            *token_strides(q),
-            *token_strides(k),
-            *token_strides(v),
-            *token_strides(out),
-            0 if cos is None else cos.stride(0),
-            0 if sin is None else sin.stride(0),
-            *strides(pool_k, pool.layout),
-            *strides(pool_v, pool.layout),
+            write_kv, (-(-num_tokens // shape.tokens), shape.parts), q, k, v, out, pool_k, pool_v, cos, sin, positions,
+            slots.contiguous(), *self._scales(pool), num_tokens, *token_strides(q), *token_strides(k),
+            *token_strides(v), *token_strides(out), 0 if cos is None else cos.stride(0),
+            0 if sin is None else sin.stride(0), *strides(pool_k, pool.layout), *strides(pool_v, pool.layout),
             *self._scale_strides(pool),
-            NUM_HEADS=spec.num_heads,
-            NUM_KV_HEADS=spec.num_kv_heads,
-            HEAD_DIM=spec.head_dim,
-            PAGE=pool.block_size,
-            PAIRS=shape.pairs,
-            HEADS=shape.heads,
-            TOKENS=shape.tokens,
+            NUM_HEADS=spec.num_heads, NUM_KV_HEADS=spec.num_kv_heads, HEAD_DIM=spec.head_dim, PAGE=pool.block_size,
+            PAIRS=shape.pairs, HEADS=shape.heads, TOKENS=shape.tokens, UPCAST=self._upcast,
             INTERLEAVED=rotation is not None and rotation[2].interleaved,
             QUANTISE=plans.quantised(self._constants["STORED"]),
-            UPCAST=self._upcast,
-        )
+        )  # fmt: skip
 
     def copy_blocks(self, pool: LayerKV, copies: Tensor, *, ordered: bool) -> None:
         """Copy whole blocks (source, destination), with int8's scales; in order, unless no destination is a source."""
@@ -423,19 +284,10 @@ class Launcher:
         elements = k[0].numel()
         slice_size = min(plans.next_power(elements), 1 << 20) if self._interpreted else 1024
         self._start(
-            copy_blocks,
-            (-(-elements // slice_size), 1 if ordered else len(copies)),
-            k,
-            v,
-            copies.contiguous(),
-            len(copies),
-            k.stride(0),
-            v.stride(0),
-            NUM_ELEMENTS=elements,
-            E=slice_size,
-            ORDERED=ordered,
+            copy_blocks, (-(-elements // slice_size), 1 if ordered else len(copies)), k, v, copies.contiguous(),
+            len(copies), k.stride(0), v.stride(0), NUM_ELEMENTS=elements, E=slice_size, ORDERED=ordered,
             **({} if self._interpreted else {"num_stages": 1}),
-        )
+        )  # fmt: skip
 
     def _scales(self, pool: LayerKV) -> tuple[Tensor | None, Tensor | None]:
         """What K and V are multiplied by, of a head or of a token and head; None where nothing is."""

@@ -4,16 +4,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from framework.interfaces.backend import AttentionSpec
-from framework_triton.configs import (
-    ArchConfig,
-    decode_tiles,
-    is_biased,
-    padded_dim,
-    prefill_tiles,
-)
+from framework_triton.configs import ArchConfig, Tiles, decode_tiles, is_biased, padded_dim, prefill_tiles
 
 LOG2_E = 1.4426950408889634
 _INTERPRETED_ELEMENTS = 1 << 20  # of one K tile in the interpreter: 8 MiB of addresses
@@ -35,21 +29,18 @@ def next_size(value: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(Tiles):
     """Everything a decode or prefill kernel is specialised on, besides the spec.
 
     Attributes:
+        d: elements of a head, padded.
+        items: work items of one program.
         head_blocks: programs that share the query heads of a kv head, where they are more than fit the tile's M rows.
     """
 
-    m: int
-    n: int
     d: int
     items: int = 1
     head_blocks: int = 1
-    num_warps: int = 4
-    num_stages: int = 2
-    max_registers: int = 0
 
 
 def decode_shape(spec: AttentionSpec, arch: ArchConfig | None, num_rows: int, max_context: int) -> Shape:
@@ -59,17 +50,8 @@ def decode_shape(spec: AttentionSpec, arch: ArchConfig | None, num_rows: int, ma
     """
     group = spec.num_heads // spec.num_kv_heads
     if arch is not None:
-        dim, config = padded_dim(spec.value_dim), decode_tiles(arch, spec)
-        rows = min(max(next_power(group), 16), config.max_m)
-        return Shape(
-            m=rows,
-            n=config.block_n,
-            d=dim,
-            head_blocks=-(-group // rows),
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-            max_registers=config.max_registers,
-        )
+        tiles = decode_tiles(arch, spec)
+        return _chip_shape(spec, replace(tiles, m=min(max(next_power(group), 16), tiles.m)))
     dim = next_power(spec.value_dim)
     tokens = min(max(next_power(max_context), 16), 512, max(_INTERPRETED_ELEMENTS // dim, 16))
     items = max(min(next_power(num_rows * spec.num_kv_heads), _INTERPRETED_ELEMENTS // (tokens * dim)), 1)
@@ -77,25 +59,20 @@ def decode_shape(spec: AttentionSpec, arch: ArchConfig | None, num_rows: int, ma
 
 
 def prefill_shape(spec: AttentionSpec, arch: ArchConfig | None, max_queries: int, max_context: int) -> Shape:
-    """Tiles of the prefill kernel; rows shrink to what the longest chunk fills."""
-    group = spec.num_heads // spec.num_kv_heads
-    needed = next_power(max(max_queries, 1) * group)
+    """Tiles of the prefill kernel; without an arch the rows shrink to what the longest chunk fills."""
     if arch is not None:
-        dim, config = padded_dim(spec.value_dim), prefill_tiles(arch, spec)
+        tiles = prefill_tiles(arch, spec)
         halved = arch.halve_when_biased and is_biased(spec)
-        tokens = max(config.block_n // 2, 16) if halved else config.block_n
-        return Shape(
-            m=config.block_m,
-            n=tokens,
-            d=dim,
-            head_blocks=-(-group // config.block_m),
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-            max_registers=config.max_registers,
-        )
-    dim = next_power(spec.value_dim)
+        return _chip_shape(spec, replace(tiles, n=max(tiles.n // 2, 16)) if halved else tiles)
+    group = spec.num_heads // spec.num_kv_heads
+    rows = min(next_power(max(max_queries, 1) * group), 512)
     tokens = min(max(next_power(max_context), 16), 512)
-    return Shape(m=max(min(needed, 512), next_power(group)), n=tokens, d=dim)
+    return Shape(m=max(rows, next_power(group)), n=tokens, d=next_power(spec.value_dim))
+
+
+def _chip_shape(spec: AttentionSpec, tiles: Tiles) -> Shape:
+    head_blocks = -(-(spec.num_heads // spec.num_kv_heads) // tiles.m)
+    return Shape(**asdict(tiles), d=padded_dim(spec.value_dim), head_blocks=head_blocks)
 
 
 _SPLIT_ROWS = 64  # of a tile that reads a part of the context: few queries, and registers for the partial output
@@ -136,7 +113,6 @@ def feature_constants(spec: AttentionSpec, arch: ArchConfig | None) -> dict[str,
         "R": max(next_power(spec.head_dim - spec.value_dim), 16),
         "LATENT": spec.latent_dim is not None,
         "PAGE": spec.block_size,
-        "SPAN": span(spec)[0],
         "HAS_CAP": spec.soft_cap is not None,
         "STORED": _stored(spec, arch),
     }

@@ -61,11 +61,11 @@ def prefill(
     LSE,  # (T, H) float32 or None
     TABLES,
     LENS,
-    STARTS,
     SINKS,
     SLOPES,
     K_SCALE,
     V_SCALE,
+    STARTS,
     PART,  # (splits, tokens of the chunks, H, HEAD_DIM) float32, not divided; or None where the context is not split
     PART_SUMS,  # (splits, tokens of the chunks, H, 2) float32: largest logit in base 2, sum of exponentials below it
     first_row,

@@ -98,24 +98,20 @@ class Zipf:
         return [*drawn, *islice(rest, count - len(drawn))]
 
 
-def need(workload: str, name: str, value: float, low: float, high: float = MOST) -> None:
-    """The option is within `low` to `high`.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if not low <= value <= high:
-        raise ConfigError(f"workload.{name} ({workload}) must be {low} to {high}, found {shown(value)}")
-
-
 class _Named(Protocol):
     name: ClassVar[str]
 
 
-def at_least(workload: _Named, low: float, *options: str) -> None:
-    """Each of these options of a workload is `low` or more; see need."""
+def within(workload: _Named, low: float, high: float, *options: str) -> None:
+    """Each of these options of a workload is within `low` to `high`.
+
+    Raises:
+        ConfigError: one is not.
+    """
     for option in options:
-        need(workload.name, option, getattr(workload, option), low)
+        value = getattr(workload, option)
+        if not low <= value <= high:
+            raise ConfigError(f"workload.{option} ({workload.name}) must be {low} to {high}, found {shown(value)}")
 
 
 @dataclass(kw_only=True)
@@ -149,10 +145,10 @@ class SeededWorkload(Workload):
     arrivals: Path | None = None
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "output_tokens")
-        need(self.name, "spread", self.spread, 0, 3)
-        need(self.name, "vocab_size", self.vocab_size, 2, 2**30)
-        at_least(self, 0, "temperature", "rate_per_s", "burstiness")
+        within(self, 1, MOST, "output_tokens")
+        within(self, 0, 3, "spread")
+        within(self, 2, 2**30, "vocab_size")
+        within(self, 0, MOST, "temperature", "rate_per_s", "burstiness")
         if self.arrivals is not None and self.rate_per_s:
             raise ConfigError(f"workload.rate_per_s ({self.name}) must be 0 where workload.arrivals gives the times")
 

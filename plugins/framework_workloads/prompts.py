@@ -18,7 +18,7 @@ from framework.files.jsonl import JsonObject, require_file
 from framework.interfaces.workload import Message, Namespace, Sampling, Workload, WorkloadRequest
 from framework.types import TokenArray
 from framework_workloads.lines import first_lines, iter_lines, iter_objects
-from framework_workloads.trace.format import FieldError, contents, facts_of, integer, integers, number, text
+from framework_workloads.trace.format import FieldError, contents, facts_of, integer, number, text, token_ids
 
 _PROMPT = ("prompt", "messages", "tokens")
 _SAMPLING = tuple(field.name for field in fields(Sampling))
@@ -216,7 +216,7 @@ def _prompt(record: JsonObject) -> str | tuple[Message, ...] | TokenArray:
     if len(given) != 1:
         raise FieldError("prompt", f"want exactly one of {', '.join(_PROMPT)}, found {' and '.join(given) or 'none'}")
     if given[0] == "tokens":
-        return integers(record, "tokens", limit=2**31 - 1).astype(np.int32)
+        return token_ids(record, "tokens")
     if given[0] == "prompt":
         return _text("prompt", record["prompt"])
     messages = record["messages"]

@@ -13,7 +13,7 @@ import numpy as np
 
 from framework.errors import ConfigError
 from framework.interfaces.workload import Sampling, WorkloadRequest
-from framework_workloads.draws import SeededWorkload, Zipf, at_least, need
+from framework_workloads.draws import MOST, SeededWorkload, Zipf, within
 
 
 @dataclass(kw_only=True)
@@ -37,8 +37,8 @@ class SystemPrompts(SeededWorkload):
     user_tokens: int = 48
 
     def __post_init__(self) -> None:
-        at_least(self, 0, "zipf_alpha", "system_tokens")
-        at_least(self, 1, "num_requests", "num_prompts", "user_tokens")
+        within(self, 0, MOST, "zipf_alpha", "system_tokens")
+        within(self, 1, MOST, "num_requests", "num_prompts", "user_tokens")
         super().__post_init__()
 
     def requests(self) -> Iterator[WorkloadRequest]:
@@ -87,9 +87,9 @@ class Rag(SeededWorkload):
     question_tokens: int = 24
 
     def __post_init__(self) -> None:
-        at_least(self, 0, "zipf_alpha", "instruction_tokens")
-        at_least(self, 1, "num_requests", "num_documents", "document_tokens", "question_tokens")
-        need("rag", "documents_per_request", self.documents_per_request, 1, self.num_documents)
+        within(self, 0, MOST, "zipf_alpha", "instruction_tokens")
+        within(self, 1, MOST, "num_requests", "num_documents", "document_tokens", "question_tokens")
+        within(self, 1, self.num_documents, "documents_per_request")
         super().__post_init__()
 
     def requests(self) -> Iterator[WorkloadRequest]:
@@ -137,9 +137,9 @@ class Forks(SeededWorkload):
     temperature: float = 0.8
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "num_requests", "prompt_tokens", "n")
-        need("forks", "beam_width", self.beam_width, 2)
-        need("forks", "beam_share", self.beam_share, 0, 1)
+        within(self, 1, MOST, "num_requests", "prompt_tokens", "n")
+        within(self, 2, MOST, "beam_width")
+        within(self, 0, 1, "beam_share")
         if self.n > 1 and not self.temperature and self.beam_share < 1:
             raise ConfigError(
                 f"workload.temperature (forks) must be above 0 for n={self.n} samples: greedy ones are all equal"

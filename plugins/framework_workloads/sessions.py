@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from framework.interfaces.workload import WorkloadRequest
-from framework_workloads.draws import Draws, SeededWorkload, Zipf, at_least
+from framework_workloads.draws import MOST, Draws, SeededWorkload, Zipf, within
 
 
 class Sessions(SeededWorkload):
@@ -84,8 +84,8 @@ class Conversations(Sessions):
     think_s: float = 0.0
 
     def __post_init__(self) -> None:
-        at_least(self, 0, "zipf_alpha", "system_tokens", "think_s")
-        at_least(self, 1, "num_sessions", "turns", "num_prompts", "user_tokens")
+        within(self, 0, MOST, "zipf_alpha", "system_tokens", "think_s")
+        within(self, 1, MOST, "num_sessions", "turns", "num_prompts", "user_tokens")
         super().__post_init__()
 
     def _session(self, draws: Draws, popularity: Zipf, number: int, now_s: float) -> Iterator[WorkloadRequest]:
@@ -144,8 +144,8 @@ class Agents(Sessions):
     spread: float = 0.8
 
     def __post_init__(self) -> None:
-        at_least(self, 0, "zipf_alpha", "agent_tokens", "summary_tokens", "tool_s")
-        at_least(self, 1, "num_sessions", "steps", "num_agents", "task_tokens", "tool_tokens", "max_context_tokens")
+        within(self, 0, MOST, "zipf_alpha", "agent_tokens", "summary_tokens", "tool_s")
+        within(self, 1, MOST, "num_sessions", "steps", "num_agents", "task_tokens", "tool_tokens", "max_context_tokens")
         super().__post_init__()
 
     def _session(self, draws: Draws, popularity: Zipf, number: int, now_s: float) -> Iterator[WorkloadRequest]:

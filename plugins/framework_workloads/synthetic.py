@@ -17,7 +17,7 @@ import numpy as np
 
 from framework.interfaces.workload import Sampling, Workload, WorkloadRequest
 from framework.types import TokenArray
-from framework_workloads.draws import at_least, need
+from framework_workloads.draws import MOST, within
 
 _WORDS = (
     "cache", "block", "page", "table", "prefix", "token", "query", "layer", "model", "batch", "prompt",
@@ -69,12 +69,12 @@ class Chat(Workload):
     rate_per_s: float = 0.0
 
     def __post_init__(self) -> None:
-        at_least(self, 0, "prefix_tokens", "temperature", "parallel_temperature", "rate_per_s")
-        at_least(self, 1, "num_requests", "num_prefixes", "turns", "output_tokens")
-        at_least(self, 2, "suffix_tokens", "parallel_n", "beam_width")
-        need("chat", "parallel_share", self.parallel_share, 0, 1)
+        within(self, 0, MOST, "prefix_tokens", "temperature", "parallel_temperature", "rate_per_s")
+        within(self, 1, MOST, "num_requests", "num_prefixes", "turns", "output_tokens")
+        within(self, 2, MOST, "suffix_tokens", "parallel_n", "beam_width")
+        within(self, 0, 1, "parallel_share")
         if self.num_beam is not None:
-            need("chat", "num_beam", self.num_beam, 0, self.num_requests)
+            within(self, 0, self.num_requests, "num_beam")
 
     def requests(self) -> Iterator[WorkloadRequest]:
         rng = _stream("chat", self.seed)
@@ -122,9 +122,9 @@ class _TokenIds(Workload):
     rate_per_s: float = 0.0
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "num_requests", "new_tokens")
-        need(self.name, "vocab_size", self.vocab_size, 2, 2**30)
-        at_least(self, 0, "temperature", "rate_per_s")
+        within(self, 1, MOST, "num_requests", "new_tokens")
+        within(self, 2, 2**30, "vocab_size")
+        within(self, 0, MOST, "temperature", "rate_per_s")
 
     @abstractmethod
     def _prompts(self, rng: random.Random) -> Iterator[TokenArray]:
@@ -164,8 +164,8 @@ class NoSharing(_TokenIds):
     max_tokens: int = 512
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "min_tokens")
-        at_least(self, self.min_tokens, "max_tokens")
+        within(self, 1, MOST, "min_tokens")
+        within(self, self.min_tokens, MOST, "max_tokens")
         super().__post_init__()
 
     def _prompts(self, rng: random.Random) -> Iterator[TokenArray]:
@@ -190,8 +190,8 @@ class SharedPrefix(_TokenIds):
     unique_tokens: int = 64
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "unique_tokens")
-        at_least(self, 0, "prefix_tokens")
+        within(self, 1, MOST, "unique_tokens")
+        within(self, 0, MOST, "prefix_tokens")
         super().__post_init__()
 
     def _prompts(self, rng: random.Random) -> Iterator[TokenArray]:

@@ -20,7 +20,11 @@ from framework_testing.backend import (
     backend_checks,
     check_blocks_beyond_2_31_elements_are_addressed,
 )
+from framework_triton import launch, plan
 from framework_triton.backend import TritonBackend
+from framework_triton.configs import ARCHS
+from framework_triton.kernels import interpreted
+from framework_triton.launch import Launcher
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -150,9 +154,6 @@ def _batch(lengths: np.ndarray, block_size: int, width: int) -> Batch:
 @pytest.mark.parametrize("window", [None, 1, 100, 1000])
 @pytest.mark.parametrize("num_sms", [2, 16, 264])
 def test_splits_cover_every_visible_token_once_and_fill_the_device(num_sms: int, window: int | None) -> None:
-    from framework_triton.configs import ARCHS
-    from framework_triton.launch import Launcher
-
     spec = make_spec(sliding_window=window)
     generator = np.random.default_rng(0)
     for rows in (1, 3, 32):
@@ -180,9 +181,6 @@ def test_splits_cover_every_visible_token_once_and_fill_the_device(num_sms: int,
 
 
 def test_rows_split_by_work_match_fp64() -> None:
-    from framework_triton.configs import ARCHS
-    from framework_triton.launch import Launcher
-
     spec = make_spec(dtype="float16")
     problem = build_problem(Case(spec, (1500, 5, 700), (1, 1, 1)))
     launcher = Launcher(spec, "cpu", arch=ARCHS["sm_90"], num_sms=4, split_tokens=None)
@@ -209,9 +207,6 @@ CHUNK_FEATURES: dict[str, dict[str, Any]] = {
 def test_a_short_chunk_behind_a_long_prefix_is_split_over_its_context(
     features: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from framework_triton.configs import ARCHS
-    from framework_triton.launch import Launcher
-
     launched = _record_launches(monkeypatch)
     spec = make_spec(**({"dtype": "float16"} | CHUNK_FEATURES[features]))
     problem = build_problem(Case(spec, (1500, 700, 9), (20, 3, 9)))
@@ -319,9 +314,6 @@ def test_unknown_architectures_and_splits_below_one_token_are_refused() -> None:
 
 
 def test_kernels_are_launched_on_the_device_of_their_setup(monkeypatch: pytest.MonkeyPatch) -> None:
-    from framework_triton import launch
-    from framework_triton.configs import ARCHS
-
     current: list[int] = []
     launched: list[tuple[str, tuple[int, ...]]] = []
 
@@ -346,7 +338,7 @@ def test_kernels_are_launched_on_the_device_of_their_setup(monkeypatch: pytest.M
     monkeypatch.setattr(launch, "compiled", Recorded)
     spec = make_spec()
     problem = build_problem(Case(spec, (900, 30), (1, 12)))
-    launcher = launch.Launcher(spec, "cuda:1", arch=ARCHS["sm_90"], num_sms=0, split_tokens=None)
+    launcher = Launcher(spec, "cuda:1", arch=ARCHS["sm_90"], num_sms=0, split_tokens=None)
     new = torch.zeros(2, spec.num_kv_heads, spec.head_dim)
     launcher.attend(problem.q, problem.pool, launcher.plan(problem.batch), torch.empty_like(problem.q), None)
     launcher.write(problem.pool, new, new, torch.tensor([16, 17]))
@@ -356,9 +348,6 @@ def test_kernels_are_launched_on_the_device_of_their_setup(monkeypatch: pytest.M
 
 def _record_launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Every launch as (kernel, grid, its constants), in order."""
-    from framework_triton import launch
-    from framework_triton.kernels import interpreted
-
     launched: list[tuple[Any, ...]] = []
 
     class Recorded:
@@ -389,20 +378,17 @@ def test_a_pool_of_another_float_than_the_queries_is_refused_in_one_sentence(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "int8"])
-def test_pools_of_bytes_have_tiles_for_queries_of_every_dtype_on_every_chip(dtype: str, kv_dtype: str) -> None:
+@pytest.mark.parametrize("kv_dtype", [None, "float8_e4m3fn", "int8"])
+def test_every_dtype_and_head_dim_has_tiles_on_every_chip(dtype: str, kv_dtype: str | None) -> None:
     """Also e4m3 on chips that have no conversion of it: there the kernels decode its bits."""
-    from framework_triton import plan
-    from framework_triton.configs import ARCHS
-
-    for head_dim in (8, 46, 64, 100, 256):
+    for head_dim in (8, 16, 46, 64, 96, 100, 128, 192, 256):
         spec = make_spec(dtype=dtype, kv_dtype=kv_dtype, head_dim=head_dim)
         for name, arch in ARCHS.items():
             assert plan.decode_shape(spec, arch, 4, 100).n >= 16, name
             assert plan.prefill_shape(spec, arch, 4, 100).n >= 16, name
-            stored = plan.feature_constants(spec, arch)["STORED"]
-            by_chip = name == "sm_90"
-            assert stored == (plan.INT8 if kv_dtype == "int8" else plan.E4M3_BY_CHIP if by_chip else plan.E4M3_BY_BITS)
+            e4m3 = plan.E4M3_BY_CHIP if name == "sm_90" else plan.E4M3_BY_BITS
+            wanted = {None: plan.AS_QUERIES, "int8": plan.INT8, "float8_e4m3fn": e4m3}[kv_dtype]
+            assert plan.feature_constants(spec, arch)["STORED"] == wanted, name
 
 
 def test_the_interpreter_spends_nothing_on_overflows_that_it_would_not_tell() -> None:

@@ -73,6 +73,6 @@ def test_memory_does_not_grow_with_the_number_of_requests() -> None:
         tracemalloc.stop()
         return size
 
-    peak(20)
-    short, long = peak(100), peak(1000)
+    peak(10)
+    short, long = peak(50), peak(400)
     assert long < 3 * short, (short, long)

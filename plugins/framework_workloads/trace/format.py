@@ -21,7 +21,7 @@ import orjson
 
 from framework.errors import FrameworkError, InvalidArgument, shown
 from framework.interfaces.workload import BlockIdArray, Hint, WorkloadRequest
-from framework.types import Contents, as_contents
+from framework.types import Contents, TokenArray, as_contents
 
 MAX_TOKENS = 100_000_000
 """Most tokens one request may claim: above any context window, below what a corrupted digit makes of one."""
@@ -363,6 +363,15 @@ def integers(record: Mapping[str, Any], field: str, limit: int = 2**62) -> Block
         FieldError: missing, no list, or an element that is no whole number within bounds.
     """
     return _whole_numbers(record, field, limit).astype(np.int64, copy=False)
+
+
+def token_ids(record: Mapping[str, Any], field: str) -> TokenArray:
+    """(n,) int32 token ids of the list in `field`.
+
+    Raises:
+        FieldError: missing, no list, or an element that is no token id.
+    """
+    return integers(record, field, limit=2**31 - 1).astype(np.int32)
 
 
 class BlockNames:

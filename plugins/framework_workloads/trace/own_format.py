@@ -24,8 +24,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import numpy as np
-
 from framework.errors import ConfigError
 from framework.interfaces.workload import Namespace, Sampling, WorkloadRequest, answer, name_blocks
 from framework.types import TokenArray
@@ -39,10 +37,10 @@ from framework_workloads.trace.format import (
     facts_of,
     first_object,
     integer,
-    integers,
     number,
     text,
     texts,
+    token_ids,
 )
 
 FORMAT, VERSION = "kvlab-trace", 1
@@ -82,8 +80,8 @@ class OwnFormat(HeadedReader):
 
     def parse(self, record: Mapping[str, Any]) -> WorkloadRequest:
         """One request line. Token-level prompts get block ids by `name_blocks`."""
-        tokens = _tokens(record, "tokens") if "tokens" in record else None
-        output = _tokens(record, "output") if record.get("output") is not None else None
+        tokens = token_ids(record, "tokens") if "tokens" in record else None
+        output = token_ids(record, "output") if record.get("output") is not None else None
         input_tokens = _length(record, "input_tokens", tokens, 1)
         output_tokens = _length(record, "output_tokens", output, 0)
         if input_tokens == 0:
@@ -126,10 +124,6 @@ def _sampling(record: Mapping[str, Any], output_tokens: int) -> Sampling:
     if min(n, beam_width) > 1:
         raise FieldError("n", f"expected 1 beside a beam_width of {beam_width}, found {n}")
     return answer(output_tokens, n, beam_width)
-
-
-def _tokens(record: Mapping[str, Any], field: str) -> TokenArray:
-    return integers(record, field, limit=2**31 - 1).astype(np.int32)
 
 
 def as_trace(requests: Iterable[WorkloadRequest], block_tokens: int | None = None) -> Iterator[WorkloadRequest]:

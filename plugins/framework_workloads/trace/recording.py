@@ -42,6 +42,7 @@ from framework_workloads.trace.format import (
     json_object,
     number,
     text,
+    token_ids,
 )
 from framework_workloads.trace.own_format import DEFAULT_BLOCK_TOKENS
 
@@ -143,7 +144,7 @@ def _begun(header: Mapping[str, Any]) -> Recording:
 
 def _request(record: Mapping[str, Any]) -> WorkloadRequest:
     """What was asked, without the answers."""
-    tokens = _tokens(record, "prompt")
+    tokens = token_ids(record, "prompt")
     if not len(tokens):
         raise FieldError("prompt", "a prompt has at least one token")
     return WorkloadRequest(
@@ -155,13 +156,8 @@ def _request(record: Mapping[str, Any]) -> WorkloadRequest:
     )
 
 
-def _tokens(record: Mapping[str, Any], name: str) -> TokenArray:
-    tokens: TokenArray = integers(record, name, limit=2**31 - 1).astype("int32")
-    return tokens
-
-
 def _outputs(record: Mapping[str, Any]) -> list[TokenArray]:
-    return [_tokens({"outputs": tokens}, "outputs") for tokens in _list(record, "outputs")]
+    return [token_ids({"outputs": tokens}, "outputs") for tokens in _list(record, "outputs")]
 
 
 def _tops(record: Mapping[str, Any]) -> list[Candidates]:

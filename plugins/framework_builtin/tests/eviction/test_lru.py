@@ -1,14 +1,17 @@
-"""LRU's order, whatever is released together, late or again, against a plain sort."""
+"""LRU's order, whatever is released together, late or again, against a plain sort; and its victims in bulk."""
 
 from __future__ import annotations
 
 from random import Random
 
 import pytest
+from paged_helpers import make, serve, tokens
+from replay_helpers import random_requests, workload
 
-from framework.interfaces.eviction import BlockView
+from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.types import BlockHash, BlockId
 from framework_builtin.eviction.lru import Lru
+from framework_cache_only.reference import replay
 
 NUM_BLOCKS = 24
 
@@ -44,3 +47,44 @@ def test_the_least_recent_block_goes_first_and_the_deepest_of_equals(seed: int) 
         named = policy.victims(count, 0.0) if draw.random() < 0.5 else []
         assert named == order[: len(named)], (clock, named, order)
         candidates -= set(named)
+
+
+def test_a_replay_in_bulk_evicts_what_one_by_one_does() -> None:
+    assert Lru.victims is not EvictionPolicy.victims
+    for seed in range(25):
+        paths = workload(random_requests(seed, count=120, width=3, longest=6))
+        for size in (1, 4, 15, 60):
+            reported: list[tuple[int, int]] = []
+            one = replay(
+                paths, Lru(), size, on_evict=lambda request, node, reported=reported: reported.append((request, node))
+            )
+            bulk = replay(paths, Lru(), size)
+            assert (one, one.request_hits.tolist()) == (bulk, bulk.request_hits.tolist()), (seed, size)
+            assert len(reported) == bulk.evictions
+
+
+def test_victims_are_not_asked_in_bulk_of_a_subclass_that_overrides_victim_alone() -> None:
+    asked: list[float] = []
+
+    class Counts(Lru):
+        def victim(self, now: float) -> BlockId:
+            asked.append(now)
+            return super().victim(now)
+
+        def victims(self, count: int, now: float) -> list[BlockId]:
+            return EvictionPolicy.victims(self, count, now)
+
+    class Most(Lru):
+        def victim(self, now: float) -> BlockId:
+            return max(block for block in range(1, 9) if self._turn[block])
+
+    evicted: list[int] = []
+    for policy in (Counts(), Most()):
+        allocator = make(8, 2, eviction=policy)
+        for number in (1, 2):
+            serve(allocator, number, tokens(*[number] * 8))
+        evicted.clear()
+        allocator.listen(lambda event: evicted.extend(event.blocks) if event.kind == "evict" else None)
+        serve(allocator, 3, tokens(*[3] * 8))
+    assert len(asked) == 4, asked
+    assert evicted == [8, 7, 6, 5], evicted
