@@ -11,17 +11,7 @@ import numpy.typing as npt
 
 from framework.guard.boundary import Guard, is_count
 from framework.interfaces.eviction import EvictionPolicy
-from framework.registry.kinds import Kind
 from framework.types import RequestFacts
-
-REPLAY_CORE = Kind(
-    "replay_core",
-    "framework_cache_only.replay_core:ReplayCore",
-    is_group=False,
-    chosen="mode.replay_core={name}",
-    command="python -m framework.run mode=cache_only mode.replay_core={name}",
-    kit="framework_cache_only.testing",
-)
 
 PYTHON = "python"
 """What counts unless another core is chosen: `framework_cache_only.reference`."""

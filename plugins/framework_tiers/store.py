@@ -7,17 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from framework.registry.kinds import Kind
 from framework.types import BlockHash
-
-STORE = Kind(
-    "store",
-    "framework_tiers.store:Store",
-    is_group=False,
-    chosen="below.tiers=[{{store: {name}, ...}}]",
-    command="python -m framework.run +below=tiers 'below.tiers=[{{store: {name}, num_blocks: 64}}]'",
-    kit="framework_tiers.testing",
-)
 
 Allocate = Callable[[int], memoryview]
 """(bytes) -> so many bytes of uint8, contiguous and writable."""

@@ -6,17 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
-from framework.registry.kinds import Kind
 from framework.types import BlockHash
-
-TIERING = Kind(
-    "tiering",
-    "framework_tiers.tiering:Tiering",
-    is_group=False,
-    chosen="below.tiering={name}",
-    command="python -m framework.run +below=tiers 'below.tiers=[{{store: host, num_blocks: 64}}]' below.tiering={name}",
-    kit="framework_tiers.testing",
-)
 
 Event = Literal["written", "used", "evicted"]
 
