@@ -93,8 +93,7 @@ class WorkerTransfers(Transfers):
         self._read_s: list[float | None] = [None for _ in stores]
         self._closing = False
         self._broken: BaseException | None = None  # what ended the thread
-        self._listing = [store.lists for store in self._stores]
-        self._seen: list[set[BlockHash]] = [set() for _ in stores]
+        self._seen = {number: set[BlockHash]() for number, store in enumerate(stores, start=1) if store.lists}
         self._found: list[tuple[int, list[BlockHash]]] = []
         self._buffer = np.frombuffer(pool.allocate(pool.block_bytes), dtype=np.uint8)
         self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
@@ -219,7 +218,7 @@ class WorkerTransfers(Transfers):
                 while not self._loads and not self._jobs:
                     if self._closing:
                         return
-                    if not self._lock.wait(_LIST_EVERY_S if any(self._listing) else None):
+                    if not self._lock.wait(_LIST_EVERY_S if self._seen else None):
                         break
             if self._loads or self._jobs:
                 self._carry_out()
@@ -228,13 +227,11 @@ class WorkerTransfers(Transfers):
 
     def _list(self) -> None:
         """Note what lies in a store that was not there, or not noted, before."""
-        for number, (store, seen) in enumerate(zip(self._stores, self._seen, strict=True), start=1):
-            if not self._listing[number - 1]:
-                continue
+        for number, seen in list(self._seen.items()):
             try:
-                new = [key for key in store.keys() if key not in seen]  # noqa: SIM118
+                new = [key for key in self._stores[number - 1].keys() if key not in seen]  # noqa: SIM118
             except StoreFailed as error:
-                self._listing[number - 1] = False
+                del self._seen[number]
                 self._failed(number, error)
                 continue
             seen.update(new)

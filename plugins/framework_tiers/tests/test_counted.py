@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from replay_helpers import random_requests, workload
+from replay_helpers import flushed, random_requests, workload
 
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import EvictionPolicy
@@ -198,6 +198,12 @@ def test_what_a_rule_does_not_load_is_recomputed() -> None:
     assert below.request_hits == [(0, 0), (0, 0), (0, 2)]
     assert below.lower.tiers[0].counts.read == 2, "what is recomputed is not read"
     assert below.lower.tiers[0].counts.dropped == 4, "the pool has all four again"
+
+
+def test_what_was_hit_once_is_not_counted_as_unread() -> None:
+    """A threshold counts what was recomputed and what lies behind a miss."""
+    tier = replayed(workload(flushed([1, 2, 3], 6, pool=4)), OnSecondHit(), 4, 8).lower.tiers[0]
+    assert (tier.counts.hits, tier.num_unread) == (12, 0), "stored at the second use, hit from the third on"
 
 
 def test_a_store_for_which_everything_is_in_use_is_dropped_and_counted() -> None:

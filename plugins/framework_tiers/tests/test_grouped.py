@@ -203,16 +203,6 @@ def test_another_process_finds_both_groups_on_disk(model: LoadedModel, tmp_path:
     assert finished([again]) == finished([first])
 
 
-def test_between_two_steps_and_after_the_last_the_blocks_add_up(model: LoadedModel) -> None:
-    """Blocks go between two flushes, windows pass blocks between two commits, and loads have a table alone."""
-    with tiered(model) as llm:
-        for number in (*range(1, 9), 1, 2):
-            llm.submit(stem(number), SHORT)
-            llm.drain(on_step=lambda engine: engine._check())
-            llm.engine.check()
-        assert llm.stats()["num_loads"] > 0
-
-
 def test_of_states_those_worth_keeping_are_stored_and_no_others(models: dict[str, LoadedModel]) -> None:
     with tiered(models["qwen3_5"], "write_through") as llm:
         llm.generate([stem(1)], SHORT)  # 45 tokens are computed: states after 36, and the last block's after 44
