@@ -158,12 +158,6 @@ def test_a_replay_says_what_the_dtype_of_the_weights_would_have_hit(tmp_path: Pa
     assert narrow["equal_bytes_hit_rate"] == plain["hit_rate"] < narrow["hit_rate"], (narrow, plain)
 
 
-def test_that_a_core_cannot_count_the_policy_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = counted(tmp_path, cache={"kv_dtype": "int8"}, mode={"replay_core": f"{__file__}:Declines"})
-    assert capsys.readouterr().err.count("cannot count Lru") == 1
-    assert result["replay_core"] == "python"
-
-
 def test_its_core_is_a_plugin_of_the_run_and_the_policy_alone_may_draw() -> None:
     here = {"run": {"dir": "x"}, "workload": {"name": "trace", "path": "t"}}
     config = parse(
