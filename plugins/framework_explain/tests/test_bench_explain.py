@@ -2,8 +2,7 @@
 
 pytest plugins/framework_explain/tests/test_bench_explain.py --benchmark-only -s
 
-Rounds are interleaved and in CPU seconds, so that what else runs on the machine disturbs both alike. That it costs
-nothing when off is counted in test_every_cause.py and test_replayed_misses.py beside it.
+Rounds are interleaved and in CPU seconds, so that what else runs on the machine disturbs both alike.
 """
 
 import time

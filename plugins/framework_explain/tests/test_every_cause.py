@@ -317,18 +317,10 @@ def check(
 @pytest.mark.parametrize("allocator", sorted(registry.names("allocator")))
 def test_every_allocators_misses_have_the_causes_of_the_slow_model(allocator: str) -> None:
     totals = np.zeros(len(OUTCOMES), dtype=np.int64)
-    for seed in range(6):
-        totals += check(seed, allocator, "lru")[0]
+    for seed in range(4):
+        totals += check(seed, allocator, "lru" if seed else "random")[0]
     wanted = [HIT, EVICTED, IN_FLIGHT, ELSEWHERE, NEW, END] if allocator in ("prefix", "prefix_cow", "radix") else [NEW]
     assert totals[wanted].all(), totals.tolist()
-
-
-@pytest.mark.parametrize("eviction", sorted(registry.names("eviction")))
-def test_every_policys_misses_have_the_causes_of_the_slow_model(eviction: str) -> None:
-    if registry.load("eviction", eviction).needs_future:
-        pytest.skip("needs the future, which nobody knows here")
-    for seed in range(3):
-        check(seed, {"name": "prefix", "leaf_only": bool(seed % 2)}, eviction)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=["exclusive", "inclusive", "write_through", "second_hit", "erratic"])
@@ -355,19 +347,9 @@ def test_what_a_window_has_passed_has_the_causes_of_the_slow_model(eviction: typ
 
 
 def test_a_content_in_several_blocks_is_lost_with_the_last_of_them() -> None:
-    found = [check(seed, {"name": "prefix", "duplicates": "keep"}, "lru") for seed in range(12)]
+    found = [check(seed, {"name": "prefix", "duplicates": "keep"}, "lru") for seed in range(6)]
     assert max(history.most_copies for _, history in found) > 2
     assert sum(tokens[EVICTED] for tokens, _ in found)
-
-
-def test_lost_contents_are_remembered_up_to_the_bound() -> None:
-    ledger = Ledger(BLOCK, policy="lru", most_contents=8)
-    for key in range(50):
-        ledger.published([key])
-        ledger.given_up([key])
-    assert len(ledger._lost) <= 8
-    assert 49 in ledger._lost
-    assert ledger.num_forgotten == 50 - len(ledger._lost)
 
 
 def why(ledger: Ledger, number: int, key: Any) -> str:
@@ -435,11 +417,16 @@ def test_a_cache_that_begins_anew_never_held_lost_or_computed_anything() -> None
     assert why(ledger, 9, "a") == "evicted", "of two blocks before"
 
 
+def watched() -> tuple[Engine, Explain]:
+    """An engine with room for all, and what explains it."""
+    built = build_allocator("prefix", "lru", "sha256", num_blocks=60, block_size=BLOCK, max_model_len=40, seed=0)
+    explain = Explain(most_contents=100)
+    return make_engine(built, FakeExecutor(60, BLOCK, FakeModel()), max_model_len=40, observers=(explain,)), explain
+
+
 def test_an_engine_asks_the_latest_eight_namespaces_what_they_hold() -> None:
     for others, held in ((7, 2), (8, 1)):
-        built = build_allocator("prefix", "lru", "sha256", num_blocks=60, block_size=BLOCK, max_model_len=40, seed=0)
-        explain = Explain(most_contents=100)
-        engine = make_engine(built, FakeExecutor(60, BLOCK, FakeModel()), max_model_len=40, observers=(explain,))
+        engine, explain = watched()
         first, second, third, end = ([at] * BLOCK for at in range(4))
         for number, prompt in enumerate([first + second, *[first] * others, first + second + third]):
             engine.submit(prompt + end[:1], Sampling(max_tokens=1), namespace=Namespace(salt=str(number)))
@@ -450,26 +437,10 @@ def test_an_engine_asks_the_latest_eight_namespaces_what_they_hold() -> None:
 
 
 def test_placeholders_that_are_there_for_another_image_are_another_namespaces() -> None:
-    built = build_allocator("prefix", "lru", "sha256", num_blocks=60, block_size=BLOCK, max_model_len=40, seed=0)
-    explain = Explain(most_contents=100)
-    engine = make_engine(built, FakeExecutor(60, BLOCK, FakeModel()), max_model_len=40, observers=(explain,))
+    engine, explain = watched()
     for name in ("cat", "dog"):
         engine.submit([1] * (3 * BLOCK + 1), Sampling(max_tokens=1),
                       namespace=Namespace(contents=((BLOCK, 2 * BLOCK, name),)))  # fmt: skip
         engine.run()
     assert engine.metrics.hit_tokens == BLOCK, "what stands before the image"
     assert explain.ledger.row(1)["missed_other_namespace_tokens"] == 2 * BLOCK
-
-
-def test_nothing_is_done_for_a_ledger_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    for name in ("__init__", "published", "given_up", "ask", "admit", "leave", "compute", "serve", "names", "others"):
-        monkeypatch.setattr(Ledger, name, lambda *a, name=name, **k: calls.append(name))
-    listened: list[Any] = []
-    built = build_allocator("prefix", "lru", "xxh64", num_blocks=20, block_size=BLOCK, max_model_len=40, seed=0)
-    monkeypatch.setattr(type(built), "listen", lambda self, listener: listened.append(listener))
-    engine = make_engine(built, FakeExecutor(20, BLOCK, FakeModel()), max_model_len=40)
-    for _ in range(5):
-        engine.submit([1, 2, 3, 4, 5, 6], Sampling(max_tokens=3, ignore_eos=True))
-    engine.run()
-    assert (calls, listened) == ([], [])

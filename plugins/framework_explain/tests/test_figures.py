@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from matplotlib.figure import Figure
 
 from framework_explain import regret_by_age, token_origins
-from framework_report.figures.style import WIDTH_IN, as_svg
 
 REGRETS = [
     {"request": 9, "depth": 0, "blocks": 1, "tokens": 16, "evicted_for": 2, "requests_ago": age, "references_ago": age,
@@ -16,17 +12,6 @@ REGRETS = [
     for age in (3, 900)
 ]  # fmt: skip
 TIERS = {"prompt_tokens": 9, "cached_tokens": 5, "tier1_tokens": 2, "tier2_tokens": 1}
-
-
-@pytest.mark.parametrize(("module", "rows"), [(token_origins, [TIERS]), (regret_by_age, REGRETS)])
-def test_a_figure_says_what_it_draws_from_and_is_as_wide_as_a_phone_can_show(module: Any, rows: list[Any]) -> None:
-    assert module.SOURCE in ("requests.jsonl", "regret.jsonl")
-    assert module.NOTE.endswith(".")
-    assert module.draw([]) is None
-    figure = module.draw(rows)
-    assert isinstance(figure, Figure)
-    assert figure.get_figwidth() == WIDTH_IN
-    assert as_svg(figure, "t").startswith("<svg")
 
 
 def origins(*rows: dict[str, int]) -> dict[str, float]:
