@@ -12,9 +12,8 @@ from framework.groups.memory import Memory
 from framework.interfaces.allocator import Hit
 from framework.interfaces.groups import GroupHit
 from framework.types import BlockHash, RequestId, RequestInfo, TokenArray
-from framework_hybrid.guarded import GuardedRule
-from framework_hybrid.replay import GroupCounts
-from framework_hybrid.stranded import resident_bytes, stranded_bytes
+from framework_hybrid.replay import GroupCounts, resident_bytes, stranded_bytes
+from framework_hybrid.rules import GuardedRule
 
 _MOST_SAMPLES = 32
 

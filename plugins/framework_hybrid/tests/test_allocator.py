@@ -15,14 +15,6 @@ from hybrid_helpers import branching, lru, memories, paths_of
 
 from framework.engine.engine import Engine
 from framework.engine.executors.replay import ReplayExecutor, constant_step
-from framework.errors import (
-    DuplicateRequest,
-    InvalidArgument,
-    InvariantViolation,
-    PluginError,
-    StaleHit,
-    UnknownRequest,
-)
 from framework.groups.checkpoints import CheckpointRule, Retention
 from framework.groups.memory import Memory
 from framework.interfaces.allocator import CacheEvent
@@ -37,6 +29,7 @@ from framework_hybrid.replay import replay_groups
 from framework_hybrid.rules import AtMost, Dense, EveryFew, Junctions, Superseding
 
 WAYS = ("one pool", "pool per group", "two levels")
+PAIRS = [(WAYS[number % 3], layout) for number, layout in enumerate(LAYOUTS)]
 RULES: tuple[CheckpointRule, ...] = (Dense(), Retention(0), Retention(16), EveryFew(12), Junctions(), AtMost(3, 8),
                                      Superseding())  # fmt: skip
 Talk = tuple[list[int], list[int]]
@@ -92,19 +85,6 @@ def names_of(paths: RequestPaths, talks: Sequence[Talk]) -> dict[int, BlockHash]
     return names
 
 
-@pytest.mark.parametrize("hook", ["places", "pauses", "surplus"])
-def test_a_rule_that_fails_ends_the_step_by_its_name(hook: str) -> None:
-    def fails(self: Any, *given: Any) -> Any:
-        raise GeneratorExit("broken")
-
-    rule: CheckpointRule = type(
-        "Odd", (CheckpointRule,), {"places": lambda *given: [4], "pauses": lambda *given: (), hook: fails}
-    )()
-    engine, _ = over(empty_memory("one pool", (group("full"), group("state")), 4000), rule)
-    with pytest.raises(PluginError, match=rf"checkpoint rule Odd\.{hook}: raised GeneratorExit"):
-        run(engine, [([1] * 40, [7, 8])])
-
-
 def test_a_state_that_is_computed_a_second_time_is_there_once_the_step_is_over() -> None:
     """As in vLLM, which holds back whoever resumes from content that the step at hand computes, by its name."""
     memory, prompt = empty_memory("one pool", LAYOUTS["state"], 400), np.arange(13, dtype=np.int32)
@@ -150,10 +130,10 @@ def info(number: int, tokens: int = 20, **facts: Any) -> RequestInfo:
 
 
 def _crossed() -> Iterator[Any]:
-    """Each two of a way, a layout and a rule meet; that all three do is a slow test."""
+    """Each way meets each layout and each rule; that all three meet is a slow test."""
     for (w, way), (k, layout), (r, rule) in itertools.product(*map(enumerate, (WAYS, LAYOUTS, RULES))):
         name = f"{type(rule).__name__}{getattr(rule, 'interval', '')}-{layout}-{way}"
-        yield pytest.param(way, layout, rule, id=name, marks=[pytest.mark.slow] if (w + k + r) % 5 else [])
+        yield pytest.param(way, layout, rule, id=name, marks=[pytest.mark.slow] if (w + k + r) % 7 else [])
 
 
 @pytest.mark.parametrize(("way", "layout", "rule"), [*_crossed()])
@@ -185,8 +165,7 @@ def test_one_request_at_a_time_it_is_the_replay_without_an_engine(way: str, layo
         assert budget == 2000 or lost, "the smaller budgets must evict"
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("way", "layout"), PAIRS)
 def test_requests_that_overlap_hit_what_is_there_and_are_preempted_for_room(way: str, layout: str) -> None:
     groups, preempted = LAYOUTS[layout], 0
     for seed, budget in enumerate((110, 3000)):
@@ -224,8 +203,7 @@ def test_blocks_are_shared_within_a_step_and_states_from_the_next_one_on() -> No
         assert seen[:2] == steps, layout
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("way", "layout"), PAIRS)
 def test_samples_of_one_request_share_its_blocks_until_they_write(way: str, layout: str) -> None:
     groups = LAYOUTS[layout]
     memory = empty_memory(way, groups, 3000)
@@ -247,40 +225,6 @@ def test_what_can_never_fit_is_rejected_and_what_just_fits_is_served() -> None:
         served, refused = run(engine, [([1] * (longest - 3), [5] * 3), ([2] * longest, [5] * 3)])
         assert served.status.value == "finished", way
         assert (refused.status.value, "can never fit" in refused.reason) == ("rejected", True)
-
-
-def test_calls_out_of_turn_are_refused_and_change_nothing() -> None:
-    memory = empty_memory("one pool", LAYOUTS["all"], 400)
-    allocator = over(memory, Dense())[1]
-    tokens = np.arange(20, dtype=np.int32)
-    first = allocator.lookup(tokens, info(1).namespace)
-    allocator.allocate(info(1), tokens, first, 8)
-    with pytest.raises(StaleHit, match="look it up again"):
-        allocator.allocate(info(2), tokens, first, 8)
-    with pytest.raises(DuplicateRequest):
-        allocator.allocate(info(1), tokens, allocator.lookup(tokens, info(1).namespace), 8)
-    with pytest.raises(UnknownRequest):
-        allocator.free(RequestId(7))
-    with pytest.raises(InvalidArgument, match="has blocks for 8 tokens, 9 were committed"):
-        allocator.commit(RequestId(1), tokens[:9])
-    allocator.extend(RequestId(1), 8)
-    with pytest.raises(InvalidArgument, match="not there to be forked"):
-        allocator.fork(RequestId(1), info(2), 9)
-    allocator.check()
-    memory.pools[0].ref[9] += 1
-    with pytest.raises(InvariantViolation, match="not used as counted"):
-        allocator.check()
-
-
-def test_a_reset_forgets_all_and_running_requests_keep_theirs() -> None:
-    memory = empty_memory("one pool", LAYOUTS["window"], 4000)
-    engine, allocator = over(memory, Dense())
-    run(engine, [([1] * 20, [5])])
-    assert allocator.lookup(np.ones(20, np.int32), info(1).namespace).num_tokens == 16
-    allocator.reset()
-    assert allocator.lookup(np.ones(20, np.int32), info(1).namespace).num_tokens == 0
-    run(engine, [([1] * 20, [5])])
-    assert allocator.lookup(np.ones(20, np.int32), info(1).namespace).num_tokens == 16
 
 
 class Remembers(type(lru())):  # type: ignore[misc]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from synthetic_workloads import mooncake
 
 from framework.api import run
 from framework.config.check import parse, without_effect
-from framework.errors import ConfigError, FrameworkError
+from framework.errors import ConfigError
 from framework.interfaces.below import Below
 from framework.results.catalogue import find
 from framework_hybrid.mode import groups_input
@@ -76,13 +75,6 @@ def test_a_capacity_in_bytes_is_all_the_pages_that_it_holds(given: Any, num_bloc
     config = parse({**HYBRID, "cache": {"block_size": 16}, **given})
     asked = groups_input(config, HybridOptions(model="gemma-3-27b"), [])
     assert (asked.num_blocks, asked.memory.pools[0].num_blocks) == (num_blocks, pages)
-
-
-def test_a_pipe_as_a_model_is_refused_by_name(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    asked = {"mode": {"name": "hybrid", "model": str(tmp_path / "fifo")}, "workload": "conversations"}
-    with pytest.raises(FrameworkError, match="fifo"):
-        run({**HYBRID, **asked, "run": {"dir": str(tmp_path / "run"), "progress": False}})
 
 
 def test_a_hybrid_model_is_replayed_by_name(command: Command, tmp_path: Path) -> None:

@@ -86,7 +86,13 @@ def test_the_docs_have_every_family() -> None:
     assert table().keys() == FAMILIES.keys()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+ALIKE = ("gemma3_text", "qwen3_5_moe_text", "qwen3_next", "deepseek_v3")
+"""Each has a family beside it here that keeps the same and more: slow tests."""
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=[pytest.mark.slow] * (family in ALIKE)) for family in FAMILIES]
+)
 def test_every_feature_at_once_changes_no_token(family: str, tmp_path: Path) -> None:
     shown = seen_of(load_model(make_checkpoint(tmp_path, family, **FAMILIES[family])), tmp_path)
     assert table()[family][-len(shown) :] == ["yes"] * len(shown)

@@ -27,10 +27,9 @@ from framework_hybrid.named import (
     rule_of,
     shares_of,
 )
-from framework_hybrid.replay import replay_groups
+from framework_hybrid.replay import replay_groups, resident_bytes
 from framework_hybrid.rules import Dense, EveryFew
 from framework_hybrid.shapes import Flops, groups_of
-from framework_hybrid.stranded import resident_bytes
 
 PAIR = (group("full"), group("state"))
 

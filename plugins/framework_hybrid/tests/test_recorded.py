@@ -30,7 +30,15 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("family", "memory"), [*((family, "pool_per_group") for family in FAMILIES), ("gemma3_text", "one_pool")]
+    ("family", "memory"),
+    [
+        ("gemma3_text", "one_pool"),
+        ("qwen3_5_text", "pool_per_group"),
+        *(
+            pytest.param(family, "pool_per_group", marks=pytest.mark.slow)
+            for family in ("gemma3_text", "llama4_text", "kimi_linear")
+        ),
+    ],
 )
 def test_its_recording_hits_the_same_and_each_missed_token_has_a_cause(
     family: str, memory: str, tmp_path: Path

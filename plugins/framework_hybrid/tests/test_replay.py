@@ -11,9 +11,8 @@ from framework.groups.checkpoints import Asked, Retention
 from framework.groups.memory import Memory
 from framework.results.catalogue import catalogue
 from framework_builtin.memory.one_pool import OnePool
-from framework_hybrid.replay import replay_groups, steps
+from framework_hybrid.replay import replay_groups, steps, stranded_bytes
 from framework_hybrid.rules import Dense, EveryFew
-from framework_hybrid.stranded import stranded_bytes
 
 
 def ends(memory: Memory, asked: Asked, *pauses: int, chunk: int = 100) -> list[tuple[int, int]]:

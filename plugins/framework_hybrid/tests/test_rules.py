@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from itertools import count, repeat
+from collections.abc import Iterator
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -14,8 +13,6 @@ from hybrid_helpers import memories, paths_of
 from framework.errors import PluginError, plugin_note
 from framework.groups.checkpoints import Asked, CheckpointRule, Retention
 from framework.registry.culprit import named
-from framework.types import BlockId
-from framework_builtin.eviction.lru import Lru
 from framework_hybrid.replay import replay_groups
 from framework_hybrid.rules import AtMost, Dense, EveryFew, Junctions, Superseding
 
@@ -55,9 +52,7 @@ def yields_and_raises(self: Any, *given: Any) -> Iterator[int]:
 
 
 FAULTS = (
-    raises, yields_and_raises, lambda *given: 4, lambda *given: [math.nan], lambda *given: [1.5], lambda *given: [-512],
-    lambda *given: [True], lambda *given: ["4"], lambda *given: [None], lambda *given: count(4, 4),
-    lambda *given: repeat(4),
+    raises, yields_and_raises, lambda *given: 4, lambda *given: [-512], lambda *given: [True], lambda *given: repeat(4),
 )  # fmt: skip
 
 
@@ -76,17 +71,6 @@ def test_only_resident_ends_are_given_up() -> None:
     memory = memories((group("full"), group("state")), 10**4, paths)["one pool"]
     with pytest.raises(PluginError, match=r"Odd\.surplus: must name some of the ends"):
         replay_groups(paths, memory, answering(surplus=lambda self, ends, asked: [7]))
-
-
-def test_a_policy_cannot_write_to_what_it_reads_of_groups() -> None:
-    class Writes(Lru):
-        def release(self, blocks: Sequence[BlockId], now: float) -> None:
-            self.blocks.hits[blocks[0]] = 7  # type: ignore[index]
-
-    paths = paths_of([[1] * 40])
-    memory = memories((group("full"), group("state")), 10**4, paths, policy=Writes)["one pool"]
-    with pytest.raises(TypeError, match="does not support item assignment"):
-        replay_groups(paths, memory, Dense())
 
 
 def test_a_lookahead_moves_the_places_by_what_it_takes_off() -> None:

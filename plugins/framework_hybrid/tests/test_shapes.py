@@ -13,42 +13,6 @@ from framework_hybrid.shapes import SHAPES, flops_of, groups_of, unified_block_t
 EVERY = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 512, "num_key_value_heads": 2}
 
 
-@pytest.mark.parametrize(
-    ("name", "kinds", "layers"),
-    [
-        ("gemma-3-27b", ("full", "window"), (10, 52)),
-        ("gpt-oss-120b", ("full", "window"), (18, 18)),
-        ("llama-4-scout", ("full", "chunk"), (12, 36)),
-    ],
-)
-def test_attention_groups_have_the_bytes_of_their_layers(
-    name: str, kinds: tuple[str, ...], layers: tuple[int, ...]
-) -> None:
-    config, groups = SHAPES[name], groups_of(name)
-    token = 2 * config["num_key_value_heads"] * config["head_dim"] * 2
-    assert tuple(group.kind for group in groups) == kinds
-    assert tuple(group.block_bytes for group in groups) == tuple(count * token * 16 for count in layers)
-
-
-def test_states_have_the_bytes_of_their_matrices_and_convolutions() -> None:
-    full, state = groups_of("qwen3-next-80b")
-    assert full.block_bytes == 12 * 2 * 2 * 256 * 2 * 16
-    assert state.block_bytes == 36 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
-    full, state = groups_of("kimi-linear-48b")
-    assert full.block_bytes == 7 * 576 * 2 * 16
-    assert state.block_bytes == 20 * (32 * 128 * 128 * 4 + 3 * 3 * 4096 * 2)
-
-
-def test_kimi_k3_keeps_27648_bytes_a_token_and_not_those_of_all_its_layers() -> None:
-    latent = {"num_hidden_layers": 93, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
-    linear = {"full_attn_layers": range(4, 97, 4), "num_heads": 64, "head_dim": 128, "short_conv_kernel_size": 4}
-    linear["full_attn_layers"] = [*range(4, 93, 4), 93]  # 24 of 93
-    full, _ = groups_of({**latent, "linear_attn_config": linear}, block_tokens=1)
-    assert full.block_bytes == 27_648
-    (every,) = groups_of(latent, block_tokens=1)
-    assert every.block_bytes / full.block_bytes == pytest.approx(3.9, abs=0.03)
-
-
 def test_one_page_splits_kinds_into_groups_of_equal_pages() -> None:
     groups = groups_of("gemma-3-27b", layout="one_page")
     assert [group.kind for group in groups] == ["full", *["window"] * 6], "52 layers by 10, the last group padded"
