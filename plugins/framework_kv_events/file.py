@@ -11,6 +11,7 @@ import orjson
 
 from framework.errors import WorkloadError
 from framework_kv_events.schema import Event, Numbered, as_map, from_array
+from framework_kv_events.stream import Sink
 from framework_workloads.lines import first_lines, read_lines
 from framework_workloads.trace.format import FieldError
 
@@ -19,8 +20,10 @@ NAME = "kv_events.jsonl"
 FORMAT, VERSION = "kvlab-kv-events", 1
 
 
-class JsonLines:
-    """Writes each batch as `{"seq", "ts", "events"}`; `ts` is the step, so that equal runs write equal files. A Sink.
+class JsonLines(Sink):
+    """Writes each batch as `{"seq", "ts", "events"}`; `ts` is the step, so that equal runs write equal files.
+
+    Whoever gave `write` closes the file.
 
     Args:
         write: takes one object; bytes in it become hexadecimal text.
@@ -40,9 +43,6 @@ class JsonLines:
     def put(self, sequence: int, step: float, events: Sequence[Event]) -> None:
         self.begin()
         self._write({"seq": sequence, "ts": step, "events": [as_map(event) for event in events]})
-
-    def close(self) -> None:
-        """See Sink; whoever gave `write` closes the file."""
 
     def facts(self) -> dict[str, Any]:
         """See Sink: nothing. A file of no batch has its header from here on."""

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from framework_kv_events.schema import AllBlocksCleared, BlockRemoved, Event
 
 
-class Sink(Protocol):
+class Sink(ABC):
     """Where batches go."""
 
+    @abstractmethod
     def put(self, sequence: int, step: float, events: Sequence[Event]) -> None:
         """Take one batch. Batches come in order, numbered from 0."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """No batch comes any more. Idempotent."""
 
     def facts(self) -> dict[str, Any]:
         """What the run's result says of it."""
+        return {}
 
 
 class EventStream:

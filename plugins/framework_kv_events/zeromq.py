@@ -18,6 +18,7 @@ import msgspec
 
 from framework.errors import ConfigError
 from framework_kv_events.schema import Event, EventBatch, Numbered, as_array, from_array
+from framework_kv_events.stream import Sink
 from framework_workloads.trace.format import FieldError
 
 SEQUENCE_BYTES = 8
@@ -67,8 +68,8 @@ def decode(data: bytes) -> EventBatch:
     return from_array(record)
 
 
-class Publisher:
-    """Sends each batch as `[empty topic, number, msgpack]` from a thread of its own. A Sink.
+class Publisher(Sink):
+    """Sends each batch as `[empty topic, number, msgpack]` from a thread of its own.
 
     NOTE 1. It never holds up the run that it follows, nor fails it. A full queue loses the batch: its number is used
     up, so a subscriber sees the gap, and `facts` counts it. A slow subscriber loses what exceeds `_MOST_MESSAGES`,

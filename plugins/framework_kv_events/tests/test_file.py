@@ -34,36 +34,14 @@ def test_batches_as_vllm_writes_them_in_json_are_read(tmp_path: Path) -> None:
     ("record", "wrong"),
     [
         ({"seq": 0, "ts": 1, "events": [{"type": "Else"}]}, "batch: Invalid value 'Else' .*type"),
-        (
-            {"seq": 0, "ts": 1, "events": [{"type": "BlockRemoved"}]},
-            "batch: Object missing required field `block_hashes`",
-        ),
         ({"seq": 0, "ts": 1, "events": [{"type": "BlockRemoved", "block_hashes": [1.5]}]}, "block_hashes: expected"),
         ({"seq": -1, "ts": 1, "events": []}, "seq: expected a whole number"),
-        ({"seq": 0, "ts": "now", "events": []}, "batch: Expected `float`, got `str`"),
         ({"seq": 0, "ts": -1, "events": []}, "batch: Expected `float` >= 0"),
         (
             {"seq": 0, "ts": 1, "events": [{**as_map(STORED), "block_size": 10**9}]},
             "batch: Expected `int` <= 1048576 .*block_size",
         ),
-        ({"seq": 0, "ts": 1, "events": [7]}, "batch: Expected `object`, got `int`"),
-        (
-            {"seq": 0, "ts": 1, "events": [{**as_map(STORED), "block_size": 0}]},
-            "batch: Expected `int` >= 1 .*block_size",
-        ),
         ({"seq": 0, "ts": 1, "events": [{**as_map(STORED), "parent_block_hash": 0.5}]}, "parent_block_hash: expected"),
-        (
-            {"seq": 0, "ts": 1, "events": [{**as_map(STORED), "session_id": 3}]},
-            r"batch: Expected `str \| null`, got `int` .*session_id",
-        ),
-        (
-            {"seq": 0, "ts": 1, "events": [{**as_map(STORED), "group_idx": "0"}]},
-            r"batch: Expected `int \| null`, got `str` .*group_idx",
-        ),
-        (
-            {"seq": 0, "ts": 1, "events": [{**as_map(STORED), "token_ids": None}]},
-            "batch: Expected `array`, got `null` .*token_ids",
-        ),
     ],
 )
 def test_a_damaged_line_is_named_with_its_field(tmp_path: Path, record: Any, wrong: str) -> None:

@@ -24,14 +24,14 @@ from framework_builtin.memory.one_pool import OnePool
 from framework_kv_events.index import BlockIndex
 from framework_kv_events.observer import EventObserver
 from framework_kv_events.schema import GPU, BlockStored, Event
-from framework_kv_events.stream import EventStream
+from framework_kv_events.stream import EventStream, Sink
 
 UNIT = 4
 CASES = {name: groups for name, groups in LAYOUTS.items() if len(groups) > 1}
 CASES["unequal"] = (group("full"), group("window", 9, block=8, size=8), group("state", block=8, size=8))
 
 
-class Watch:
+class Watch(Sink):
     """A sink whose index is compared with the pools at every batch."""
 
     allocator: GroupedAllocator
@@ -49,11 +49,6 @@ class Watch:
                 held[g][key] += len(blocks)
         for g, wanted in enumerate(held):
             assert self.index.copies.get((GPU, g), {}) == wanted, f"group {g} at step {step}"
-
-    def close(self) -> None: ...
-
-    def facts(self) -> dict[str, Any]:
-        return {}
 
 
 @pytest.mark.parametrize("name", CASES)

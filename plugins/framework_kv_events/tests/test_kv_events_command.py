@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from processes import Command
 
 from framework.results.reading import read_result
@@ -38,26 +37,9 @@ def test_the_replay_of_a_recorded_run_writes_the_same_kv_events(command: Command
     assert result["kv_event_removed_blocks"] == result["num_evictions"]
 
 
-def test_a_run_without_kv_events_writes_none(command: Command, elsewhere: Path) -> None:
-    command.ok(*SMALL, "run.dir=plain")
-    assert not (elsewhere / "plain" / "kv_events.jsonl").exists()
-    assert not any(key.startswith("kv_event") for key in read_result(elsewhere / "plain"))
-
-
 def test_what_keeps_no_blocks_has_no_kv_events(command: Command) -> None:
     status, _, errors = command(
         "+experiment=cache_only", "workload=conversations", "observers=[kv_events]", "run.dir=x"
     )
     assert status == 2
     assert "observer kv_events has no part in mode=cache_only" in errors
-
-
-def test_nobody_needs_to_listen_to_a_run_that_publishes(command: Command, elsewhere: Path) -> None:
-    pytest.importorskip("zmq", reason="KV events over ZeroMQ need pyzmq")
-    out = command.ok(
-        *SMALL, "observers=[{name: kv_events, publish: 'tcp://127.0.0.1:0', replay_endpoint: null}]", "run.dir=served",
-    )  # fmt: skip
-    result = read_result(elsewhere / "served")
-    assert result["kv_event_endpoint"].startswith("tcp://127.0.0.1:")
-    assert result["kv_event_dropped_batches"] == result["kv_event_failed_batches"] == 0
-    assert "sent from" in out

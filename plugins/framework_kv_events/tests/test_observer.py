@@ -17,10 +17,10 @@ from framework.sampling import Sampling
 from framework.types import BlockHash, Namespace, RequestId, RequestInfo, as_tokens
 from framework_kv_events.observer import EventObserver
 from framework_kv_events.schema import AllBlocksCleared, BlockStored, Event
-from framework_kv_events.stream import EventStream
+from framework_kv_events.stream import EventStream, Sink
 
 
-class Kept:
+class Kept(Sink):
     """A sink that keeps every batch."""
 
     def __init__(self) -> None:
@@ -29,11 +29,6 @@ class Kept:
     def put(self, sequence: int, step: float, events: Sequence[Event]) -> None:
         assert sequence == len(self.batches)
         self.batches.append([*events])
-
-    def close(self) -> None: ...
-
-    def facts(self) -> dict[str, Any]:
-        return {}
 
 
 def observed(allocator: Any, stream: EventStream) -> GuardedAllocator:
@@ -188,12 +183,6 @@ def test_a_reset_engine_clears_what_its_followers_know() -> None:
     engine.run()
     kinds = [type(event) for batch in sink.batches[before:] for event in batch]
     assert kinds == [AllBlocksCleared, BlockStored, BlockStored]
-
-
-def test_an_engine_without_kv_events_pays_nothing_for_them() -> None:
-    engine = fake_engine(num_blocks=64)
-    allocator: Any = engine.allocator
-    assert allocator.cache.listener is None, "no cache event is made"
 
 
 def test_two_tiers_of_one_medium_are_one_place_and_a_block_there_is_announced_once() -> None:

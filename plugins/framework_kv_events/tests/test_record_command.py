@@ -1,13 +1,10 @@
-"""A run followed by another process: an index of its pool, and a trace of it without what is private."""
+"""A run followed by another process, which writes a trace of it without what is private."""
 
 from __future__ import annotations
 
 import json
 import signal
 import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,6 @@ from processes import Command, start, wait_until
 
 from framework.results.reading import read_result
 from framework_kv_events.file import read_batches
-from framework_kv_events.index import BlockIndex
 
 main, record = command("trace"), command("record_events")
 
@@ -30,21 +26,6 @@ SERVED = (
     *SIZES,
 )
 
-FOLLOW = """
-import sys
-from framework_kv_events.index import Follower
-from framework_kv_events.zeromq import Subscriber
-with Subscriber(sys.argv[1], sys.argv[2]) as subscriber:
-    follower = Follower(replay=subscriber.again)
-    for number, batch in subscriber.batches(60.0):
-        assert follower.take(number, batch), "unknown"
-        break
-    for number, batch in subscriber.batches(3.0):
-        assert follower.take(number, batch), "unknown"
-    print(follower.next, *sorted(name.hex() for name in follower.index.blocks("GPU")))
-"""
-"""A process that knows nothing but the address: it follows until nothing more came for three seconds."""
-
 
 def free_addresses() -> tuple[str, str]:
     with socket.socket() as one, socket.socket() as two:
@@ -56,27 +37,6 @@ def free_addresses() -> tuple[str, str]:
 def published(addresses: tuple[str, str], more: str = "") -> str:
     endpoint, replay = addresses
     return f"observers=[{{name: kv_events, file: true, publish: '{endpoint}', replay_endpoint: '{replay}'{more}}}]"
-
-
-def test_another_process_follows_a_serve_run(command: Command, elsewhere: Path) -> None:
-    addresses = free_addresses()
-    follower = subprocess.Popen([sys.executable, "-c", FOLLOW, *addresses], stdout=subprocess.PIPE, text=True)
-    try:
-        time.sleep(1.5)
-        command.ok(*SERVED, published(addresses), "run.dir=served")
-        out, _ = follower.communicate(timeout=60)
-    finally:
-        follower.kill()
-    assert follower.returncode == 0
-    index = BlockIndex()
-    for _, batch in read_batches(elsewhere / "served" / "kv_events.jsonl"):
-        index.apply(batch.events)
-    result = read_result(elsewhere / "served")
-    assert result["kv_event_removed_blocks"] > 0
-    count, *names = out.split()
-    assert int(count) == result["kv_event_batches"]
-    assert names == sorted(str(name) for name in index.blocks("GPU"))
-    assert len(names) > 20
 
 
 @pytest.fixture

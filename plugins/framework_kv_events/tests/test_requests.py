@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework_kv_events.requests import RequestFinder, SeenRequest
 from framework_kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch
+from framework_kv_events.workload import RequestFinder, SeenRequest
 
 
 def stored(names: str, parent: str | None = None, **facts: Any) -> BlockStored:

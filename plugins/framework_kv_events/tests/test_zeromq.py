@@ -121,27 +121,6 @@ def test_a_missing_package_is_named_with_how_to_install_it(monkeypatch: pytest.M
         Publisher(ANY)
 
 
-def test_a_slow_subscriber_loses_messages_and_the_publisher_goes_on() -> None:
-    with (
-        published(_MOST_MESSAGES=4, _KEPT_BATCHES=3000) as made,
-        socket(zmq.SUB, made.endpoint, RCVHWM=4, RCVBUF=4096) as slow,
-    ):
-        big = BlockStored(block_hashes=[b"\x01"], parent_block_hash=None, token_ids=[7] * 20_000, block_size=20_000)
-        made.put(0, 0.0, [big])
-        time.sleep(0.3)
-        for number in range(1, 2001):
-            made.put(number, 0.0, [big])
-        facts = made.facts()
-        assert facts["kv_event_dropped_batches"] == facts["kv_event_failed_batches"] == 0, facts
-        assert made._queue.unfinished_tasks == 0, "a subscriber that reads nothing holds nobody up"
-        numbers = []
-        while slow.poll(300):
-            numbers.append(int.from_bytes(slow.recv_multipart()[1], "big"))
-        assert len(numbers) < 2000, "it lost some"
-        assert numbers == sorted(numbers)
-        assert asked_again(made, 1990) == [*range(1990, 2001)], "and can ask for them"
-
-
 def test_a_full_queue_loses_batches_whose_numbers_are_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
@@ -209,15 +188,6 @@ def test_damaged_messages_are_counted_and_left_out(sender: tuple[str, Any]) -> N
         assert subscriber.first_damage
 
 
-def test_only_the_topic_that_was_asked_for_comes(sender: tuple[str, Any]) -> None:
-    address, socket = sender
-    with Subscriber(address, topic="kv") as subscriber:
-        while not subscriber._messages.poll(20):
-            socket.send_multipart((b"else", b"\0" * 8, GOOD))
-            socket.send_multipart((b"kv", (7).to_bytes(8, "big"), GOOD))
-        assert {number for number, _ in subscriber.batches(0.2)} == {7}
-
-
 def test_a_publisher_that_does_not_answer_is_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zeromq, "_ANSWER_S", 0.2)
     silent = Subscriber(f"ipc://{tmp_path}/kv", f"ipc://{tmp_path}/nobody")
@@ -225,11 +195,6 @@ def test_a_publisher_that_does_not_answer_is_a_timeout(tmp_path: Path, monkeypat
         [*silent.again(0)]
     with Subscriber(f"ipc://{tmp_path}/kv") as subscriber, pytest.raises(TimeoutError, match="no replay endpoint"):
         [*subscriber.again(0)]
-
-
-def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is no address"):
-        Subscriber("nowhere")
 
 
 def test_an_answer_of_one_frame_is_damaged(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from framework.errors import Unsupported
 from framework_engines import as_sglang, one_page_nodes
 from framework_kv_events import zeromq
 from framework_kv_events.index import BlockIndex
-from framework_kv_events.requests import RequestFinder
+from framework_kv_events.workload import RequestFinder
 
 BLOCKS = {1: 260, 16: 60}
 
