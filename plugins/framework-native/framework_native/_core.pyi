@@ -60,6 +60,7 @@ class Attention:
         scale: float,
         soft_cap: float,
         window: int,
+        span: int,
         format: int,
         kv_format: int,
     ) -> None: ...

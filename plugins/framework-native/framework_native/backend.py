@@ -38,7 +38,7 @@ class NativeBackend(AttentionBackend):
         kv_dtypes=frozenset(_POOL_FORMATS),
         devices=frozenset({"cpu"}),
         layouts=frozenset({"NHD", "HND"}),
-        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "lse"}),
+        features=frozenset({"sliding_window", "attention_chunk", "soft_cap", "sinks", "alibi", "lse"}),
         batch_invariant=True,
     )
 
@@ -57,6 +57,7 @@ class NativeBackend(AttentionBackend):
             scale=spec.softmax_scale,
             soft_cap=spec.soft_cap or 0.0,
             window=spec.sliding_window or 0,
+            span=spec.attention_chunk or 0,
             format=_FORMATS[spec.dtype],
             kv_format=_POOL_FORMATS[spec.kv_dtype or spec.dtype],
         )

@@ -192,7 +192,7 @@ private:
 
     int64_t cut_decode(Workspace &space, const Call &call, int32_t row, int64_t partial) const {
         const int32_t context = call.contexts[row], split = split_blocks() * shape_.block_size;
-        const int32_t begin = shape_.window != 0 ? std::max(0, context - shape_.window) : 0;
+        const int32_t begin = shape_.first(context - 1);
         const int32_t first = begin / split, last = (context - 1) / split;
         if (first != last) space.split_rows.push_back({row, partial, last - first + 1});
         for (int32_t at = first; at <= last; ++at) {
@@ -242,7 +242,7 @@ private:
         const int32_t width = tile_queries(shape_), base = call.contexts[row] - queries;
         for (int32_t first = 0; first < queries; first += width) {
             const int32_t last = std::min(queries, first + width);
-            const int32_t from = shape_.window != 0 ? std::max(0, base + first + 1 - shape_.window) : 0;
+            const int32_t from = shape_.first(base + first);
             const size_t begin = space.queries.size();
             for (int32_t query = first; query < last; ++query)
                 space.queries.push_back({call.starts[row] + query, base + query, -1});
@@ -311,13 +311,13 @@ void bind_attention(nb::module_ &module) {
     nb::class_<Attention>(module, "Attention", "Paged attention on the CPU; see framework_native.backend.")
         .def("__init__",
              [](Attention *self, int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t block_size,
-                float scale, float soft_cap, int32_t window, int32_t format, int32_t kv_format) {
+                float scale, float soft_cap, int32_t window, int32_t span, int32_t format, int32_t kv_format) {
                  new (self) Attention(
-                     Shape{num_heads, num_kv_heads, head_dim, block_size, scale, soft_cap, window, static_cast<Format>(format),
-                           static_cast<Format>(kv_format)});
+                     Shape{num_heads, num_kv_heads, head_dim, block_size, scale, soft_cap, window, span,
+                           static_cast<Format>(format), static_cast<Format>(kv_format)});
              },
              nb::kw_only(), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("block_size"),
-             nb::arg("scale"), nb::arg("soft_cap"), nb::arg("window"), nb::arg("format"),
+             nb::arg("scale"), nb::arg("soft_cap"), nb::arg("window"), nb::arg("span"), nb::arg("format"),
              nb::arg("kv_format"))
         .def_prop_ro("instructions", &Attention::instructions)
         .def("attend",

@@ -14,8 +14,14 @@ enum class Format : int32_t { f32 = 0, bf16 = 1, f16 = 2, e4m3 = 3, i8 = 4 };
 struct Shape {
     int32_t num_heads, num_kv_heads, head_dim, block_size;
     float scale, soft_cap; // soft_cap 0: none
-    int32_t window;        // 0: none
+    int32_t window, span;  // 0: none; of a span a query sees its own alone: `attention_chunk` of the contract
     Format format, kv_format;
+
+    /// The first position that a query at this one sees.
+    int32_t first(int32_t position) const {
+        const int32_t seen = window != 0 && position >= window ? position + 1 - window : 0;
+        return span != 0 && seen < position / span * span ? position / span * span : seen;
+    }
 };
 
 struct Strides {

@@ -370,7 +370,7 @@ struct Tile {
     const Query *queries;
 };
 
-/// Everything between a dot product and a softmax: soft cap, ALiBi, causal and window masks.
+/// Everything between a dot product and a softmax: soft cap, ALiBi, causal, window and span masks.
 void shape_scores(const Shape &shape, const Call &call, const Tile &tile, int key, int count, float *scores) {
     for (int r = 0; r < tile.rows; ++r) {
         float *row = scores + r * kChunk;
@@ -383,8 +383,7 @@ void shape_scores(const Shape &shape, const Call &call, const Tile &tile, int ke
             for (int t = 0; t < count; ++t) row[t] += slope * static_cast<float>(key + t - position);
         }
         for (int t = position + 1 > key ? position + 1 - key : 0; t < count; ++t) row[t] = kNone;
-        if (shape.window != 0)
-            for (int t = 0; t < count && key + t <= position - shape.window; ++t) row[t] = kNone;
+        for (int t = 0, first = shape.first(position); t < count && key + t < first; ++t) row[t] = kNone;
         for (int t = count; t % LANES != 0; ++t) row[t] = kNone;
     }
 }

@@ -11,6 +11,11 @@ import torch
 
 from framework.errors import InvalidArgument, Unsupported
 from framework.interfaces.backend import AttentionSpec
+from framework.llm import LLM, CacheOptions, EngineOptions
+from framework.model.config import ModelConfig
+from framework.model.dense import dense_logits
+from framework.model.loading import random_model
+from framework.sampling import Sampling
 from framework_native.backend import NativeBackend
 from framework_testing import backend_checks
 from framework_testing.attention_cases import Case, build_problem
@@ -52,7 +57,15 @@ def test_the_number_of_threads_changes_no_bit(case, layout):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"sliding_window": 70}, {"sinks": True}, {"sinks": True, "sliding_window": 300}, {"soft_cap": 2.0}],
+    [
+        {},
+        {"sliding_window": 70},
+        {"attention_chunk": 70},
+        {"sinks": True},
+        {"sinks": True, "sliding_window": 300},
+        {"sinks": True, "attention_chunk": 300},
+        {"soft_cap": 2.0},
+    ],
     ids=lambda changes: "+".join(changes) or "plain",
 )  # fmt: skip
 def test_long_and_short_chunks_are_right(changes, dtype, layout):
@@ -101,16 +114,39 @@ def test_scales_of_another_shape_are_refused():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_chunk_reads_no_slot_outside_its_context_and_window(dtype):
-    asked = spec(dtype=dtype, sliding_window=40)
-    problem = build_problem(Case(asked, (500,), (100,)), "cpu")
+@pytest.mark.parametrize(
+    ("seen", "queries", "first"),
+    [({"sliding_window": 40}, 100, 361), ({"attention_chunk": 64}, 100, 384), ({"attention_chunk": 64}, 1, 448)],
+)
+def test_a_chunk_reads_no_slot_outside_its_context_and_what_its_first_query_sees(dtype, seen, queries, first):
+    asked = spec(dtype=dtype, **seen)
+    problem = build_problem(Case(asked, (500,), (queries,)), "cpu")
     want, _ = run_attention(ready(asked), problem)
     for cache in (problem.pool.k, problem.pool.v):
-        for token in (*range(500 - 100 + 1 - 40), *range(500, 512)):
+        for token in (*range(first), *range(500, 512)):
             block = problem.batch.block_tables[0, token // 16]
             cache[block, token % 16] = float("nan")
     got, _ = run_attention(ready(asked), problem)
     assert torch.equal(got, want)
+
+
+def test_windows_and_chunks_are_served_over_groups_with_the_tokens_of_the_dense_model():
+    config = ModelConfig(
+        family="spans", vocab_size=263, hidden_size=32, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=8,
+        intermediate_size=48, sliding_window=20, sliding_layers=(True, False, False, False), attention_chunk=24,
+        chunked_layers=(1, 2),
+    )  # fmt: skip
+    model = random_model(config)
+    cache, engine = CacheOptions(num_blocks=60, block_size=8), EngineOptions(chunk_size=16)
+    llm = LLM(model, backend="native", cache=cache, engine=engine)
+    assert [group.kind for group in llm.groups] == ["full", "window", "chunk"]
+    prompts = [[*range(5, 70), tail] for tail in (1, 2)]
+    for prompt in (*prompts, prompts[0]):
+        [request] = llm.generate(prompt, Sampling(max_tokens=30, ignore_eos=True))
+        tokens = request.completions[0].tokens
+        logits = dense_logits(model.decoder, [*prompt, *tokens[:-1]])[len(prompt) - 1 :]
+        assert [*tokens] == logits.argmax(-1).tolist()
+    assert request.num_cached_tokens == 64
 
 
 def test_several_threads_may_use_one_backend():
