@@ -1,10 +1,4 @@
-"""`python -m framework search NAME OVERRIDE...`: let optuna choose what a sweep would enumerate.
-
-The overrides are those of a sweep: `eviction=lru,fifo` is a choice, `cache.num_blocks=range(64,512,64)` a grid of
-numbers, `interval(0.1,0.9)` and `tag(log,interval(1,1e3))` are continuous, `int(interval(1,64))` is whole.
-Trials lie in `sweeps/NAME`, one folder an override set, as a sweep's jobs do; the journal beside them resumes a
-killed search, and a trial that was run before is read, not run again.
-"""
+"""`python -m framework search NAME OVERRIDE...`: let optuna choose what a sweep would enumerate."""
 
 from __future__ import annotations
 
@@ -37,7 +31,7 @@ from framework.results.layout import JOURNAL, LOCK
 from framework.results.reading import read_result, what_went_wrong
 from framework.sweep.identity import digest, digest_of, identity, inputs
 from framework.sweep.job import JobDone, begin, fail, folder_name, is_done, require_sweep_folder
-from framework_report.trials import Trial, Trials, write_trials
+from framework_report.records import Trial, Trials, write_trials
 from framework_workloads.lines import iter_objects
 
 _CHECKED = ("allocator", "eviction", "hash", "backend")

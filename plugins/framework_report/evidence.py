@@ -34,8 +34,7 @@ from framework.errors import FrameworkError
 from framework.results.catalogue import is_wall_time
 from framework.results.layout import REQUESTS
 from framework.results.metric import is_number
-from framework_report.records import Run
-from framework_report.settings import Value
+from framework_report.records import Run, Value
 from framework_report.statistics import (
     Estimate,
     Floats,
@@ -226,13 +225,9 @@ class Comparison:
         """How many units would show this difference, where those there are do not: its interval narrows with their
         root. Where settings or traces contradict each other, none would."""
         difference = self.difference
-        if (
-            self.p_adjusted is None
-            or self._beyond_chance
-            or self.opposed
-            or difference.interval is None
-            or not difference.value
-        ):
+        if self.p_adjusted is None or self._beyond_chance or self.opposed:
+            return ""
+        if difference.interval is None or not difference.value:
             return ""
         times = ((difference.interval[1] - difference.interval[0]) / 2 / abs(difference.value)) ** 2
         if not 1 < times <= _MOST_TIMES:
@@ -284,13 +279,14 @@ class Evidence:
         """Every other value against the baseline's, best first; those without a test are among them."""
         if self._reference is None:
             return []
-        pairs, parts = [], []
-        for value in self._runs:
-            if value != self._reference and (differences := self._differences(value)):
-                pairs.append((value, differences))
-                traces = dict.fromkeys(context.trace for context in differences)
-                for trace in traces if len(traces) > 1 else ():
-                    parts.append((value, {c: seeds for c, seeds in differences.items() if c.trace == trace}))
+        others = ((value, self._differences(value)) for value in self._runs if value != self._reference)
+        pairs = [(value, differences) for value, differences in others if differences]
+        parts = [
+            (value, {context: seeds for context, seeds in differences.items() if context.trace == trace})
+            for value, differences in pairs
+            if len(traces := dict.fromkeys(context.trace for context in differences)) > 1
+            for trace in traces
+        ]
         alone: dict[Key, dict[str, Comparison]] = {}
         for made in self._compared(parts):
             (name,) = {self._trace_names[context.trace] for context in made.by_setting}
@@ -501,11 +497,9 @@ def _too_few(estimate: Estimate, num_comparisons: int) -> str:
     least, more = num_comparisons * least_p(estimate.count), enough(num_comparisons) - estimate.count
     if estimate.p is None:
         return f"too few, {more} more would be enough for a test"
-    return (
-        f"too few for {num_comparisons} comparisons, p {least:.2g} at least; {more} more would be enough"
-        if more > 0
-        else ""
-    )
+    if more <= 0:
+        return ""
+    return f"too few for {num_comparisons} comparisons, p {least:.2g} at least; {more} more would be enough"
 
 
 def _both_ways(differences: Sequence[float]) -> bool:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from framework import registry
 from framework.results.catalogue import title
 from framework.results.metric import is_number
-from framework_report.columns import Column, column, column_of_differences
 from framework_report.figures import (
     block_map,
     curve,
@@ -20,10 +19,9 @@ from framework_report.figures import (
     memory,
     trials,
 )
-from framework_report.records import Run
-from framework_report.settings import Value
+from framework_report.records import Run, Trials, Value
 from framework_report.study import Setting, Study, label
-from framework_report.trials import Trials
+from framework_report.tables import Column, column, column_of_differences
 from framework_workloads.lines import read_jsonl
 
 if TYPE_CHECKING:

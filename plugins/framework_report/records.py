@@ -1,15 +1,18 @@
-"""Runs below folders, as records: what was set, what came of it, where it comes from."""
+"""Runs below folders, as records: what was set, what came of it, where it comes from; and what a search tried."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from framework.errors import ConfigError, RunDirectoryError, Unsupported
-from framework.files.jsonl import JsonObject
+from framework import registry
+from framework.errors import ConfigError, FrameworkError, RunDirectoryError, Unsupported
+from framework.files.atomic import write_json
+from framework.files.jsonl import JsonObject, require_file
 from framework.results.layout import CONFIG, FAILURE, JOB, METRICS, PROVENANCE, RESULT, files_of_a_run
 from framework.results.metric import is_number
 from framework.results.reading import (
@@ -20,8 +23,9 @@ from framework.results.reading import (
     status_at_the_end,
     what_went_wrong,
 )
-from framework_report.settings import Value, settings_of
 from framework_workloads.lines import read_jsonl
+
+Value = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,8 @@ def origin_of(provenance: Mapping[str, Any]) -> Origin:
 
 _NEVER_A_RUN = frozenset({"wandb", ".hydra", "artifacts"})
 _LONGEST_REASON = 2000
+_NOT_SETTINGS = re.compile(r"^(run|tracker|sweep|experiment|hydra)(\.|$)")
+_LONGEST_VALUE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,3 +235,134 @@ def read(*folders: str | Path) -> Results:
         ConfigError: a folder is not there, or there is no run at all.
     """
     return Results(collect(folders))
+
+
+def settings_of(folder: Path, overrides: Sequence[Any]) -> dict[str, Value]:
+    """Dotted key -> value; a component's name stands under its kind (`eviction`), what a list holds under its number
+    from 1 (`below.tiers.1.num_blocks`).
+
+    Where a run writes and who follows it are no settings, and neither is what its mode never reads: the engine's
+    options in a cache-only run, the model's in a replay.
+
+    Args:
+        overrides: words of the command line, for a run that left no readable `config.yaml`.
+
+    Raises:
+        RecursionError: a configuration that holds itself.
+    """
+    if config := config_of(folder):
+        unread = _unread(config)
+        return {key: value for key, value in _flat(config) if not unread.match(key)}
+    pairs = (word.lstrip("+").partition("=") for word in overrides if isinstance(word, str))
+    return {key: _parsed(text) for key, _, text in pairs if key and not _NOT_SETTINGS.match(key)}
+
+
+def config_of(folder: Path) -> Mapping[str, Any]:
+    """The configuration that a run left in its `config.yaml`; empty where none can be read."""
+    import yaml
+
+    try:
+        require_file(folder / CONFIG, RunDirectoryError)
+        config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return {}
+    return config if isinstance(config, Mapping) else {}
+
+
+def _unread(config: Mapping[Any, Any]) -> re.Pattern[str]:
+    """What the run's mode never reads, as a pattern of dotted keys."""
+    mode = config.get("mode")
+    name = str(mode.get("name") if isinstance(mode, Mapping) else mode or "serve")
+    try:
+        words = registry.load("mode", name).unread(config)  # type: ignore[attr-defined]
+    except FrameworkError:  # of a mode that is not installed here all stand
+        return re.compile(r"(?!)")
+    return re.compile("|".join(rf"{re.escape(word)}(\.|$)" for word in words))
+
+
+def _flat(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Value]]:
+    for key, value in node.items():
+        dotted = f"{prefix}{key}"
+        owner, _, last = dotted.rpartition(".")
+        if _NOT_SETTINGS.match(dotted):
+            continue
+        if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            value = dict(enumerate(value, start=1))
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{dotted}.")
+        elif last == "name" and owner.rpartition(".")[2] in (*registry.kinds(), "model"):
+            yield owner, _scalar(value)
+        else:
+            yield dotted, _scalar(value)
+
+
+def _parsed(text: str) -> Value:
+    import yaml
+
+    try:
+        return _scalar(yaml.safe_load(text or "null"))
+    except (ValueError, yaml.YAMLError, RecursionError):
+        return _scalar(text)
+
+
+def _scalar(value: Any) -> Value:
+    if value is None or isinstance(value, (bool, float)):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) < 10**18 else "an integer beyond 10^18"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(str(_scalar(item)) for item in value[:50] if not isinstance(item, (list, dict))) + "]"
+    return "".join(letter if letter.isprintable() else "?" for letter in str(value)[:_LONGEST_VALUE])
+
+
+SEARCH = "search.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One question of the sampler.
+
+    Attributes:
+        number: from 1, in the order of asking.
+        folder: of the run, below the search's; trials that ask the same share it.
+        overrides: what was varied.
+        value: of the metric; None where it failed, and then the reason.
+    """
+
+    number: int
+    folder: str
+    overrides: Sequence[str]
+    value: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """All finished trials of a search for the largest, or smallest, value of one metric."""
+
+    metric: str
+    maximize: bool
+    trials: tuple[Trial, ...]
+
+    @property
+    def best(self) -> Trial | None:
+        """The first of the best; None when none was good."""
+        sign = -1 if self.maximize else 1
+        good = [(sign * trial.value, trial.number) for trial in self.trials if trial.value is not None]
+        return self.trials[min(good)[1] - 1] if good else None
+
+
+def write_trials(folder: Path, trials: Trials) -> None:
+    """Leave `search.json` in the search's folder, whole or not at all."""
+    write_json(folder / SEARCH, asdict(trials))
+
+
+def read_trials(folder: Path) -> Trials | None:
+    """What `write_trials` left; None where there is none that can be read."""
+    record = read_json(folder / SEARCH)
+    if record is None:
+        return None
+    try:
+        return Trials(record["metric"], record["maximize"], tuple(Trial(**trial) for trial in record["trials"]))
+    except (KeyError, TypeError):
+        return None

@@ -122,13 +122,11 @@ def sessions(traces: Sequence[tuple[Floats, Floats]], word: str) -> Estimate:
     flips = sign_flip(np.concatenate([parts / (len(merged) * wholes.sum()) for parts, wholes in merged]))
     few = fewest < FEW_SESSIONS or min(len(parts) for parts, _ in merged) < FEW_RUNS
     lengths_used = [len(parts) / len(runs) for (parts, _), (runs, _) in zip(traces, merged, strict=True)]
-    missing = max(
-        max(FEW_RUNS, -(-FEW_SESSIONS // length)) - len(runs) for (runs, _), length in zip(merged, lengths, strict=True)
-    )
+    missing = max(_missing(len(runs), length) for (runs, _), length in zip(merged, lengths, strict=True))
     return Estimate(
         value=mean, interval=(low, high), p=None if few else max(p, flips),
         count=sum(len(parts) for parts, _ in merged), unit=_run_of(word, lengths_used),
-        missing=max(1, missing) if few else 0,
+        missing=missing if few else 0,
     )  # fmt: skip
 
 
@@ -155,8 +153,8 @@ def swapped(
     run_of = np.repeat(np.arange(len(runs)), runs.astype(np.int64))[units]
     members = [(run_of == run).nonzero()[0] for run in range(len(runs))]
     if count < FEW_SESSIONS or len(runs) < FEW_RUNS:
-        missing = max(1, max(FEW_RUNS, -(-FEW_SESSIONS // length)) - len(runs))
-        return Estimate(value=value, count=len(runs), unit=_run_of(word, [count / len(runs)]), missing=missing)
+        unit, missing = _run_of(word, [count / len(runs)]), _missing(len(runs), length)
+        return Estimate(value=value, count=len(runs), unit=unit, missing=missing)
 
     def drawn(chosen: Ints) -> float:
         places = np.concatenate([members[run] for run in chosen.tolist()])
@@ -252,6 +250,11 @@ def _merged(values: Floats, length: int) -> Floats:
     """Sums over consecutive runs of `length` units, or a little more where that does not divide them."""
     count = max(1, len(values) // length)
     return np.add.reduceat(values, np.arange(count) * len(values) // count)
+
+
+def _missing(count: int, length: int) -> int:
+    """How many more runs of this length a trace must have to say something."""
+    return max(1, max(FEW_RUNS, -(-FEW_SESSIONS // length)) - count)
 
 
 def _run_of(word: str, lengths: Sequence[float]) -> str:

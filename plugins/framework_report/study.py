@@ -12,10 +12,8 @@ from framework.errors import ConfigError, did_you_mean, listing
 from framework.results.catalogue import find, higher_is_better
 from framework.results.metric import is_number
 from framework_report.evidence import Evidence, Key
-from framework_report.records import Run
-from framework_report.settings import Value
+from framework_report.records import Run, Trials, Value
 from framework_report.statistics import Estimate, mean_of
-from framework_report.trials import Trials
 
 SEED = "seed"
 _PREFERRED = (

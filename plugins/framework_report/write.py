@@ -21,21 +21,21 @@ from framework.results.console import Table, lines, new_console, print_table
 from framework.results.layout import REPORT
 from framework_report.figures.style import FORMATS, as_svg, save_plot
 from framework_report.plots import Plot, pictures_of, plots_of
-from framework_report.records import Run, collect
-from framework_report.sentences import headline, lead, origin
-from framework_report.settings import config_of
+from framework_report.records import Run, collect, config_of, read_trials
 from framework_report.study import Study
 from framework_report.tables import (
     by_setting,
     comparison,
+    headline,
+    lead,
     number,
+    origin,
     ranking,
     runs_csv,
     settings_csv,
     tables_of,
     troubles,
 )
-from framework_report.trials import read_trials
 
 _LONG_TABLE = 40  # rows; then the plots come first
 _LATEX = {

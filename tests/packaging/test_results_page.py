@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from framework.results.catalogue import catalogue, find, higher_is_better, is_wall_time, sections
+from framework.results.catalogue import FAMILIES, catalogue, find, higher_is_better, is_wall_time, sections
 from framework.results.metric import is_number
 from framework.run import call
-from framework_report.definitions import with_definitions
 from framework_testing.kernel import bench
 
 TRACE = "workload=trace workload.path=trace.jsonl cache.num_blocks=8 cache.block_size=512"
@@ -94,12 +94,28 @@ def test_the_catalogue_says_which_way_is_better_and_whether_wall_time_is_in_it(
 
 
 def test_docs_results_lists_the_catalogue(repository: Path) -> None:
-    path = repository / "docs" / "results.md"
-    page = path.read_text(encoding="utf-8")
-    assert with_definitions(page) == page, (
-        f"renew it: python -c 'from pathlib import Path; from framework_report.definitions import with_definitions; "
-        f'p = Path("{path}"); p.write_text(with_definitions(p.read_text()))\''
-    )
+    page = (repository / "docs" / "results.md").read_text(encoding="utf-8")
+    assert with_definitions(page) == page, "renew it: python tests/packaging/test_results_page.py"
+
+
+def with_definitions(page: str) -> str:
+    """docs/results.md with the tables between its two markers renewed: one a section, in the order of the catalogue."""
+    begin, end = "<!-- definitions:begin -->", "<!-- definitions:end -->"
+    before, rest = page.split(begin, 1)
+    tables = (f"### {section[0].upper()}{section[1:]}\n\n" + "\n".join(_rows(section)) for section in sections())
+    return "\n\n".join([before + begin, *tables, end + rest.split(end, 1)[1]])
+
+
+def _rows(section: str) -> Iterator[str]:
+    yield "| key | unit | better | definition |"
+    yield "|---|---|---|---|"
+    for metric in catalogue().values():
+        if metric.section == section:
+            definition = metric.definition.replace("|", "\\|")  # a pipe would end the cell
+            yield f"| `{metric.key}` | {metric.unit} | {metric.better} | {definition} |"
+    if section == "plugins":
+        for kind, definition in FAMILIES.items():
+            yield f"| `{kind}_*` | any | | {definition[0].upper()}{definition[1:]}. |"
 
 
 @pytest.mark.parametrize(
@@ -121,3 +137,8 @@ def test_docs_results_lists_the_catalogue(repository: Path) -> None:
 )
 def test_values_are_written_with_their_unit(key: str, value: Any, text: str) -> None:
     assert catalogue()[key].text(value) == text
+
+
+if __name__ == "__main__":
+    _page = Path("docs/results.md")
+    _page.write_text(with_definitions(_page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import command
+from framework_report.trials import read_trials
 
 from framework.errors import ConfigError, RunDirectoryError
 from framework.interfaces.workload import WorkloadRequest
 from framework_lab.search import Axis, Search, axes_of, maximises, search
-from framework_report.trials import read_trials
 from framework_traces.writing import write_trace
 
 main = command("search")

@@ -36,8 +36,13 @@ def make_runs(
         run = folder / f"{eviction}-{sum(1 for _ in folder.iterdir())}"
         make_run(run, result={metric: rate}, eviction=eviction, **more)
         if sha256:
-            text = json.dumps({"inputs": [{"name": "trace.jsonl", "sha256": sha256}]})
-            (run / "provenance.json").write_text(text)
+            add_sha256(run, sha256)
+
+
+def add_sha256(folder: Path, sha256: str, name: str = "trace.jsonl") -> None:
+    """What a run's provenance says of its trace."""
+    text = json.dumps({"inputs": [{"name": name, "sha256": sha256}]})
+    (folder / "provenance.json").write_text(text)
 
 
 def write_inside(folder: Path) -> None:

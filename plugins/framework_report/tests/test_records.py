@@ -125,3 +125,38 @@ def test_lines_of_all_runs_carry_their_run(tmp_path: Path) -> None:
     ]
     with pytest.raises(Unsupported, match=r"there are metrics, events, requests, recording, .*kernel"):
         records.read(tmp_path).lines("blocks")
+
+
+def test_runs_are_found_with_their_state_settings_and_reason(sweep: Path) -> None:
+    rows = {row.name: row for row in records.read(sweep)}
+    assert len(rows) == 14
+    assert rows["lru_64-0"].settings["eviction"] == "lru"
+    assert rows["lru_64-0"].settings["cache.num_blocks"] == 64
+    assert not any(key.startswith(("run", "tracker")) for key in rows["lru_64-0"].settings)
+    assert (rows["killed"].status, rows["killed"].settings["eviction"]) == ("unfinished", "mru")
+    assert (rows["bad_<b>&"].status, rows["bad_<b>&"].settings) == ("failed", {"eviction": "sieve", "seed": 0})
+
+
+def settings(folder: Path, **config: Any) -> dict[str, Any]:
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return records.settings_of(folder, ())
+
+
+def test_a_component_in_a_list_among_the_options_of_another_stands_under_its_number(tmp_path: Path) -> None:
+    places = [{"eviction": {"name": "lru"}, "num_blocks": 4}, {"eviction": {"name": "lru_k", "k": 3}, "num_blocks": 9}]
+    found = settings(tmp_path, mode="replay", below={"name": "x", "places": places}, replay={"shape": "tiny"})
+    assert found == {
+        "mode": "replay",
+        "below": "x",
+        "below.places.1.eviction": "lru",
+        "below.places.1.num_blocks": 4,
+        "below.places.2.eviction": "lru_k",
+        "below.places.2.eviction.k": 3,
+        "below.places.2.num_blocks": 9,
+        "replay.shape": "tiny",
+    }, "bytes moved are of this shape"
+
+
+def test_where_nothing_asks_for_the_bytes_of_a_block_their_shape_is_no_setting(tmp_path: Path) -> None:
+    for below in ("none", {"name": "none"}):
+        assert "replay.shape" not in settings(tmp_path, mode="replay", below=below, replay={"shape": "tiny"})

@@ -27,7 +27,7 @@ from framework_report.statistics import (
 
 def test_the_interval_of_paired_differences_covers_the_truth_as_often_as_it_says() -> None:
     rng = np.random.default_rng(1)
-    for count in (3, 6, 8):
+    for count in (3, 6):
         found = [paired(list(0.3 + rng.normal(0, 0.2, size=count)), "seed") for _ in range(400)]
         covered = sum(made.interval[0] <= 0.3 <= made.interval[1] for made in found)
         assert 370 <= covered <= 392, (count, covered)
@@ -35,9 +35,9 @@ def test_the_interval_of_paired_differences_covers_the_truth_as_often_as_it_says
 
 def test_the_permutation_test_finds_a_difference_in_noise_as_rarely_as_it_says() -> None:
     rng = np.random.default_rng(2)
-    for count in (6, 8, 10):
-        alarms = sum(sign_flip(rng.normal(0, 1, size=count)) <= 0.05 for _ in range(400))
-        assert alarms <= 33, (count, alarms)
+    for count in (6, 9):
+        alarms = sum(sign_flip(rng.normal(0, 1, size=count)) <= 0.05 for _ in range(300))
+        assert alarms <= 25, (count, alarms)
 
 
 def test_the_permutation_test_by_hand() -> None:
@@ -202,7 +202,7 @@ def test_a_tail_or_an_index_of_two_equal_samples_is_called_different_as_rarely_a
     monkeypatch.setattr(statistics, "_SWAPS", 199)
     rng, alarms, judged = np.random.default_rng(5), 0, 0
     units = np.repeat(np.arange(60), 3)
-    for _ in range(100):
+    for _ in range(50):
         of_session = rng.lognormal(0.0, 1.0, size=60)[units]
         one, other = (of_session * rng.lognormal(0.0, 0.5, size=len(units)) for _ in range(2))
         made = compare(one, other, units, of)
@@ -211,8 +211,8 @@ def test_a_tail_or_an_index_of_two_equal_samples_is_called_different_as_rarely_a
         judged += 1
         alarms += made.p < 0.05
         assert not (made.p < 0.05 and made.interval[0] <= 0 <= made.interval[1]), made
-    assert judged > 70
-    assert alarms <= 10, alarms
+    assert judged > 35
+    assert alarms <= 5, alarms
 
 
 def test_a_tail_that_one_session_makes_is_not_shown_and_one_of_all_sessions_is() -> None:

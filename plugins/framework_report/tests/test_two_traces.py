@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from report_runs import make_run
+from report_runs import add_sha256, make_run
 
 from framework_report.plots import plots_of
 from framework_report.records import collect
@@ -30,9 +30,7 @@ def two(tmp_path: Path) -> Path:
                 }  # fmt: skip
                 path = f"trace-{trace}.jsonl"
                 make_run(run, result=result, eviction=eviction, num_blocks=num_blocks, path=path)
-                (run / "provenance.json").write_text(
-                    json.dumps({"inputs": [{"name": path, "sha256": f"{trace}" * 64}]})
-                )
+                add_sha256(run, f"{trace}" * 64, path)
                 lines = [{"request": i, "prompt_tokens": 1000, "cached_tokens": int(result["hit_rate"] * 1000) + i % 7}
                          for i in range(80)]  # fmt: skip
                 (run / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

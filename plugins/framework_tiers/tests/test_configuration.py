@@ -13,7 +13,7 @@ from framework.api import run
 from framework.config.check import parse
 from framework.errors import ConfigError, InvalidPlugin, UnknownPlugin
 from framework.sweep.identity import components, inputs
-from framework_report.settings import settings_of
+from framework_report.records import settings_of
 from framework_tiers.plugin import Tiers
 
 CACHE_ONLY = {"mode": "cache_only", "run": {"dir": "somewhere"}}

@@ -8,7 +8,6 @@ import pkgutil
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -41,7 +40,6 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "fork_tree": ((EVENTS,), {}),
     "curve": (([*LINES, Line(label="optimum", x=[8, 512], y=[4, 4], reference=True)],), NAMED),
     "intervals": ((ROWS,), {"x_label": "x", "zero": True}),
-    "reuse_distance": ((np.array([1.0, 2, 4]), np.array([3, 1]), 10), {}),
     "trials": (
         ([0.5, None, 0.7], {"a": [(1, 2.0, True)], "b": [("x", 2.0, False)]}), {"maximize": True, "y_label": "y"},
     ),
