@@ -28,10 +28,10 @@ SERVE = ("workload.num_requests=3", "workload.output_tokens=4", "run.check_reque
 def test_the_offline_record_of_a_sweep_holds_every_number_of_every_result(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = call(["-m", *SERVE, "run.sweep=s", "run.events=true", "seed=0,1,2"])
+    status = call(["-m", *SERVE, "run.sweep=s", "run.events=true", "seed=0,1"])
     assert status == 0, capsys.readouterr().err
     folders = sorted(path.parent for path in Path("sweeps/s").glob("*/result.json"))
-    assert len(folders) == 3
+    assert len(folders) == 2
     for folder in folders:
         result = json.loads((folder / "result.json").read_text())
         run = read_offline_run(folder)
