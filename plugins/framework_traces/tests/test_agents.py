@@ -59,22 +59,6 @@ def test_a_tracelab_round_waits_for_the_one_before_it_and_its_recorded_gap(tmp_p
     assert [one.arrival_s for one in (first, second, third)] == [0.0, 20.0, 22.0]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"session_id": None}, ":2: session_id: missing"),
-        ({"round_index": 0}, ":2: round_index: 0 after 4 of session 's': sort them by round"),
-        ({"timing_events": []}, ":2: timing_events: expected a list of events"),
-        ({"prefix_tokens": -1}, ":2: prefix_tokens: expected 0 to"),
-        ({"input_tokens_total": 0}, ":2: input_tokens_total: expected 1 to"),
-    ],
-)
-def test_a_tracelab_row_that_lies_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
-    path = put(tmp_path / "t.jsonl", round_(4, 9, 0, 0), round_(5, 19, 9, 20) | change)
-    with pytest.raises(WorkloadError, match=message):
-        list(open_trace(path))
-
-
 def span(name: str, start: float, end: float, *, tokens: int | None = 50, **more: Any) -> dict[str, Any]:
     facts: dict[str, Any] = {"gen_ai.operation.name": "chat", "gen_ai.conversation.id": "c"}
     facts |= {"gen_ai.usage.input_tokens": tokens, "gen_ai.usage.output_tokens": 3} if tokens is not None else {}

@@ -6,6 +6,7 @@ import gzip
 import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import command
@@ -30,6 +31,61 @@ def test_every_reader_passes_the_kit(name: str, check: object) -> None:
 @pytest.mark.parametrize("name", [name for name in READERS if name != "hash_ids"])
 def test_every_example_is_recognised_by_its_content_alone(name: str, tmp_path: Path) -> None:
     assert detect_format(example(name, tmp_path)) == name
+
+
+AFTER = {"metadata": {"x_correlation_id": "a", "turn_index": 0, "request_start_ns": 1759813209532900363,
+                      "request_end_ns": 1759813209732900363}}  # fmt: skip
+LIES: dict[str, list[tuple[int, dict[str, Any], str]]] = {
+    "recording": [
+        (1, {"prompt": []}, ":2: prompt: a prompt has at least one token"),
+        (1, {"prompt": [1, "2"]}, ":2: prompt: expected"),
+        (1, {"outputs": [[1, -2]]}, ":2: outputs: expected a flat list of whole numbers"),
+        (1, {"sampling": None}, ":2: sampling: expected an object"),
+        (1, {"arrival_step": None}, ":2: arrival_step: missing"),
+        (0, {"version": 4}, "version"),
+    ],
+    "tracelab": [
+        (1, {"session_id": None}, ":2: session_id: missing"),
+        (0, {"round_index": 4}, ":2: round_index: 1 after 4 of session 'claude:9': sort them by round"),
+        (1, {"timing_events": []}, ":2: timing_events: expected a list of events"),
+        (1, {"prefix_tokens": -1}, ":2: prefix_tokens: expected 0 to"),
+        (1, {"input_tokens_total": 0}, ":2: input_tokens_total: expected 1 to"),
+    ],
+    "trie": [
+        (0, {"num_turns": 1}, ":1: num_turns: 1, which is not how many"),
+        (0, {"tool_call_latency": [0.5, -2.0]}, ":1: tool_call_latency: expected a finite number"),
+        (0, {"tool_call_latency": None}, ":1: num_turns: 2, which is not how many"),
+        (0, {"assistant_response_length": 3}, ":1: assistant_response_length"),
+        (0, {"input_prompt_length": 0}, ":1: input_prompt_length: expected 1 to"),
+        (0, {"tool_call_output_length": [10**8, 10**8]}, ":1: tool_call_output_length: expected 1 to"),
+    ],
+    "aiperf": [
+        (0, {"metadata": {"request_start_ns": 1}}, ":1: turn_index: missing"),
+        (0, {"metrics": {}}, ":1: input_sequence_length: expected an object"),
+        (0, {"metrics": {"input_sequence_length": {}, "output_sequence_length": {}}}, "input_sequence_length: missing"),
+        (1, AFTER, ":2: turn_index: 0 twice in session 'a'"),
+    ],
+    "vllm_bench": [
+        (0, {"input_lens": None, "start_times": None}, "input_lens: missing"),
+        (0, {"start_times": [1.0]}, "start_times: as many as input_lens"),
+        (0, {"input_lens": [0, 3]}, "input_lens: expected 1 to"),
+        (0, {"input_lens": ...}, "input_lens: missing; .*--save-detailed"),
+        (0, {"start_times": ...}, "start_times: missing; .*--save-detailed"),
+        (1, {}, "a second result, whose clock is another"),
+    ],
+}
+"""Reader -> which line of its example says what instead (...: nothing), and the error."""
+
+
+@pytest.mark.parametrize(("name", "at", "change", "says"), [(name, *lie) for name in LIES for lie in LIES[name]])
+def test_a_line_that_lies_is_named(name: str, at: int, change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    path = example(name, tmp_path)
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    records += records[:1] * (at + 1 - len(records))
+    records[at] = {key: value for key, value in (records[at] | change).items() if value is not ...}
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(WorkloadError, match=says):
+        list(open_trace(path))
 
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

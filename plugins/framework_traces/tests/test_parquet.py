@@ -144,8 +144,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
         assert num == count
         return found
 
-    peak(1000)  # imports
-    small, large = peak(2000), peak(20_000)
+    peak(500)  # imports
+    small, large = peak(1500), peak(9000)
     assert large < 1.2 * small + 2**18, (small, large)
 
 

@@ -135,26 +135,6 @@ def test_a_recorded_serve_run_is_a_trace_with_its_answers(tmp_path: Path) -> Non
     assert (third.output, third.output_tokens, third.sampling.beam_width) == (None, 8, 3), "beams are searched anew"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"prompt": []}, ":2: prompt: a prompt has at least one token"),
-        ({"prompt": [1, "2"]}, ":2: prompt: expected"),
-        ({"outputs": [[1, -2]]}, ":2: outputs: expected a flat list of whole numbers"),
-        ({"sampling": None}, ":2: sampling: expected an object"),
-        ({"arrival_step": None}, ":2: arrival_step: missing"),
-    ],
-)
-def test_a_damaged_recording_is_named_by_line_and_field(
-    tmp_path: Path, change: dict[str, object], message: str
-) -> None:
-    file = put(tmp_path / "recording.jsonl", RECORDED_HEADER, {**RECORDED, **change})
-    with pytest.raises(WorkloadError, match=message):
-        list(open_trace(file))
-    with pytest.raises(WorkloadError, match="version"):
-        open_trace(put(tmp_path / "newer.jsonl", {**RECORDED_HEADER, "version": 4}, RECORDED))
-
-
 def test_block_names_of_tokens_cover_the_whole_prefix() -> None:
     tokens = np.arange(50, dtype=np.int32)
     names = name_blocks(tokens, 16)
