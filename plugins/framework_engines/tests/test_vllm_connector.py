@@ -1,19 +1,24 @@
-"""What PolicyConnector and its tests' stand-ins take for granted of vLLM, compared with the sources where they lie.
+"""What vLLM is to name our classes with; and what they and their tests' stand-ins take for granted of it.
 
-The files are read, not imported: `pip install --no-deps vllm` is enough.
+vLLM's files are read, not imported: `pip install --no-deps vllm` is enough.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
+import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_stand_ins import FreeQueue
 from installed_engines import installed
 
+from framework.errors import ConfigError, FrameworkError, UnknownPlugin, Unsupported
+from framework_engines import vllm_connector, vllm_scheduling, vllm_trace
 from framework_engines.vllm_connector import _Methods
 
 _QUEUE = "v1/core/kv_cache_utils.py", "FreeKVCacheBlockQueue"
@@ -55,3 +60,56 @@ def test_a_method_of_the_connector_has_vllms_parameters(name: str) -> None:
         if parameter.kind is not parameter.VAR_KEYWORD
     ]
     assert ours == real[name]
+
+
+def test_options_are_read() -> None:
+    assert vllm_connector.options_of({}) == ("lru", 0, "seconds")
+    assert vllm_connector.options_of({"eviction": None, "clock": "steps"}) == (None, 0, "steps"), "vLLM's own order"
+    assert vllm_trace.options_of({"path": "a.jsonl"}) == (Path("a.jsonl"), None, False)
+    assert vllm_trace.options_of({"path": "a", "steps": "b"}) == (Path("a"), Path("b"), False)
+    plugin, clock = vllm_scheduling.options_of({"scheduling": "longest_prefix", "another platform's": 1})
+    assert (type(plugin).__name__, clock) == ("LongestPrefix", "seconds")
+    chosen = {"name": "shortest_rest", "max_wait_s": 3.0}
+    plugin, clock = vllm_scheduling.options_of({"scheduling": chosen, "scheduling_clock": "steps"})
+    assert (plugin.max_wait_s, clock) == (3.0, "steps")
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "error", "says"),
+    [
+        (vllm_connector, {"eviction": "lruu"}, UnknownPlugin, "lruu"),
+        (vllm_connector, {"policy": "lru"}, ConfigError, "found policy"),
+        (vllm_connector, {"clock": "hours"}, ConfigError, "found 'hours'"),
+        (vllm_connector, {"seed": "1"}, ConfigError, "found '1'"),
+        *((vllm_trace, extra, ConfigError, "name a new file")
+          for extra in ({}, {"path": 3}, {"path": ""}, {"path": "a", "steps": None})),
+        (vllm_trace, {"path": "a", "tokens": 1}, ConfigError, "true or false, found 1"),
+        (vllm_trace, {"path": "a", "salt": "b"}, ConfigError, r"'tokens'.*found salt"),
+        (vllm_scheduling, {}, ConfigError, r"additional_config, which names none; --additional-config"),
+        (vllm_scheduling, {"scheduling": "fcfs", "scheduling_clock": "hours"}, ConfigError,
+         "scheduling_clock is one of seconds, steps, found 'hours'"),
+        (vllm_scheduling, {"scheduling": "lpm"}, UnknownPlugin, "no scheduling named 'lpm'"),
+    ],
+)  # fmt: skip
+def test_options_that_mean_nothing_are_refused(
+    module: Any, options: dict[str, Any], error: type[FrameworkError], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        module.options_of(options)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "says"),
+    [
+        (vllm_connector, "PolicyConnector", r"pip install vllm==0\.33\.0"),
+        (vllm_trace, "TraceConnector", r"pip install vllm==0\.33\.0"),
+        (vllm_scheduling, "OrderedScheduler", "vLLM cannot be imported"),
+    ],
+)
+def test_a_class_is_named_that_needs_vllm_and_no_other(module: Any, name: str, says: str) -> None:
+    with pytest.raises(AttributeError, match=f"it offers {name}"):
+        module.Other
+    if importlib.util.find_spec("vllm") is None:
+        with pytest.raises(Unsupported, match=says):
+            getattr(module, name)
+        assert "vllm" not in sys.modules

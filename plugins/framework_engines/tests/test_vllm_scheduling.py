@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 from engine_stand_ins import Manager, pretend_vllm
 
-from framework.errors import ConfigError, UnknownPlugin, Unsupported
+from framework.errors import Unsupported
 from framework.interfaces.scheduling import QueueView, RunningRequest, Scheduling, WaitingRequest
 from framework_engines.vllm_connector import _Methods
 from framework_engines.vllm_scheduling import OrderedQueue, options_of
@@ -251,21 +249,6 @@ def test_counts_of_blocks_are_those_of_the_pool(queue_of: Callable[..., OrderedQ
     assert (view.free_blocks, view.cached_blocks, view.used_blocks, view.num_blocks) == (19, 2, 3, 24)
 
 
-def test_options_are_checked() -> None:
-    plugin, clock = options_of({"scheduling": "longest_prefix", "another platform's": 1})
-    assert (type(plugin).__name__, clock) == ("LongestPrefix", "seconds")
-    plugin, clock = options_of(
-        {"scheduling": {"name": "shortest_rest", "max_wait_s": 3.0}, "scheduling_clock": "steps"}
-    )
-    assert (plugin.max_wait_s, clock) == (3.0, "steps")
-    with pytest.raises(ConfigError, match=r"additional_config, which names none; --additional-config"):
-        options_of({})
-    with pytest.raises(ConfigError, match="scheduling_clock is one of seconds, steps, found 'hours'"):
-        options_of({"scheduling": "fcfs", "scheduling_clock": "hours"})
-    with pytest.raises(UnknownPlugin, match="no scheduling named 'lpm'"):
-        options_of({"scheduling": "lpm"})
-
-
 def test_an_order_that_decides_what_vllm_decides_is_refused() -> None:
     class Chooses(Scheduling):
         def victim(self, running: Sequence[RunningRequest], view: QueueView) -> RunningRequest | None:
@@ -281,14 +264,3 @@ def test_a_vllm_without_such_a_queue_is_refused_by_what_it_lacks(
     monkeypatch.delattr(OwnQueue, "prepend_requests")
     with pytest.raises(Unsupported, match=r"RequestQueue\.prepend_requests\(requests\); .*0\.32\.0 and 0\.33\.0"):
         queue_of(Newest())
-
-
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
-def test_without_vllm_the_class_says_so() -> None:
-    from framework_engines import vllm_scheduling
-
-    with pytest.raises(Unsupported, match="vLLM cannot be imported"):
-        vllm_scheduling.OrderedScheduler
-    with pytest.raises(AttributeError, match="it offers OrderedScheduler"):
-        vllm_scheduling.Other
-    assert "vllm" not in sys.modules

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from framework.errors import ConfigError, WorkloadError
-from framework_engines import vllm_trace
-from framework_engines.vllm_trace import TimedSteps, TraceMethods, options_of
+from framework_engines.vllm_trace import TimedSteps, TraceMethods
 from framework_workloads.trace import open_trace
 
 
@@ -66,18 +65,6 @@ def test_a_trace_of_tokens_names_what_is_not_text_as_vllm_does(tmp_path: Path) -
     assert only.namespace.contents == ((1, 5, "3f" * 32),)
 
 
-def test_the_options_are_a_path_and_one_of_steps() -> None:
-    assert options_of({"path": "a.jsonl"}) == (Path("a.jsonl"), None, False)
-    assert options_of({"path": "a", "steps": "b"}) == (Path("a"), Path("b"), False)
-    for extra in ({}, {"path": 3}, {"path": ""}, {"path": "a", "steps": None}):
-        with pytest.raises(ConfigError, match="name a new file"):
-            options_of(extra)
-    with pytest.raises(ConfigError, match="true or false, found 1"):
-        options_of({"path": "a", "tokens": 1})
-    with pytest.raises(ConfigError, match=r"'tokens'.*found salt"):
-        options_of({"path": "a", "salt": "b"})
-
-
 def scheduled(new: dict[str, tuple[int, int]], running: dict[str, tuple[int, int]]) -> Any:
     """vLLM's SchedulerOutput of requests with (tokens to compute, tokens computed)."""
     return SimpleNamespace(
@@ -116,11 +103,6 @@ def test_a_step_lasts_until_its_end_is_seen_and_the_last_one_has_none(
     assert lines[1] == {"rows": 2, "new_tokens": 10, "context_tokens": 9, "pairs": 45 + 10, "step_s": seconds[1]}
     with pytest.raises(ConfigError, match="choose another name"):
         TimedSteps(tmp_path / "steps")
-
-
-def test_a_name_that_the_module_does_not_offer_is_refused() -> None:
-    with pytest.raises(AttributeError, match="it offers TraceConnector"):
-        vllm_trace.Else  # type: ignore[attr-defined]
 
 
 def test_a_recording_has_arrivals_on_both_clocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

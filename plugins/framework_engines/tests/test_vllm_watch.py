@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import re
@@ -21,7 +20,7 @@ from engine_stand_ins import FreeQueue, GroupManager, Manager, pretend_vllm
 from paged_helpers import NS, info, tokens
 from replay_helpers import workload
 
-from framework.errors import ConfigError, UnknownPlugin, Unsupported
+from framework.errors import Unsupported
 from framework.interfaces.eviction import BlockView
 from framework.types import Namespace, RequestId
 from framework_builtin.allocator.prefix import PrefixAllocator
@@ -31,23 +30,13 @@ from framework_builtin.eviction.priority import Priority
 from framework_builtin.eviction.s3fifo import S3Fifo
 from framework_builtin.hash.sha256 import Sha256
 from framework_cache_only.reference import replay
-from framework_engines.vllm_connector import HOOKS, _Methods, lead, manager_of, options_of, require_hooks
+from framework_engines.vllm_connector import HOOKS, _Methods, lead, manager_of, require_hooks
 from framework_engines.vllm_metrics import classes
 from framework_engines.vllm_watch import MissWatch, PoolWatch
 from framework_explain.account import HIT, OUTCOMES
 from framework_explain.table_of_misses import read_account
 
 main = command("explain")
-
-
-def test_options_are_checked() -> None:
-    assert options_of({}) == ("lru", 0, "seconds")
-    assert options_of({"eviction": None, "clock": "steps"}) == (None, 0, "steps"), "vLLM's own order"
-    with pytest.raises(UnknownPlugin, match="lruu"):
-        options_of({"eviction": "lruu"})
-    for wrong in ({"policy": "lru"}, {"clock": "hours"}, {"seed": "1"}):
-        with pytest.raises(ConfigError):
-            options_of(wrong)
 
 
 def test_a_hook_that_vllm_lacks_is_named_with_its_parameters() -> None:
@@ -59,14 +48,6 @@ def test_a_hook_that_vllm_lacks_is_named_with_its_parameters() -> None:
     with pytest.raises(Unsupported, match=r"BlockPool\.touch\(blocks\), BlockPool\.evict_blocks"):
         require_hooks(BlockPool=object())
     assert len(HOOKS["BlockPool"]) == 4
-
-
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
-def test_without_vllm_the_connector_says_what_to_install() -> None:
-    from framework_engines import vllm_connector
-
-    with pytest.raises(Unsupported, match=r"pip install vllm==0\.33\.0"):
-        vllm_connector.PolicyConnector
 
 
 BLOCKS = 24
