@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import hashlib
 import json
 import os
@@ -11,10 +12,11 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from framework.cli.exit import interrupts
 from framework.tracking.provenance import checkout_state, collect_provenance
@@ -22,6 +24,7 @@ from framework.tracking.provenance import checkout_state, collect_provenance
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Cell = TypeVar("Cell", bound=Hashable)
 ROOT = Path(__file__).resolve().parents[1]
 CONVERSATION = "mooncake_conversation_trace.jsonl.gz"
 SYNTHETIC_MIX = "mooncake_synthetic_trace.jsonl.gz"
@@ -110,7 +113,7 @@ def _write_provenance(options: argparse.Namespace, traces: Iterable[Path], **fac
         "platform": found["platform"],
         "cpu": found["cpu"],
         "started_at": found["started_at"],
-        "inputs": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in traces},
+        "inputs": {path.name: checksum(path) for path in traces},
         **facts,
     }
     (options.out / "provenance.json").write_text(json.dumps(record, indent=2) + "\n")
@@ -151,27 +154,45 @@ def killing_after_us(*arguments: str) -> Iterator[None]:
             watch.kill()
 
 
-def digest(*values: Any, files: Iterable[Path] = ()) -> str:
-    """A name that changes with these values (by their repr) and with the contents of these files."""
-    found = hashlib.sha256(repr(values).encode())
-    for path in files:
-        found.update(hashlib.sha256(path.read_bytes()).digest())
-    return found.hexdigest()
+def checksum(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal; computed once a process."""
+    return _checksum(path, path.stat().st_mtime_ns)
 
 
-def kept(path: Path, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The result in this file where it was made under the same key; else it is made and put there, whole or not."""
+@functools.cache
+def _checksum(path: Path, changed_ns: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def kept(
+    folder: Path, what: Sequence[Any], make: Callable[[], dict[str, Any]], files: Iterable[Path] = ()
+) -> dict[str, Any]:
+    """The result of a cell: that of an earlier run where what is asked (by its repr) and these files are the same, else
+    what `make` returns, which is put into `folder`, whole or not."""
+    key = hashlib.sha256(repr((what, *map(checksum, files))).encode()).hexdigest()[:16]
+    path = folder / f"{re.sub(r'[^A-Za-z0-9.]+', '-', ' '.join(map(str, what)))[:80]}-{key}.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        found = {}
-    if found.get("key") != key:
-        found = {"key": key, **make()}
-        path.parent.mkdir(parents=True, exist_ok=True)
+        found = make()
+        folder.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}.part")
         draft.write_text(json.dumps(found), encoding="utf-8")
         draft.replace(path)
-    return dict(found)
+    return found
+
+
+def in_processes(
+    make: Callable[[Cell], dict[str, Any]], cells: Sequence[Cell], jobs: int
+) -> dict[Cell, dict[str, Any]]:
+    """The result of each cell, made by so many processes."""
+    from rich.progress import track
+
+    with ProcessPoolExecutor(jobs) as pool:
+        futures = [pool.submit(make, cell) for cell in cells]
+        for future in track(as_completed(futures), "replaying", total=len(futures)):
+            future.result()
+    return {cell: future.result() for cell, future in zip(cells, futures, strict=True)}
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -213,21 +234,30 @@ def finish(
 
 
 def panels(
-    rows: Sequence[Mapping[str, Any]], by: str, x: tuple[str, float, str], *shown: tuple[str, float, str], **limits: Any
-) -> Figure:
-    """A panel for each value shown, with a line for each of `by`; x and values are (key, unit, label)."""
-    from framework_report.figures.style import new_axes, new_figure, series_style
+    rows: Sequence[Mapping[str, Any]], by: str, x: tuple[str, float, str], *shown: tuple[str, float, str],
+    across: str = "", down: bool = False, **more: Any,
+) -> Figure:  # fmt: skip
+    """A panel for each value shown, of each value of `across` where that is given, with a line for each of `by`.
 
-    figure, names = new_figure(8.0, 3.4), list(dict.fromkeys(row[by] for row in rows))
-    for place, (panel, (key, unit, label)) in enumerate(
-        zip(figure.subfigures(1, len(shown), squeeze=False)[0], shown, strict=True)
-    ):
-        axes = new_axes(panel)
+    Args:
+        x, shown: (key, unit, label). down: panels below each other. more: of all axes, such as `ylim`.
+    """
+    from framework_report.figures.style import new_axes, new_figure, series_style, short
+
+    parts, names = (list(dict.fromkeys(row.get(key) for row in rows)) for key in (across, by))
+    places = [(part, *one) for part in parts for one in shown]
+    figure = new_figure(7.0, 3.2 * len(places)) if down else new_figure(8.0, 3.6)
+    boxes = figure.subfigures(*((len(places), 1) if down else (1, len(places))), squeeze=False).flat
+    for place, (box, (part, key, unit, label)) in enumerate(zip(boxes, places, strict=True)):
+        axes = new_axes(box)
         for index, name in enumerate(names):
-            mine = [row for row in rows if row[by] == name]
+            mine = [row for row in rows if (row.get(across), row[by]) == (part, name)]
             axes.plot([row[x[0]] / x[1] for row in mine], [row[key] / unit for row in mine],
-                      label=None if place else name, **series_style(index))  # fmt: skip
-        axes.set(xlabel=x[2], ylabel=label, **limits)
+                      label=None if place else name, clip_on=False, **series_style(index))  # fmt: skip
+        axes.set(xlabel=x[2], ylabel=label, title=part or "", **more)
+        for axis in (axes.xaxis, axes.yaxis):
+            if axis.get_scale() == "log":
+                axis.set_major_formatter(lambda value, _: short(value))
     figure.legend(loc="outside lower center", ncols=min(len(names), 4), fontsize="small")
     return figure
 

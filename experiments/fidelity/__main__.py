@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments.fidelity.compare import differences, in_replay, in_vllm
 from experiments.fidelity.streams import Talk, grown, of_trace, sampled
-from experiments.shared import AGENTIC, CONVERSATION, digest, finish, kept, parse, table, trace_path
+from experiments.shared import AGENTIC, CONVERSATION, finish, kept, parse, table, trace_path
 
 POLICIES = ("lru", "s3fifo", "sieve", "arc", "hazard", "workload_aware")
 LIMITS: dict[str, dict[str, Any]] = {
@@ -45,9 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def cell(name: str, policy: str | None) -> Rows:
         """The rows of one stream and policy; those of a run that was ended early are not made again."""
-        key = digest(name, policy, LIMITS[name], options.quick, version("vllm"))
-        file = cells / f"{name.replace(', ', '_')}-{policy or 'stock'}.json"
-        return list(kept(file, key, lambda: {"rows": _rows(name, streams[name], policy)})["rows"])
+        what = name, policy, LIMITS[name], options.quick, version("vllm")
+        return list(kept(cells, what, lambda: {"rows": _rows(name, streams[name], policy)})["rows"])
 
     rows = [row for name in streams for policy in policies for row in cell(name, policy)]
     stock = [row for name in streams for row in cell(name, None)]

@@ -5,20 +5,17 @@ from __future__ import annotations
 import functools
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from experiments.fleet import cells
 from experiments.fleet.cells import CASES, SESSIONS, Cell, case, loop_cells, router_cells, run_cell
-from experiments.shared import begun, digest, finish, jobs_parser, kept, save, table, trace_path
+from experiments.shared import begun, finish, jobs_parser, kept, panels, save, table, trace_path
 from framework_report import statistics
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                "num_blocks": cells.NUM_BLOCKS, "block_tokens": cells.BLOCK, "sessions": sessions,
                "turns": cells.TURNS}  # fmt: skip
     finish(options, found, tables, [trace_path(cells.TRACES[name]) for name in sorted(traces)], assumed=assumed)
-    save(draw(found["routers"]), options, "routers")
+    plain = [row for row in found["routers"] if _pair(row) == _PLAIN]
+    x, shown = ("hit_rate", 0.01, "prompt tokens hit, %"), ("ttft_s_mean", 1, "mean time to the first token, s")
+    save(panels(plain, "router", x, shown, yscale="log"), options, "routers")
     return 0
 
 
@@ -81,22 +80,6 @@ def _pair(row: Mapping[str, Any]) -> tuple[str, str]:
     return row["eviction"], row["scheduling"]
 
 
-def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Hit rate and mean time to the first token of each router, under lru and fcfs; a line joins a router's cells."""
-    from framework_report.figures.style import new_axes, new_figure, series_style
-
-    figure = new_figure(8.0, 5.0)
-    axes = new_axes(figure)
-    plain = [row for row in rows if _pair(row) == _PLAIN]
-    for index, name in enumerate(dict.fromkeys(row["router"] for row in plain)):
-        mine = [row for row in plain if row["router"] == name]
-        axes.plot([100 * row["hit_rate"] for row in mine], [row["ttft_s_mean"] for row in mine], label=name,
-                  **series_style(index))  # fmt: skip
-    axes.set(xlabel="prompt tokens hit, %", ylabel="mean time to the first token, s", yscale="log")
-    figure.legend(loc="outside right", fontsize="small")
-    return figure
-
-
 def _path(folder: str, trace: str, speed: float) -> Path:
     return Path(folder) / f"{trace}-{speed}.jsonl"
 
@@ -104,24 +87,12 @@ def _path(folder: str, trace: str, speed: float) -> Path:
 def _kept(folder: Path, traces: str, sessions: int, cell: Cell) -> dict[str, Any]:
     """A cell that was run before with this code is not run again."""
     path = _path(traces, cell["trace"], cell["speed"])
-    return _made(_file(folder, cell, sessions), lambda: run_cell(cell, path))
+    what = [*map(str, cell.values()), sessions]
+    return kept(folder, what, lambda: run_cell(cell, path), [Path(cells.__file__)])
 
 
 def _case(folder: Path, quick: bool, one: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    return _made(_file(folder, one, quick), lambda: case(*one, quick=quick))
-
-
-def _file(folder: Path, *what: Any) -> tuple[str, Path]:
-    """The key of a result of this code, and where it is kept."""
-    key = digest(*what, files=[Path(cells.__file__)])
-    return key, folder / f"{key[:16]}.json"
-
-
-def _made(place: tuple[str, Path], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    key, path = place
-    found = kept(path, key, make)
-    del found["key"]
-    return found
+    return kept(folder, (one, quick), lambda: case(*one, quick=quick), [Path(cells.__file__)])
 
 
 def _share(value: float) -> str:

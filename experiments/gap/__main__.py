@@ -5,17 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from experiments.gap import scoring
 from experiments.gap.cells import SYNTHETIC, TRACES, Cell, at_hand, bounds, run_all, stream
 from experiments.gap.scoring import FRACTIONS, Field, closed_at, closed_by, closed_by_at, points_over_lru
-from experiments.shared import finish, parse, save, table, trace_path
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from experiments.shared import finish, panels, parse, save, table, trace_path
 
 POLICIES = ("hazard",)
 DRAWN = ("lru", "hazard", "pinned optimum", "published optimum")
@@ -57,8 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         units={trace: f"{field.lru.shape[1]} x {stream(trace).unit_name}" for trace, field in fields.items()},
         cpu_s=round(sum(result["cpu_s"] for result in results.values()), 1),
     )
-    save(_anatomy_picture(anatomy, list(fields)), options, "anatomy")
-    save(_information_picture(information), options, "information")
+    drawn = [{**row, "rate": row["hit_blocks"] / row["references"]} for row in anatomy if row["policy"] in DRAWN]
+    x, shown = ("capacity_blocks", 1, "capacity, blocks"), ("rate", 0.01, "hit rate by block, %")
+    save(panels(drawn, "policy", x, shown, across="trace", down=True, xscale="log"), options, "anatomy")
+    hinted = [
+        {**row, "of": f"{row['trace']}: {row['foretold']}"} for row in information if row["foretold"] != "nothing"
+    ]
+    x = ("error", 1, "error: share of wrong labels, or sigma of the log of times")
+    save(panels(hinted, "of", x, ("closed", 0.01, "gap closed, %")), options, "information")
     return 0
 
 
@@ -149,40 +152,6 @@ def _anatomy_table(anatomy: list[dict[str, Any]], fractions: Sequence[float]) ->
             )  # fmt: skip
     parts = [f"{100 * part:g} %" for part in fractions]
     return table(["trace", "policy", "area closed, %", *parts, "worst, points", "us a block"], rows)
-
-
-def _anatomy_picture(rows: Sequence[dict[str, Any]], traces: Sequence[str]) -> Figure:
-    """Hit rate by block over the capacity, one panel a trace."""
-    from framework_report.figures.style import COLOURS, MARKERS, new_axes, new_figure
-
-    figure = new_figure(7.0, 3.2 * len(traces))
-    for place, trace in enumerate(traces):
-        axes = new_axes(figure, len(traces), 1, place + 1) if len(traces) > 1 else new_axes(figure)
-        for index, policy in enumerate(name for name in DRAWN if any(row["policy"] == name for row in rows)):
-            mine = [row for row in rows if row["trace"] == trace and row["policy"] == policy]
-            axes.plot([row["capacity_blocks"] for row in mine],
-                      [100 * row["hit_blocks"] / row["references"] for row in mine],
-                      color=COLOURS[index % len(COLOURS)], marker=MARKERS[index % len(MARKERS)], markersize=4,
-                      linestyle="--" if "optimum" in policy else "-", label=policy)  # fmt: skip
-        axes.set(xscale="log", xlabel="capacity, blocks", ylabel="hit rate by block, %", title=trace)
-        axes.legend(fontsize=8)
-    return figure
-
-
-def _information_picture(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Share of the gap closed over the error of what clients foretell."""
-    from framework_report.figures.style import COLOURS, MARKERS, new_axes, new_figure
-
-    figure = new_figure(7.0, 3.4)
-    axes = new_axes(figure)
-    series = list(dict.fromkeys((row["trace"], row["foretold"]) for row in rows if row["foretold"] != "nothing"))
-    for index, (trace, foretold) in enumerate(series):
-        mine = [row for row in rows if (row["trace"], row["foretold"]) == (trace, foretold)]
-        axes.plot([row["error"] for row in mine], [100 * row["closed"] for row in mine], label=f"{trace}: {foretold}",
-                  color=COLOURS[index % len(COLOURS)], marker=MARKERS[index % len(MARKERS)])  # fmt: skip
-    axes.set(xlabel="error: share of wrong labels, or sigma of the log of times", ylabel="gap closed, %")
-    axes.legend(fontsize=8)
-    return figure
 
 
 def _percent(value: float, low: float, high: float) -> str:

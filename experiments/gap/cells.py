@@ -9,7 +9,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from experiments.shared import (
     CONVERSATION,
     SYNTHETIC_MIX,
     MissingTrace,
-    digest,
+    in_processes,
     kept,
     trace_path,
 )
@@ -71,11 +70,6 @@ class Cell:
     fraction: float
     folder: Path
     foretold: str = ""
-
-    @property
-    def file(self) -> Path:
-        name = f"{self.trace}-{self.policy}-{self.fraction:.4g}-{self.foretold}".replace(" ", "_").replace("=", "")
-        return self.folder / f"{name}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,19 +155,16 @@ def _core() -> ReplayCore | None:
 
 
 def run(cell: Cell) -> dict[str, Any]:
-    """The cell's result, from its file where that is of the same code and trace."""
-    return kept(cell.file, _key(cell), lambda: _replayed(cell))
+    """The cell's result, of an earlier run where trace, replay and policy are the same."""
+    modules, trace = (sys.modules[__name__], reference, paths, eviction), file_of(cell.trace)
+    files = [Path(str(module.__file__)) for module in modules] + sources(kind_of(cell.policy)) + [trace] * bool(trace)
+    what = cell.trace, cell.policy, cell.fraction, cell.foretold, _SEED
+    return kept(cell.folder, what, lambda: _replayed(cell), files)
 
 
 def run_all(cells: Sequence[Cell], jobs: int) -> dict[Cell, dict[str, Any]]:
     """The results of the cells; those of earlier runs are read, not replayed."""
-    from rich.progress import track
-
-    with ProcessPoolExecutor(jobs) as pool:
-        futures = [pool.submit(run, cell) for cell in cells]
-        for future in track(as_completed(futures), "replaying", total=len(futures)):
-            future.result()
-    return {cell: future.result() for cell, future in zip(cells, futures, strict=True)}
+    return in_processes(run, cells, jobs)
 
 
 def _replayed(cell: Cell) -> dict[str, Any]:
@@ -190,14 +181,6 @@ def _replayed(cell: Cell) -> dict[str, Any]:
         "us_per_block": None if by_core else round(1e6 * spent / requests.num_references, 3),
         "unit_hits": np.bincount(stream(cell.trace).units, weights=found.request_hits).astype(int).tolist(),
     }
-
-
-def _key(cell: Cell) -> str:
-    """Changes with the trace, the replay and the policy: a stale cell is run again."""
-    modules = (sys.modules[__name__], reference, paths, eviction)
-    files = [Path(str(module.__file__)) for module in modules] + sources(kind_of(cell.policy))
-    trace = file_of(cell.trace)
-    return digest(cell.trace, cell.policy, cell.fraction, cell.foretold, _SEED, files=files + [trace] * bool(trace))
 
 
 def sources(kind: type) -> list[Path]:

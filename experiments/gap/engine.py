@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.gap.cells import TRACES, agent_text, kind_of, sources
-from experiments.shared import CONVERSATION, begun, digest, finish, kept, parser_of, table, trace_path
+from experiments.shared import CONVERSATION, begun, finish, kept, parser_of, table, trace_path
 from framework import api
 from framework_traces.writing import write_trace
 
@@ -75,18 +75,17 @@ def _overlapping(trace: str, limit: int, num_blocks: int, folder: Path, cells: P
     path = folder / "agent_text.jsonl" if trace == "agent text" else trace_path(TRACES[trace])
     row: dict[str, Any] = {"trace": trace, "requests": limit, "num_blocks": num_blocks}
     for policy in ("lru", "hazard"):
-        key = digest(trace, limit, num_blocks, _SPEED, _ANSWER, files=[path, *sources(kind_of(policy))])
-        name = f"{trace}-{limit}-{policy}".replace(" ", "_")
+        what, files = (trace, limit, num_blocks, policy, _SPEED, _ANSWER), [path, *sources(kind_of(policy))]
 
         def replay(policy: str = policy) -> dict[str, Any]:
             found = _replayed("none", policy, num_blocks, path, limit)
             return {"hit_blocks": found["hit_blocks"], "prompt_blocks": found["prompt_blocks"]}
 
-        found = kept(cells / f"{name}.json", key, replay)
+        found = kept(cells, what, replay, files)
         in_vllm = {"hit_tokens": -1, "prompt_tokens": -1}
-        if limit <= _IN_VLLM and (importlib.util.find_spec("vllm") or (cells / f"{name}-vllm.json").exists()):
+        if limit <= _IN_VLLM and importlib.util.find_spec("vllm"):
             in_vllm = kept(
-                cells / f"{name}-vllm.json", key, lambda policy=policy: _in_vllm(policy, num_blocks, path, limit)
+                cells, ("vllm", *what), lambda policy=policy: _in_vllm(policy, num_blocks, path, limit), files
             )
         row[f"{policy}_hit_blocks"], row["prompt_blocks"] = found["hit_blocks"], found["prompt_blocks"]
         row[f"{policy}_vllm_hit_tokens"], row["vllm_prompt_tokens"] = in_vllm["hit_tokens"], in_vllm["prompt_tokens"]

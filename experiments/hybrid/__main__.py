@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments.hybrid.published import lru, paths_of
 from experiments.hybrid.published import rows as published_rows
-from experiments.shared import AGENTIC, CONVERSATION, digest, finish, kept, parse, save, table, trace_path
+from experiments.shared import AGENTIC, CONVERSATION, finish, kept, parse, save, table, trace_path
 from framework.errors import ConfigError
 from framework_cache_only.paths import RequestPaths, build_paths
 from framework_hybrid.named import memory_of, rule_of
@@ -84,9 +84,8 @@ def drawn() -> RequestPaths:
 
 def kept_cells(out: Path, name: str, paths: RequestPaths, model: str, share: float, choices: Choices) -> Rows:
     """The rows of `cells` on the trace of this name, kept from an earlier run where all is the same."""
-    key = digest(name, model, share, paths.num_requests, choices, ALPHAS, VERSION)
-    file = out / "cells" / f"{name.split('_')[0]}-{model}-{round(1 / share)}.json"
-    found = kept(file, key, lambda: {"rows": cells(paths, model, share, choices)})["rows"]
+    what = name, model, share, paths.num_requests, choices, ALPHAS, VERSION
+    found = kept(out / "cells", what, lambda: {"rows": cells(paths, model, share, choices)})["rows"]
     return [{"trace": name.split(".")[0], **row} for row in found]
 
 

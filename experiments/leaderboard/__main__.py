@@ -6,7 +6,6 @@ Every installed policy takes part, at its defaults or with the options of its fi
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
 import os
@@ -22,7 +21,7 @@ import numpy as np
 from experiments.gap.cells import SYNTHETIC, TRACES, Cell, at_hand, bounds, build, file_of, run_all, stream
 from experiments.gap.scoring import closed_by, points_over_lru
 from experiments.leaderboard.entry import Entry, read_entries, with_installed
-from experiments.shared import ROOT, begun, parser_of, save, table
+from experiments.shared import ROOT, begun, checksum, parser_of, save, table
 from framework import registry
 from framework.errors import FrameworkError
 from framework.interfaces import CONTRACT, CONTRACT_MINOR
@@ -161,7 +160,7 @@ def _on(trace: str, entry: Entry, options: argparse.Namespace, results: dict[Cel
     hits = np.array([result["unit_hits"] for result in mine], np.float64)
     (closed, low, high), file = closed_by(field, hits), file_of(trace)
     return {
-        "trace": trace, "sha256": hashlib.sha256(file.read_bytes()).hexdigest() if file else "",
+        "trace": trace, "sha256": checksum(file) if file else "",
         "unit": stream(trace).unit_name,
         "block_tokens": field.paths.block_tokens, "num_references": field.num_references,
         "capacities": list(field.capacities), "hit_blocks": hits.sum(axis=1).astype(int).tolist(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -14,7 +13,7 @@ import numpy as np
 
 from experiments.pagedattention.sharing import saving, usage
 from experiments.pagedattention.utilisation import CONTIGUOUS, PAGED, Ints, Reservation, closed_form, saturated
-from experiments.shared import ARXIV, AZURE, digest, finish, kept, parse, save, table, trace_path
+from experiments.shared import ARXIV, AZURE, finish, kept, panels, parse, save, table, trace_path
 from framework.workload import build
 from framework_workloads.trace import open_trace
 from framework_workloads.trace.own_format import as_trace
@@ -60,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = {"utilisation_closed_form": closed, "utilisation_engine": engine, "sharing": sharing}
     finish(options, rows, _tables(closed, engine, sharing), traces, pool_slots=POOL_SLOTS, seed=0)
     save(_plot_engine(engine), options, "utilisation")
-    save(_plot_sharing(sharing), options, "sharing")
+    x, shown = ("width", 1, "samples or beams a request"), ("saving_cow", 0.01, "blocks saved by sharing, %")
+    widths = sorted({row["width"] for row in sharing})
+    save(panels(sharing, "lengths", x, shown, across="kind", ylim=(0, 100), xticks=widths), options, "sharing")
     return 0
 
 
@@ -123,10 +124,7 @@ def _engine_row(cell: tuple[Path, str, Reservation, int]) -> dict[str, Any]:
 def _kept(out: Path, what: list[Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """A row of an earlier run, as long as the lengths and this experiment's code are what they were."""
     files = [trace_path(AZURE), trace_path(ARXIV), *sorted(Path(__file__).parent.glob("[a-z]*.py"))]
-    words = [str(getattr(word, "label", word)) for word in what]
-    file = out / "cells" / (re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()) + ".json")
-    row = kept(file, digest(words, POOL_SLOTS, files=files), make)
-    return {key: value for key, value in row.items() if key != "key"}
+    return kept(out / "cells", [*(str(getattr(word, "label", word)) for word in what), POOL_SLOTS], make, files)
 
 
 def engine_row(name: str, how: Reservation, count: int) -> dict[str, Any]:
@@ -225,10 +223,10 @@ def _plot_engine(rows: list[dict[str, Any]]) -> Figure:
 
     names = list(dict.fromkeys(row["lengths"] for row in rows))
     figure = new_figure(9.0, 3.8)
-    panels = figure.subfigures(1, len(names), squeeze=False)[0]
+    parts_of = figure.subfigures(1, len(names), squeeze=False)[0]
     parts = ("live", "internal", "reserved", "external", "free")
     for index, name in enumerate(names):
-        axes = new_axes(panels[index])
+        axes = new_axes(parts_of[index])
         mine = [row for row in rows if row["lengths"] == name]
         labels, base = [row["reservation"] for row in mine], np.zeros(len(mine))
         for part, colour, hatch in zip(parts, COLOURS, HATCHES, strict=False):
@@ -241,27 +239,6 @@ def _plot_engine(rows: list[dict[str, Any]]) -> Figure:
         axes.set_ylim(0, 1)
         axes.tick_params(axis="x", rotation=60)
     figure.legend(loc="outside lower center", ncols=len(parts), fontsize="small")
-    return figure
-
-
-def _plot_sharing(rows: list[dict[str, Any]]) -> Figure:
-    from framework_report.figures.style import new_axes, new_figure, series_style
-
-    figure = new_figure(8.0, 3.6)
-    panels = figure.subfigures(1, 2)
-    names = list(dict.fromkeys(row["lengths"] for row in rows))
-    for index, kind in enumerate(("samples", "beams")):
-        axes = new_axes(panels[index])
-        for number, name in enumerate(names):
-            mine = [row for row in rows if row["lengths"] == name and row["kind"] == kind]
-            axes.plot([row["width"] for row in mine], [100 * row["saving_cow"] for row in mine],
-                      label=name if index == 0 else None, **series_style(number))  # fmt: skip
-        axes.set_title("parallel sampling" if kind == "samples" else "beam search", fontsize="medium")
-        axes.set_xlabel(kind + " a request")
-        axes.set_ylabel("blocks saved by sharing, %")
-        axes.set_ylim(0, 100)
-        axes.set_xticks(sorted({row["width"] for row in rows}))
-    figure.legend(loc="outside lower center", ncols=2, fontsize="small")
     return figure
 
 

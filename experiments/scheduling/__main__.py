@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +15,12 @@ import numpy.typing as npt
 from experiments.scheduling import cells, exact
 from experiments.scheduling.cells import Cell
 from experiments.scheduling.claims import claims, verdict
-from experiments.shared import digest, finish, kept, parse, save, table, trace_path
+from experiments.shared import finish, kept, panels, parse, save, table, trace_path
 from framework.replay.items import trace_items
 from framework_report import statistics
 from framework_report.statistics import Estimate, holm, sessions, swapped
 from framework_scheduling.bounds import most_hits
 from framework_scheduling.observer import CAUSES
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -59,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         capacity_requests_per_s={trace: cells.capacity(trace, folder) for trace in traces},
         costs="experiments/live/results/clock/costs.csv, vLLM",
     )  # fmt: skip
-    save(_picture(middle), options, "hits_first_token")
+    x, shown = ("hit_rate", 0.01, "hit rate, %"), ("ttft_s_p99", 1, "TTFT p99, s")
+    save(panels(middle, "order", x, shown, across="trace", ylim=(0, None)), options, "hits_first_token")
     return 0
 
 
@@ -93,10 +91,8 @@ def row_of(cell: Cell, found: Mapping[Cell, dict[str, Any]], folder: Path) -> di
 
 def _kept_beside(cell: Cell, result: Mapping[str, Any], fcfs: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """`beside`, of an earlier run where nothing has changed."""
-    name = f"{cell.trace}-{cell.order}-{cell.load}-beside.json".replace(" ", "_")
-    key = digest(result["key"], fcfs["key"], files=[Path(__file__), Path(statistics.__file__)])
-    found = kept(folder / name, key, lambda: beside(cell, result, fcfs))
-    return {measure: value for measure, value in found.items() if measure != "key"}
+    files = [Path(__file__), Path(statistics.__file__), *cells.files_of(cell.trace)]
+    return kept(folder, (*astuple(cell), "beside"), lambda: beside(cell, result, fcfs), files)
 
 
 MEASURES = ("points", "ttft_s", "ttft_s_p99", "ttft_s_slowest_tenth", "jain_tenants")
@@ -364,23 +360,6 @@ def _regrets(rows: Rows) -> str:
          f"{row['regret_ttft_mean_worst']:+.0%}, {row['regret_ttft_slowest_worst']:+.0%}"]
         for row in rows
     ])  # fmt: skip
-
-
-def _picture(rows: Rows) -> Figure:
-    """Hits against p99 of time to first token, a panel a trace, a point an order; under lru, at a load of 0.9."""
-    from framework_report.figures.style import new_axes, new_figure, series_style
-
-    traces, names = (list(dict.fromkeys(row[key] for row in rows)) for key in ("trace", "order"))
-    figure = new_figure(max(4.0, 3.2 * len(traces)), 3.6)
-    for place, (panel, trace) in enumerate(zip(np.atleast_1d(figure.subfigures(1, len(traces))), traces, strict=True)):
-        axes = new_axes(panel, grid="both")
-        for row in (row for row in rows if row["trace"] == trace):
-            look = {**series_style(names.index(row["order"])), "linestyle": "none", "markersize": 7}
-            axes.plot(100 * row["hit_rate"], row["ttft_s_p99"], label=None if place else row["order"], **look)
-        axes.set(xlabel="hit rate, %", ylabel="" if place else "TTFT p99, s", title=trace)
-        axes.set_ylim(bottom=0)
-    figure.legend(loc="outside lower center", ncols=5 if len(traces) > 1 else 2, fontsize="small")
-    return figure
 
 
 if __name__ == "__main__":

@@ -8,14 +8,13 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.shared import AGENTIC, AGENTIC_B, CONVERSATION, ROOT, digest, kept, trace_path
+from experiments.shared import AGENTIC, AGENTIC_B, CONVERSATION, ROOT, in_processes, kept, trace_path
 from framework import registry, workload
 from framework.config.sections import EngineOptions
 from framework.engine.engine import Engine, ModelLimits, Trial
@@ -185,7 +184,7 @@ def capacity(trace: str, folder: Path) -> float:
             spent_s += engine.executor.now()
         return {"rate": len(requests_of(trace)) / spent_s}
 
-    return float(kept(folder / f"{trace}-capacity.json".replace(" ", "_"), key(trace), measured)["rate"])
+    return float(kept(folder, (trace, "capacity"), measured, files_of(trace))["rate"])
 
 
 def _arrivals(requests: Sequence[WorkloadRequest]) -> list[float]:
@@ -214,8 +213,7 @@ def block_size(trace: str) -> int:
 
 def run(cell: Cell, folder: Path) -> dict[str, Any]:
     """What each request of a trace met, stream by stream, and sums; of an earlier run where nothing has changed."""
-    name = "-".join(map(str, (cell.trace, cell.order, cell.eviction, cell.num_blocks, cell.load))).replace(" ", "_")
-    return kept(folder / f"{name}.json", key(cell.trace), lambda: _run(cell, capacity(cell.trace, folder)))
+    return kept(folder, astuple(cell), lambda: _run(cell, capacity(cell.trace, folder)), files_of(cell.trace))
 
 
 def _run(cell: Cell, rate: float) -> dict[str, Any]:
@@ -252,27 +250,20 @@ def _run_stream(cell: Cell, requests: Sequence[WorkloadRequest], rate: float) ->
     }  # fmt: skip
 
 
-@functools.cache
-def key(trace: str, *more: str) -> str:
-    """Changes with the trace, this file and `more`, the orders and the engine that is fitted."""
-    files = [
+def files_of(trace: str) -> list[Path]:
+    """What a result depends on: this file, the orders, the engine that is fitted, and the trace."""
+    orders = (
         ROOT / "plugins/framework_scheduling" / f"{name}.py" for name in ("cached", "clients", "length", "observer")
-    ]
-    files += [*map(Path, more), Path(__file__), ROOT / "experiments/live/results/clock/costs.csv"]
-    return digest(trace, files=files if trace == QUICK else [*files, trace_path(TRACES[trace])])
+    )
+    files = [*orders, Path(__file__), ROOT / "experiments/live/results/clock/costs.csv"]
+    return files if trace == QUICK else [*files, trace_path(TRACES[trace])]
 
 
 def run_all(cells: Sequence[Cell], folder: Path, jobs: int) -> dict[Cell, dict[str, Any]]:
     """The results of the cells; those of earlier runs are read, not replayed."""
-    from rich.progress import track
-
     for trace in dict.fromkeys(cell.trace for cell in cells):
         print(
             f"{trace}: {json.dumps({'requests': len(requests_of(trace)), 'rate_per_s': capacity(trace, folder)})}",
             flush=True,
         )
-    with ProcessPoolExecutor(jobs) as pool:
-        futures = [pool.submit(run, cell, folder) for cell in cells]
-        for future in track(as_completed(futures), "replaying", total=len(futures)):
-            future.result()
-    return {cell: future.result() for cell, future in zip(cells, futures, strict=True)}
+    return in_processes(functools.partial(run, folder=folder), cells, jobs)

@@ -122,4 +122,4 @@ def _of_case(trace: str, place: int, count: int, folder: Path) -> dict[str, Any]
             row[name] |= {key: float(of(times)) for key, of in STATISTICS.items()}
         return row
 
-    return kept(folder / f"{trace}-exact-{place}.json".replace(" ", "_"), cells.key(trace, __file__), made)
+    return kept(folder, (trace, "exact", place), made, [Path(__file__), *cells.files_of(trace)])

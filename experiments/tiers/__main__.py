@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rules = ("on_eviction", "on_second_hit")
     cells = [("conversation", rule, 10_000, 5_000) for rule in rules] if options.quick else all_cells()
     traces = sorted({cell[0] for cell in cells}, reverse=True)
+    paths = [trace_path(TRACES[trace]) for trace in traces]
     with ProcessPoolExecutor(options.jobs) as pool:
         rows = list(pool.map(functools.partial(kept_row, options.out, rule_row), cells))
         timed = list(pool.map(functools.partial(kept_row, options.out, timed_row), timed_cells(quick=options.quick)))
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     assumed = {"links_bytes_per_s": LINKS, "timed_links_bytes_per_s": TIMED_LINKS, "operation_s": OPERATION_S}
     tables = {"rules": rule_table(rows), "values": value_table(rows, loads), "sizes": size_table(sizes),
               "timed": timed_table(timed), "load-or-recompute": load_table(loads)}  # fmt: skip
-    finish(options, found, tables, [trace_path(TRACES[trace]) for trace in traces], assumed=assumed)
+    finish(options, found, tables, paths, assumed=assumed)
     for (trace, pool), ending in DRAWN.items():
         matching = [row for row in rows if (row["trace"], row["pool_blocks"]) == (trace, pool)]
         if matching:

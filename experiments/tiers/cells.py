@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.shared import AGENTIC, CONVERSATION, digest, kept, trace_path
+from experiments.shared import AGENTIC, CONVERSATION, kept, trace_path
 from framework.registry.components import build_component
 from framework.replay.roofline import Roofline
 from framework_builtin.eviction.lru import Lru
@@ -63,11 +63,8 @@ def paths_of(trace: str) -> RequestPaths:
 
 def kept_row(out: Path, make: Callable[[Any], dict[str, Any]], cell: tuple[Any, ...]) -> dict[str, Any]:
     """The row of a cell, kept from an earlier run where cell, code and trace are the same."""
-    code, trace = Path(__file__).parent.glob("*.py"), trace_path(TRACES.get(cell[0], CONVERSATION))
-    key = digest(cell, files=[*code, trace])
-    name = "-".join(str(part) for part in cell).replace(" ", "_").replace(",", "")
-    row = kept(out / "cells" / f"{name}.json", key, lambda: make(cell))
-    return {column: value for column, value in row.items() if column != "key"}
+    files = [*sorted(Path(__file__).parent.glob("*.py")), trace_path(TRACES.get(cell[0], CONVERSATION))]
+    return kept(out / "cells", cell, lambda: make(cell), files)
 
 
 def size_rows(trace: str) -> Rows:

@@ -37,18 +37,6 @@ def experiment(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
     return lambda name: importlib.import_module(f"experiments.{name}")
 
 
-def quick(repository: Path, name: str, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", f"experiments.{name}", "--quick", "--out", str(out), "--jobs", "1"],
-        cwd=repository,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-
-
 def rows_of(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
@@ -61,7 +49,8 @@ def quick_results(repository: Path, tmp_path_factory: pytest.TempPathFactory) ->
     @functools.cache
     def folder(name: str) -> Path:
         out = tmp_path_factory.mktemp(name)
-        done = quick(repository, name, out)
+        command = [sys.executable, "-m", f"experiments.{name}", "--quick", "--out", str(out), "--jobs", "1"]
+        done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stderr
         return out
 
@@ -194,7 +183,7 @@ def test_quick_mode_computes_what_is_committed(
         assert row in committed, row
 
 
-def test_a_kept_result_is_made_again_when_its_key_changes(
+def test_a_kept_result_is_made_again_when_what_is_asked_or_a_file_changes(
     tmp_path: Path, experiment: Callable[[str], ModuleType]
 ) -> None:
     module, made = experiment("shared"), []
@@ -203,17 +192,21 @@ def test_a_kept_result_is_made_again_when_its_key_changes(
         made.append(len(made))
         return {"value": len(made)}
 
-    source, file = tmp_path / "source.py", tmp_path / "cells" / "one.json"
+    source, folder = tmp_path / "source.py", tmp_path / "cells"
+
+    def kept(*what: Any) -> dict[str, int]:
+        return module.kept(folder, what, make, [source])
+
     source.write_text("1")
-    before = module.digest("cell", 3, files=[source])
-    assert module.kept(file, before, make) == module.kept(file, before, make) == {"key": before, "value": 1}
+    assert kept("a cell", 3) == kept("a cell", 3) == {"value": 1}
+    assert kept("a cell", 4) == {"value": 2}
     source.write_text("2")
-    after = module.digest("cell", 3, files=[source])
-    assert after not in (before, module.digest("cell", 4, files=[source]))
-    assert module.kept(file, after, make)["value"] == 2
-    file.write_text("{ cut sho")
-    assert module.kept(file, after, make)["value"] == 3, "a damaged file is made anew"
-    assert [path.name for path in file.parent.iterdir()] == ["one.json"]
+    os.utime(source, ns=(1, 1))
+    assert kept("a cell", 3) == {"value": 3}
+    for file in folder.iterdir():
+        file.write_text("{ cut sho")
+    assert kept("a cell", 3) == {"value": 4}, "a damaged file is made anew"
+    assert len([path.name for path in folder.iterdir()]) == 3, "nothing is left beside them"
 
 
 def test_the_committed_leaderboard_has_every_installed_built_in_policy(repository: Path) -> None:
