@@ -3,6 +3,7 @@
 import itertools
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -172,60 +173,17 @@ class Pool:
 
 
 class Manager:
-    """vLLM's KVCacheManager over a Pool, 16 tokens a block; a request is computed at once where no tokens are named."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self.block_pool, self.enable_caching, self.num_kv_cache_groups = Pool(num_blocks), True, 1
-        self.tables: dict[str, list[PoolBlock]] = {}
-        self.coordinator = SimpleNamespace(single_type_managers=[SimpleNamespace(block_size=16)])
-
-    def new_step_starts(self) -> None:
-        pass
-
-    def hit(self, request: Any) -> list[PoolBlock]:
-        names = request.block_hashes[: (request.num_tokens - 1) // 16]
-        found = itertools.takewhile(bool, (self.block_pool.cached.get(name) for name in names))
-        return [blocks[0] for blocks in found]
-
-    def allocate_slots(
-        self, request: Any, num_new_tokens: int = 2**20, num_new_computed_tokens: int = 0, *,
-        num_external_computed_tokens: int = 0,
-    ) -> Any:  # fmt: skip
-        table = self.tables.get(request.request_id)
-        found = self.hit(request) if table is None else []
-        idle = sum(not block.ref_cnt for block in found)
-        done = request.num_computed_tokens if table is not None else 16 * len(found) + num_external_computed_tokens
-        end, first = min(request.num_tokens, done + num_new_tokens), len(found) if table is None else done // 16
-        need = -(-end // 16) - len(found if table is None else table)
-        if need + idle > self.block_pool.free_block_queue.num_free_blocks:
-            return None
-        self.block_pool.touch(found)
-        table = self.tables[request.request_id] = [*(table or found), *self.block_pool.get_new_blocks(need)]
-        self.block_pool.cache_full_blocks(request, table, first, end // 16)
-        request.num_computed_tokens = end
-        return len(found)
-
-    def get_blocks(self, request_id: str) -> Any:
-        return SimpleNamespace(blocks=(self.tables.get(request_id, []),))
-
-    def free(self, request: Any) -> None:
-        self.block_pool.free_blocks(self.tables.pop(request.request_id)[::-1])
-
-    def pop_blocks_for_free(self, request: Any) -> list[PoolBlock]:
-        return self.tables.pop(request.request_id)[::-1]
-
-
-class GroupManager:
-    """vLLM's KVCacheManager over groups of KV in one Pool, for requests that are computed in one step.
+    """vLLM's KVCacheManager over groups of KV in one Pool; a request is computed at once where no tokens are named.
 
     Args:
-        groups: hashes a block of each, and for a window those that it reads back from the end of a hit; None: all.
+        groups: hashes (of 16 tokens) a block of each, and for a window those that it reads back from the end of a hit;
+            None: all. A single group's blocks have the names of hashes, those of several end with the group's number.
     """
 
-    def __init__(self, num_blocks: int, groups: list[tuple[int, int | None]]) -> None:
+    def __init__(self, num_blocks: int, groups: Sequence[tuple[int, int | None]] = ((1, None),)) -> None:
         self.block_pool, self.enable_caching, self.num_kv_cache_groups = Pool(num_blocks), True, len(groups)
-        self.block_pool.hash_block_size, self.groups = 16, groups  # type: ignore[attr-defined]
-        self.tables: dict[str, list[list[PoolBlock]]] = {}
+        self.groups, self.tables = groups, dict[str, list[list[PoolBlock]]]()
+        self.names = [number.to_bytes(4, "big") if len(groups) > 1 else b"" for number in range(len(groups))]
         specs = [
             type("FullAttentionSpec" if back is None else "SlidingWindowSpec", (),
                  {"page_size_bytes": 8, **({} if back is None else {"sliding_window": 16 * back})})()
@@ -243,48 +201,66 @@ class GroupManager:
     def new_step_starts(self) -> None:
         pass
 
-    def found(self, request: Any, units: int) -> list[list[PoolBlock]] | None:
-        """Each group's blocks of a hit of so many hashes, null blocks before a window; None where one is missing."""
+    def hit(self, request: Any) -> list[PoolBlock]:
+        """The first group's blocks of the longest hit."""
+        return self._longest(request)[1][0]
+
+    def _longest(self, request: Any) -> tuple[int, list[list[PoolBlock]]]:
+        """Hashes of the longest hit, and each group's blocks of it, null blocks before a window."""
+        step = max(wide for wide, _ in self.groups)
+        lengths = range((request.num_tokens - 1) // 16 // step * step, -1, -step)
+        return next((units, found) for units in lengths if (found := self._found(request, units)) is not None)
+
+    def _found(self, request: Any, units: int) -> list[list[PoolBlock]] | None:
         cached, tables = self.block_pool.cached, list[list[PoolBlock]]()
-        for number, (wide, back) in enumerate(self.groups):
+        for (wide, back), suffix in zip(self.groups, self.names, strict=True):
             table = list[PoolBlock]()
             for place in range(units // wide):
                 read = back is None or wide * (place + 1) > units - back + 1
-                name = request.block_hashes[wide * (place + 1) - 1] + number.to_bytes(4, "big")
+                name = request.block_hashes[wide * (place + 1) - 1] + suffix
                 if read and not cached.get(name):
                     return None
                 table.append(cached[name][0] if read else self.block_pool.blocks[0])
             tables.append(table)
         return tables
 
-    def allocate_slots(self, request: Any) -> Any:
-        pool, step = self.block_pool, max(wide for wide, _ in self.groups)
-        lengths = range((request.num_tokens - 1) // 16 // step * step, -1, -step)
-        units, found = next((units, found) for units in lengths if (found := self.found(request, units)) is not None)
-        needs = [-(-request.num_tokens // (16 * wide)) - units // wide for wide, _ in self.groups]
-        idle = sum(not block.ref_cnt and not block.is_null for table in found for block in table)
+    def allocate_slots(
+        self, request: Any, num_new_tokens: int = 2**20, num_new_computed_tokens: int = 0, *,
+        num_external_computed_tokens: int = 0,
+    ) -> Any:  # fmt: skip
+        """Hashes that were hit; None where there is no room."""
+        pool, tables = self.block_pool, self.tables.get(request.request_id)
+        units, found = self._longest(request) if tables is None else (0, tables)
+        done = request.num_computed_tokens if tables is not None else 16 * units + num_external_computed_tokens
+        end = min(request.num_tokens, done + num_new_tokens)
+        needs = [-(-end // (16 * wide)) - len(table) for (wide, _), table in zip(self.groups, found, strict=True)]
+        fresh = [] if tables is not None else [block for table in found for block in table]
+        idle = sum(not block.ref_cnt and not block.is_null for block in fresh)
         if sum(needs) + idle > pool.free_block_queue.num_free_blocks:
             return None
-        for table in found:
-            pool.touch(table)
+        if tables is None:
+            for table in found:
+                pool.touch(table)
         self.tables[request.request_id] = found
-        for number, ((wide, _), table, need) in enumerate(zip(self.groups, found, needs, strict=True)):
-            hit = len(table)
+        for (wide, _), suffix, table, need in zip(self.groups, self.names, found, needs, strict=True):
+            first = len(table) if tables is None else done // (16 * wide)
             table += pool.get_new_blocks(need)
-            pool.cache_full_blocks(
-                request, table, hit, request.num_tokens // (16 * wide), wide, number.to_bytes(4, "big")
-            )
+            pool.cache_full_blocks(request, table, first, end // (16 * wide), wide, suffix)
+        request.num_computed_tokens = end
         return units
 
     def get_blocks(self, request_id: str) -> Any:
         return SimpleNamespace(blocks=tuple(self.tables.get(request_id, ())))
 
     def pop_blocks_for_free(self, request: Any) -> list[PoolBlock]:
-        tables = self.tables.pop(request.request_id)
-        return [block for table in tables for block in reversed(table) if not block.is_null]
+        return self._popped(request)
 
     def free(self, request: Any) -> None:
-        self.block_pool.free_blocks(self.pop_blocks_for_free(request))
+        self.block_pool.free_blocks(self._popped(request))
+
+    def _popped(self, request: Any) -> list[PoolBlock]:
+        tables = self.tables.pop(request.request_id)
+        return [block for table in tables for block in reversed(table) if not block.is_null]
 
 
 def pretend_vllm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from command_line import command
-from engine_stand_ins import FreeQueue, GroupManager, Manager, pretend_vllm
+from engine_stand_ins import FreeQueue, Manager, pretend_vllm
 from paged_helpers import NS, info, tokens
 from replay_helpers import workload
 
@@ -323,7 +323,7 @@ class Grouped(Lru):
 
 @pytest.mark.parametrize("groups", [[(1, None), (1, 3)], [(2, None), (1, 4), (1, 2)]], ids=["equal", "wide"])
 def test_a_policy_over_groups_knows_the_hit_the_group_and_the_end_of_each_block(groups: Any, vllm: None) -> None:
-    manager = GroupManager(60, groups)
+    manager = Manager(60, groups)
     watch = lead(manager, Grouped(), clock=lambda: 0.0)
     facts, pool = watch.queue.facts, manager.block_pool
     assert facts is not None
@@ -365,7 +365,7 @@ def test_a_policy_over_groups_knows_the_hit_the_group_and_the_end_of_each_block(
 
 def test_a_hit_is_what_the_group_that_reaches_furthest_found(vllm: None) -> None:
     """The last block of another group may have come by a way that nobody watches."""
-    manager = GroupManager(60, [(1, None), (1, 3)])
+    manager = Manager(60, [(1, None), (1, 3)])
     watch = lead(manager, Grouped(), clock=lambda: 0.0)
     facts, tables = watch.queue.facts, manager.tables
     assert facts is not None
