@@ -20,7 +20,7 @@ import torch
 from framework import registry
 from framework_testing.kernel.cells import for_device
 from framework_testing.kernel.grid import Grid
-from framework_testing.kernel.options import KernelOptions
+from framework_testing.kernel.plugin import KernelOptions
 
 QUERIES = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit", "temperature.gpu")
 _NOTES = {

@@ -6,7 +6,7 @@ Nothing here is for use. Each class breaks one rule and says which in its docstr
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from framework.errors import NoCandidate
@@ -55,9 +55,6 @@ class Fickle(DigestScheme):
         return hashlib.sha256(data + self.calls.to_bytes(8, "little")).digest()[:1]
 
 
-COLLIDING = (Constant, Truncated, Fickle)
-
-
 def _naming(name: str, names: Callable[[list[BlockHash]], list[Any]]) -> type[ReferenceHash]:
     """A sound scheme, but for what it returns in place of a prompt's names."""
 
@@ -67,25 +64,13 @@ def _naming(name: str, names: Callable[[list[BlockHash]], list[Any]]) -> type[Re
     return type(name, (ReferenceHash,), {"collision_resistant": False, "blocks": blocks})
 
 
-NamesAreText = _naming("NamesAreText", lambda names: [name.hex() for name in names])
-NamesAreNumbers = _naming("NamesAreNumbers", lambda names: [int.from_bytes(n[:8], "little") - 2**63 for n in names])
-NamesAreNone = _naming("NamesAreNone", lambda names: [None] * len(names))
-OneNameShort = _naming("OneNameShort", lambda names: names[:-1])
-
-
-class MutatesTokens(ReferenceHash):
-    """Breaks: tokens stay the caller's."""
-
-    def blocks(self, parent: BlockHash, tokens: TokenArray, block_size: int) -> list[BlockHash]:
-        names = super().blocks(parent, tokens, block_size)
-        tokens[:] = 0
-        return names
-
-
-def bad_names() -> Iterator[Any]:
-    """Schemes whose names no allocator may accept."""
-    yield from (NamesAreText(), NamesAreNumbers(), NamesAreNone(), OneNameShort())
-
+BAD_NAMES = (
+    _naming("NamesAreText", lambda names: [name.hex() for name in names]),
+    _naming("NamesAreNumbers", lambda names: [int.from_bytes(name[:8], "little") - 2**63 for name in names]),
+    _naming("NamesAreNone", lambda names: [None] * len(names)),
+    _naming("OneNameShort", lambda names: names[:-1]),
+)
+"""Schemes whose names no allocator may accept."""
 
 # Policies
 
@@ -121,37 +106,18 @@ def _answering(name: str, answer: Callable[[BlockId], Any]) -> type[SlowLru]:
     return type(name, (SlowLru,), {"victim": lambda self, now: answer(SlowLru.victim(self, now))})
 
 
-def _raises(error: Exception) -> Any:
-    raise error
+def _refuses(right: BlockId) -> BlockId:
+    raise NoCandidate("this policy refuses on purpose")
 
 
-NamesNull = _answering("NamesNull", lambda right: 0)
-NamesUnknown = _answering("NamesUnknown", lambda right: 10**9)
-NamesNegative = _answering("NamesNegative", lambda right: -1)  # Python would index from the end
-NamesFloat = _answering("NamesFloat", float)
-NamesBool = _answering("NamesBool", lambda right: True)  # which is not block 1
-NamesNone = _answering("NamesNone", lambda right: None)
-NamesNobody = _answering("NamesNobody", lambda right: _raises(NoCandidate("this policy refuses on purpose")))
-
-
-def bad_victims() -> Iterator[EvictionPolicy]:
-    """Policies whose choice an allocator must refuse, by name."""
-    yield from (NamesPinned(), NamesNull(), NamesUnknown(), NamesNegative(), NamesFloat(), NamesNone(), NamesBool(),
-                NamesNobody())  # fmt: skip
-
-
-class RaisesInHook(SlowLru):
-    """Breaks: a callback does not fail. Raises in the k-th call of one hook, and from then on."""
-
-    def __init__(self, hook: str, after: int = 0) -> None:
-        self.hook, self.left, self._right = hook, after, getattr(self, hook)
-        setattr(self, hook, self._failing)
-
-    def _failing(self, blocks: Any, now: float) -> Any:
-        self._count()
-        return self._right(blocks, now)
-
-    def _count(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise RuntimeError(f"{self.hook} fails on purpose")
+BAD_VICTIMS: tuple[type[EvictionPolicy], ...] = (
+    NamesPinned,
+    _answering("NamesNull", lambda right: 0),
+    _answering("NamesUnknown", lambda right: 10**9),
+    _answering("NamesNegative", lambda right: -1),  # Python would index from the end
+    _answering("NamesFloat", float),
+    _answering("NamesNone", lambda right: None),
+    _answering("NamesBool", lambda right: True),  # which is not block 1
+    _answering("NamesNobody", _refuses),
+)
+"""Policies whose choice an allocator must refuse, by name."""

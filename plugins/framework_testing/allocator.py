@@ -27,19 +27,19 @@ from framework.interfaces.eviction import BlockView, EvictionPolicy
 from framework.interfaces.hash import HashScheme
 from framework.types import BlockId, Hint, Namespace, RequestId, RequestInfo, TokenArray, as_tokens
 from framework_testing.adversarial import (
+    BAD_NAMES,
+    BAD_VICTIMS,
     Constant,
     Fickle,
     MostRecent,
     ReferenceHash,
     Truncated,
-    bad_names,
-    bad_victims,
 )
 from framework_testing.driver import Driver, Traits, Violation
 from framework_testing.hash import CONTENT_NAMES, spreads
 from framework_testing.histories import NAMESPACES, SHARING_AHEAD, WINDOWED, Step, fail_shortest, play, random_history
 from framework_testing.oracles.eviction import SlowFifo, SlowLru
-from framework_testing.rules import checks_of, large_checks_of, require_plain_facts
+from framework_testing.rules import checks_of, large_checks_of, need, require_plain_facts
 
 Make = Callable[..., Allocator]
 
@@ -185,12 +185,9 @@ def check_max_request_tokens_is_true(make: Make) -> None:
                     allocator.extend(RequestId(1), length)
             except OutOfBlocks:
                 given = False
-        if promised != given and (promised or not grows):
-            how = "one after another" if grows else "at once"
-            raise Violation(
-                f"{type(allocator).__name__}: {tokens} tokens {how} in {num_blocks} blocks of 2: max_request_tokens "
-                f"says {promised}, the pool {given}"
-            )
+        how = "one after another" if grows else "at once"
+        need(allocator, promised == given or (grows and not promised), f"{tokens} tokens {how} in {num_blocks} blocks "
+             "of 2", f"max_request_tokens says {promised}, the pool {given}")  # fmt: skip
 
 
 def check_facts_are_plain(make: Make) -> None:
@@ -264,16 +261,10 @@ def check_the_policy_reads_all_that_is_known(make: Make) -> None:
     """
     if not traits_of(make).shares:
         return
-    policy = _Reads()
+    policy, tenants = _Reads(), []
     allocator = fresh(make, 16, 2, policy=policy)
     if not hasattr(policy, "blocks"):
         return  # it has an order of its own
-
-    def need(holds: bool, rule: str, seen: object) -> None:
-        if not holds:
-            raise Violation(f"{type(allocator).__name__}: {rule}: {seen}")
-
-    tenants = []
     for number, given in enumerate(_KNOWN, 1):
         request = replace(given, id=RequestId(number), max_total_tokens=5)
         prompt = as_tokens([number, 1, 2, 3, 4])
@@ -282,22 +273,24 @@ def check_the_policy_reads_all_that_is_known(make: Make) -> None:
         allocator.commit(request.id, prompt)
         blocks = allocator.table(request.id)[:2].tolist()
         view = policy.blocks
-        need({view.priority[block] for block in blocks} == {given.priority}, "the policy reads another priority than "
-             f"the request's {given.priority}", [view.priority[block] for block in blocks])  # fmt: skip
+        read: list[Any] = [view.priority[block] for block in blocks]
+        need(allocator, {*read} == {given.priority},
+             f"the policy reads another priority than the request's {given.priority}", read)  # fmt: skip
         tenants.append(view.tenant[blocks[0]])
         allocator.free(request.id, (50.0 + number, 60.0 + number))
-        need(policy.times[-1:] == [10.0 * number], f"advance({10.0 * number}) does not reach the policy",
+        need(allocator, policy.times[-1:] == [10.0 * number], f"advance({10.0 * number}) does not reach the policy",
              f"its last release was called with now={policy.times[-1:]}")  # fmt: skip
         if allocator.takes_future:
-            read = [view.next_use[block] for block in blocks]
-            need(read == [50.0 + number, 60.0 + number], "it says takes_future, and blocks have another next_use than "
-                 f"free was given, {[50.0 + number, 60.0 + number]}", read)  # fmt: skip
+            read, future = [view.next_use[block] for block in blocks], [50.0 + number, 60.0 + number]
+            need(allocator, read == future, "it says takes_future, and blocks have another next_use than free was "
+                 f"given, {future}", read)  # fmt: skip
         if view.last_request is not BlockView.__dataclass_fields__["last_request"].default:
             facts = view.last_request[blocks[0]]
             for name in ("tenant", "session", "category", "hint", "turn", "arrival", "prompt_tokens"):
                 found, wanted = getattr(facts, name), getattr(given, name)
-                need(found == wanted, f"the last request's {name} is not the request's", f"{found!r}, not {wanted!r}")
-    need(tenants[0] == tenants[2] != tenants[1], "the policy reads tenants 'a', 'b' and 'a' as", tenants)
+                need(allocator, found == wanted, f"the last request's {name} is not the request's",
+                     f"{found!r}, not {wanted!r}")  # fmt: skip
+    need(allocator, tenants[0] == tenants[2] != tenants[1], "the policy reads tenants 'a', 'b' and 'a' as", tenants)
 
 
 _KNOWN = (
@@ -315,22 +308,17 @@ def check_a_prompt_gets_its_room_in_parts(make: Make) -> None:
     traits = traits_of(make)
     for total, first in ((9, 3), (9, 9), (9, 1), (8, 4), (8, 7)):
         allocator = fresh(make, 12, 2, max_model_len=24)
-        name, prompt = type(allocator).__name__, as_tokens([3, 1, 4, 1, 5, 9, 2, 6, 5][:total])
+        prompt, what = as_tokens([3, 1, 4, 1, 5, 9, 2, 6, 5][:total]), f"a prompt of {total} tokens, {first} at first"
         allocator.allocate(info(1, total), prompt, allocator.lookup(prompt, PLAIN), first)
         for end in range(first, total + 1):
             allocator.extend(RequestId(1), end)
             blocks = len(allocator.table(RequestId(1)))
-            if 2 * blocks < end:
-                raise Violation(
-                    f"{name}: a prompt of {total} tokens, {first} at first: {end} tokens have {blocks} blocks of 2"
-                )
+            need(allocator, end <= 2 * blocks, what, f"{end} tokens have {blocks} blocks of 2")
             allocator.commit(RequestId(1), prompt[:end])
-        if allocator.stats().prompt_tokens != total:
-            raise Violation(f"{name}: a prompt of {total} tokens, {first} at first, counts as {allocator.stats()}")
+        need(allocator, allocator.stats().prompt_tokens == total, f"{what}, counts as", allocator.stats())
         allocator.free(RequestId(1))
         num_tokens = allocator.lookup(as_tokens([*prompt, 0]), PLAIN).num_tokens
-        if traits.strict and num_tokens < total // 2 * 2:
-            raise Violation(f"{name}: of a prompt of {total} tokens, computed in parts, {num_tokens} are found")
+        need(allocator, not traits.strict or num_tokens >= total // 2 * 2, f"{what}: of it are found", num_tokens)
         _all_have_ended(allocator, "the only one, which got its room in parts")
 
 
@@ -378,8 +366,7 @@ def check_names_of_contents_are_taken_whole(make: Make) -> None:
     for number, name in enumerate(CONTENT_NAMES):
         space = Namespace(contents=((0, 2, name),))
         hit = allocator.lookup(prompt, space)
-        if hit.num_tokens:
-            raise Violation(f"{type(allocator).__name__}: content {name} hits another one's block")
+        need(allocator, not hit.num_tokens, "a content hits another one's block", name)
         allocator.allocate(replace(info(number, 3), namespace=space), prompt, hit)
         allocator.commit(RequestId(number), prompt)
         allocator.free(RequestId(number))
@@ -445,24 +432,23 @@ def check_large_pools(make: Make) -> None:
     traits = traits_of(make)
     for num_blocks, size, blocks in ((100_000, 1, 3000), (100_000, 16, 3000), (2000, 128, 30), (1000, 512, 12)):
         allocator = fresh(make, num_blocks, size, max_model_len=2 * blocks * size)
-        what = f"{type(allocator).__name__}, {num_blocks} blocks of {size}"
+        what = f"{num_blocks} blocks of {size}"
         shared = [token % 50_000 for token in range(blocks * size * 2 // 3)]
         for number in range(1, 49):
             own = [(number * 7919 + token) % 50_000 for token in range(blocks * size - len(shared))]
             prompt = as_tokens((shared if number % 6 else own[:1]) + own)
             found = allocator.lookup(prompt, PLAIN)
             least = 0 if number % 6 == 0 or number == 1 or not traits.strict else len(shared) // size * size
-            if not least <= found.num_tokens < len(prompt):
-                raise Violation(f"{what}: a hit of {found.num_tokens} tokens, of {least} that are published")
+            need(allocator, least <= found.num_tokens < len(prompt), f"{what}: of {least} published tokens are found",
+                 found.num_tokens)  # fmt: skip
             if not _allocate(allocator, info(number, 2 * blocks * size), prompt):
                 break
             allocator.extend(RequestId(number), len(prompt) + 1)
             allocator.commit(RequestId(number), prompt)
             table = allocator.table(RequestId(number))
-            if len(table) * size <= len(prompt) or len(np.unique(table)) != len(table) or table.min() < 1:
-                raise Violation(
-                    f"{what}: {len(prompt) + 1} tokens have {len(table)} blocks, {len(np.unique(table))} distinct"
-                )
+            distinct = len(np.unique(table))
+            need(allocator, len(table) * size > len(prompt) and distinct == len(table) and table.min() > 0,
+                 f"{what}: {len(prompt) + 1} tokens have", f"{len(table)} blocks, {distinct} distinct")  # fmt: skip
             if number % 3 == 0:
                 allocator.free(RequestId(number - 2))
         live = allocator.stats().num_requests
@@ -470,8 +456,7 @@ def check_large_pools(make: Make) -> None:
             with suppress(UnknownRequest):
                 allocator.free(RequestId(request))
                 live -= 1
-        if live:
-            raise Violation(f"{what}: num_requests was {live} more than there were")
+        need(allocator, not live, f"{what}: num_requests was more than there were, by", live)
         _all_have_ended(allocator, "of thousands of blocks")
 
 
@@ -487,11 +472,8 @@ def check_what_fits_is_given(make: Make) -> None:
             prompt, request = as_tokens([2] * wanted), info(2, wanted)
             promised = allocator.fits(request, prompt, allocator.lookup(prompt, PLAIN))
             given = _allocate(allocator, request, prompt)
-            if promised != given:
-                raise Violation(
-                    f"{type(allocator).__name__}: fits said {promised} of {wanted} tokens beside {used} in 6 blocks "
-                    f"of 2, allocate said {given}"
-                )
+            need(allocator, promised == given, f"{wanted} tokens beside {used} in 6 blocks of 2",
+                 f"fits said {promised}, allocate said {given}")  # fmt: skip
     found = [0, 1] * 40
     for in_use, more in ((False, 20), (False, 21), (True, 20), (True, 21)):
         driver = driver_of(make, 100, 1)
@@ -507,7 +489,7 @@ def check_a_wrong_victim_is_refused(make: Make) -> None:
     traits = traits_of(make, num_blocks=4)
     if not traits.shares:
         return
-    for policy in bad_victims():
+    for policy in (bad() for bad in BAD_VICTIMS):
         driver = driver_of(make, 4, 2, policy=policy, traits=traits)
         for prompt, written in (([1, 1, 1], 2), ([0, 1, 0, 1], 4)):
             driver.do_admit(prompt, PLAIN, more=4)
@@ -529,7 +511,7 @@ def check_wrong_names_are_refused(make: Make) -> None:
         _allocate(allocator, info(1), prompt)
         allocator.commit(RequestId(1), prompt)
 
-    for scheme in bad_names():
+    for scheme in (bad() for bad in BAD_NAMES):
         _require_refusal(scheme, ".block", partial(serve, scheme))
 
 

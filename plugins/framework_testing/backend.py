@@ -61,17 +61,27 @@ def _nearest(make: Make, device: str, wanted: dict[str, Any]) -> AttentionSpec:
         return supported(make, device)
 
 
+def _wrong(backend: AttentionBackend, problem: Problem, *, lse: bool) -> list[str]:
+    """Where the output is further from the oracle than it may be, a sentence each; with `lse` and without, if both."""
+    found = []
+    for asked in (False, True) if lse and "lse" in backend.capabilities.features else (False,):
+        out, sums = run_attention(backend, problem, lse=asked)
+        verdict = judge(out, problem, backend.capabilities.lossy)
+        found += [] if verdict.ok else [f"{verdict}{' (with lse)' if asked else ''}"]
+        found += [] if sums is None else wrong_lse(sums, problem, verdict)
+    return found
+
+
 def _judged(
     make: Make, problem: Problem, *, lse: bool = False, backend: AttentionBackend | None = None, what: str = ""
 ) -> None:
-    backend = backend or prepared(make, problem.spec, str(problem.q.device))
-    declared = "lse" in backend.capabilities.features
-    for asked in (False, True) if lse and declared else (False,):
-        out, sums = run_attention(backend, problem, lse=asked)
-        verdict = judge(out, problem, backend.capabilities.lossy)
-        assert verdict.ok, f"{what}{verdict}{' (with lse)' if asked else ''}"
-        wrong = [] if sums is None else wrong_lse(sums, problem, verdict)
-        assert not wrong, wrong[0]
+    wrong = _wrong(backend or prepared(make, problem.spec, str(problem.q.device)), problem, lse=lse)
+    assert not wrong, f"{what}{wrong[0]}"
+
+
+def _ready(make: Make, case: Case, device: str, **how: Any) -> tuple[AttentionBackend, Problem]:
+    """A fresh backend, set up, and the problem of a case, as `build_problem` makes it."""
+    return prepared(make, case.spec, device), build_problem(case, device, **how)
 
 
 def _samples(make: Make, device: str, cases: str) -> list[Case]:
@@ -87,6 +97,11 @@ def _samples(make: Make, device: str, cases: str) -> list[Case]:
     return found
 
 
+_LATENT: dict[str, Any] = {"num_kv_heads": 1, "head_dim": 80, "latent_dim": 64}
+_FEATURES: dict[str, Any] = {"sliding_window": 5, "attention_chunk": 2, "soft_cap": 2.0, "sinks": True, "alibi": True}
+"""A value of each field of a spec that a feature is for."""
+
+
 def check_what_is_declared_is_served(make: Make, device: str = "cpu", cases: str = "full") -> None:
     """Every dtype, head dim, layout and feature the capabilities name on this device passes `check` and is right."""
     base = supported(make, device)
@@ -95,8 +110,7 @@ def check_what_is_declared_is_served(make: Make, device: str = "cpu", cases: str
     asked += [{"layout": layout} for layout in sorted(can.layouts)]
     asked += [{"head_dim": dim} for dim in sorted(can.head_dims or ())]
     asked += [{"kv_dtype": dtype} for dtype in sorted(can.kv_dtypes or ())]
-    values: dict[str, Any] = {"sliding_window": 5, "attention_chunk": 2, "soft_cap": 2.0, "sinks": True, "alibi": True}
-    asked += [{name: values[name]} for name in sorted(can.features & set(values))]
+    asked += [{name: _FEATURES[name]} for name in sorted(can.features & set(_FEATURES))]
     asked += [_LATENT] * ("latent" in can.features)
     for change in asked if cases == "full" else asked[:: max(1, len(asked) // 6)]:
         spec = replace(base, **change)
@@ -115,8 +129,7 @@ def check_what_is_not_declared_is_refused(make: Make, device: str = "cpu", cases
     outside += [{"layout": layout} for layout in LAYOUTS if layout not in can.layouts]
     stored = can.kv_dtypes or frozenset()
     outside += [{"kv_dtype": name} for name in ("float8_e5m2", "float8_e4m3fn", "int8") if name not in stored]
-    values: dict[str, Any] = {"sliding_window": 5, "attention_chunk": 2, "soft_cap": 2.0, "sinks": True, "alibi": True}
-    outside += [{name: value} for name, value in values.items() if name not in can.features]
+    outside += [{name: value} for name, value in _FEATURES.items() if name not in can.features]
     outside.append(_LATENT | {"num_kv_heads": 2} if "latent" in can.features else _LATENT)
     if can.block_size_multiple_of > 1:
         outside.append({"block_size": can.block_size_multiple_of + 1})
@@ -132,15 +145,15 @@ def check_what_is_not_declared_is_refused(make: Make, device: str = "cpu", cases
         with refusal(f"setup with {change}", Unsupported):
             make().setup(spec, device)
     assert make().check(base, "abacus"), "an unknown device is not refused"
-    backend = prepared(make, base, device)
+    backend, problem = _ready(make, Case(base, (3,), (1,)), device)
+    if "lse" not in can.features:
+        with refusal("lse, which is not declared", Unsupported):
+            run_attention(backend, problem, lse=True)
     problem = build_problem(Case(replace(base, head_dim=2 * base.head_dim), (3,), (1,)), device)
     out = torch.full_like(problem.q, 7.0)
     with refusal("attend with twice the head dim it was set up for", Unsupported):
         backend.attend(problem.q, problem.pool, problem.batch, out)
     assert bool((out == 7.0).all()), "attend refused, and wrote to out"
-    if "lse" not in can.features:
-        with refusal("lse, which is not declared", Unsupported):
-            run_attention(backend, build_problem(Case(base, (3,), (1,)), device), lse=True)
 
 
 def check_written_tokens_are_stored_exactly(make: Make, device: str = "cpu", cases: str = "full") -> None:
@@ -191,7 +204,10 @@ def check_tokens_are_rotated_on_their_way(make: Make, device: str = "cpu", cases
         backend = prepared(make, spec, device)
         for tokens, interleaved, table in ((7, False, True), (7, True, False), (1, False, False), (0, False, False)):
             generator = torch.Generator().manual_seed(tokens)
-            rope = _random_rope(spec, tokens, interleaved, table, generator)
+            rows, dtype = 40 if table else tokens, torch_dtype(spec.dtype)
+            angles = torch.rand(rows, spec.head_dim // 2, generator=generator) * 1e4  # of far positions
+            positions = torch.randperm(rows, generator=generator)[:tokens] if table else None
+            rope = Rope(angles.cos().to(dtype), angles.sin().to(dtype), positions, interleaved)
             _check_rotation(backend, tokens, rope, device, generator)
 
 
@@ -210,7 +226,9 @@ def _check_rotation(
     what = f"{spec}: {tokens} tokens, {'neighbours' if rope.interleaved else 'halves'}, slots {slots.tolist()}"
 
     given = packed.to(device)
-    got = backend.rotate_and_write(pool, *_parts(given, spec), _rope_to(rope, device), slots.to(device))
+    moved = replace(rope, cos=rope.cos.to(device), sin=rope.sin.to(device),
+                    positions=None if rope.positions is None else rope.positions.to(device))  # fmt: skip
+    got = backend.rotate_and_write(pool, *_parts(given, spec), moved, slots.to(device))
 
     assert torch.equal(given.cpu(), packed), f"{what}: q, k or v was changed"
     assert (got.shape, got.dtype) == (q.shape, q.dtype), f"{what}: q is {tuple(q.shape)} {q.dtype}, returned {got}"
@@ -218,7 +236,7 @@ def _check_rotation(
     assert not wrong, f"{what}: q {wrong}"
     stored = pool.k.cpu()[places(slots[kept], pool.block_size, pool.layout)]
     positions = kept if rope.positions is None else rope.positions[kept]
-    wrong = _rotation_error(stored, k[kept], Rope(rope.cos, rope.sin, positions, rope.interleaved))
+    wrong = _rotation_error(stored, k[kept], replace(rope, positions=positions))
     assert not wrong, f"{what}: k {wrong}"
     wrong = first_difference(pool, written(want, stored, v[kept], slots[kept]))
     assert not wrong, f"{what}: {wrong}"
@@ -228,20 +246,6 @@ def _parts(packed: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor, Tensor]
     """q, k and v of (T, H + 2K, D): views, not contiguous in T."""
     heads, both = spec.num_heads, spec.num_heads + spec.num_kv_heads
     return packed[:, :heads], packed[:, heads:both], packed[:, both:]
-
-
-def _random_rope(spec: AttentionSpec, tokens: int, interleaved: bool, table: bool, generator: torch.Generator) -> Rope:
-    """Angles of far positions, in the model's dtype; with `table` rows in another order than the tokens'."""
-    rows = 40 if table else tokens
-    angles = torch.rand(rows, spec.head_dim // 2, generator=generator) * 1e4
-    positions = torch.randperm(rows, generator=generator)[:tokens] if table else None
-    dtype = torch_dtype(spec.dtype)
-    return Rope(angles.cos().to(dtype), angles.sin().to(dtype), positions, interleaved)
-
-
-def _rope_to(rope: Rope, device: str) -> Rope:
-    positions = None if rope.positions is None else rope.positions.to(device)
-    return Rope(rope.cos.to(device), rope.sin.to(device), positions, rope.interleaved)
 
 
 def _rotation_error(got: Tensor, x: Tensor, rope: Rope) -> str:
@@ -294,9 +298,6 @@ def check_block_copies_are_exact_and_in_order(make: Make, device: str = "cpu", c
         assert same_bytes(before, pool_bytes(pool)), "a refused copy changed the pool"
 
 
-_LATENT: dict[str, Any] = {"num_kv_heads": 1, "head_dim": 80, "latent_dim": 64}
-
-
 def _layouts(make: Make, device: str, *, latent: bool = False) -> list[AttentionSpec]:
     """A spec of each layout; with `latent` also caches of rows, with an indexer's keys, where those are served."""
     base = supported(make, device)
@@ -328,8 +329,7 @@ def check_rows_of_context_zero_give_zeros(make: Make, device: str = "cpu", cases
     spec = supported(make, device)
     size = spec.block_size
     for contexts in ((0,), (0, 0, 0), (size + 1, 0, 2, 0)):
-        backend = prepared(make, spec, device)
-        problem = build_problem(Case(spec, contexts, (1,) * len(contexts)), device)
+        backend, problem = _ready(make, Case(spec, contexts, (1,) * len(contexts)), device)
         before = pool_bytes(problem.pool)
         out, sums = run_attention(backend, problem, lse="lse" in backend.capabilities.features)
         empty = torch.tensor([context == 0 for context in contexts])
@@ -337,15 +337,13 @@ def check_rows_of_context_zero_give_zeros(make: Make, device: str = "cpu", cases
         assert bool((rows == 0).all()), f"contexts {contexts}: a row of context 0 gives {rows.flatten()[:4].tolist()}"
         assert sums is None or bool((sums.cpu()[empty] == -math.inf).all()), f"contexts {contexts}: lse is not -inf"
         assert same_bytes(before, pool_bytes(problem.pool)), f"contexts {contexts}: attend wrote to the pool"
-        verdict = judge(out, problem, backend.capabilities.lossy)
-        assert verdict.ok, str(verdict)
+        _judged(make, problem, backend=backend)
 
 
 def check_a_context_beyond_its_table_is_refused(make: Make, device: str = "cpu", cases: str = "full") -> None:
     """max_context_len larger than the table holds: an error before anything is read or written."""
     spec = supported(make, device)
-    backend = prepared(make, spec, device)
-    problem = build_problem(Case(spec, (spec.block_size,), (1,)), device, extra_width=0)
+    backend, problem = _ready(make, Case(spec, (spec.block_size,), (1,)), device, extra_width=0)
     beyond = spec.block_size + 1
     problem.batch.context_lens.fill_(beyond)
     problem.batch.host_context_lens[:] = beyond
@@ -359,8 +357,8 @@ def check_what_is_no_input_changes_no_bit(make: Make, device: str = "cpu", cases
     changes: list[dict[str, Any]] = [{"fill": fill} for fill in (0.0, math.nan, NULL_FILL, math.inf)]
     changes += [{"fill": 0.0, "placement": placement, "extra_blocks": 9} for placement in (1, 2)]
     for case in _samples(make, device, cases):
-        backend = prepared(make, case.spec, device)
-        want, _ = run_attention(backend, build_problem(case, device, fill=0.0))
+        backend, problem = _ready(make, case, device, fill=0.0)
+        want, _ = run_attention(backend, problem)
         other = build_problem(replace(case, contexts=case.contexts[:1], queries=case.queries[:1]), device)
         for change in changes:
             run_attention(backend, other)
@@ -373,7 +371,7 @@ def check_a_row_does_not_depend_on_its_batch(make: Make, device: str = "cpu", ca
     if not make().capabilities.batch_invariant:
         raise unittest.SkipTest("batch_invariant is not declared")
     for case in _samples(make, device, cases):
-        _alone(prepared(make, case.spec, device), build_problem(case, device), "alone differs from itself in the batch")
+        _alone(*_ready(make, case, device), "alone differs from itself in the batch")
 
 
 def _alone(backend: AttentionBackend, problem: Problem, rule: str) -> None:
@@ -505,7 +503,7 @@ def check_values_decide_and_not_shapes(make: Make, device: str = "cpu", cases: s
     spec = supported(make, device)
     size = spec.block_size
     case = Case(spec, (2 * size + 1, size - 1 or 1, size), (1, 1, 1), seed=1)
-    backend, problem = prepared(make, spec, device), build_problem(case, device)
+    backend, problem = _ready(make, case, device)
     _judged(make, problem, backend=backend)
     for seed in (2, 3):
         other = build_problem(replace(case, seed=seed), device, placement=seed)
@@ -613,17 +611,14 @@ def check_interleaved_pools_are_read_and_written(make: Make, device: str = "cpu"
     """K and V of a block side by side in one tensor, so that blocks are not contiguous: right, or refused."""
     spec = supported(make, device)
     size = spec.block_size
-    backend = prepared(make, spec, device)
-    problem = build_problem(Case(spec, (3 * size + 1, size, 2), (1, 1, 1)), device)
+    backend, problem = _ready(make, Case(spec, (3 * size + 1, size, 2), (1, 1, 1)), device)
     plain = problem.pool
     both = torch.stack((plain.k, plain.v), dim=1)
     pool = problem.pool = LayerKV(both[:, 0], both[:, 1], plain.layout, plain.k_scale, plain.v_scale)
     try:
-        out, _ = run_attention(backend, problem)
+        _judged(make, problem, backend=backend, what="K and V interleaved: ")
     except FrameworkError:
         return
-    verdict = judge(out, problem, backend.capabilities.lossy)
-    assert verdict.ok, f"K and V interleaved: {verdict}"
     shape = (3, spec.num_kv_heads, spec.head_dim)
     k, v = (torch.randn(shape, generator=torch.Generator().manual_seed(s)).to(plain.k.dtype).cpu() for s in (1, 2))
     slots = torch.tensor([size, 2 * size + size // 2, 3 * size - 1])
@@ -681,10 +676,9 @@ def check_a_recorded_step_serves_other_lengths(make: Make, device: str = "cpu", 
     spec = supported(make, device)
     size = spec.block_size
     case = Case(spec, (3 * size + 1, size, 2, 0), (1, 1, 1, 1), seed=1)
-    problem = build_problem(case, device)
+    backend, problem = _ready(make, case, device)
     problem.batch.max_context_len = problem.batch.block_tables.shape[1] * size
     host = problem.batch.host_context_lens.copy()
-    backend = prepared(make, spec, device)
     out = empty_output(problem)
 
     def step() -> None:
@@ -709,13 +703,9 @@ def check_a_block_outside_the_pool_is_refused(make: Make, device: str = "cpu", c
     if device.split(":")[0] != "cpu" or "cpu" in make().capabilities.simulated_devices:
         raise unittest.SkipTest("only where the tables are on the host")
     spec = supported(make, device)
-    backend = prepared(make, spec, device)
-    problem = build_problem(Case(spec, (2 * spec.block_size, 3), (1, 1)), device, extra_blocks=1)
-    outside = problem.pool.num_blocks - 1
-    problem.pool.k, problem.pool.v = (
-        problem.pool.k[:outside],
-        problem.pool.v[:outside],
-    )  # the memory is there all the same
+    backend, problem = _ready(make, Case(spec, (2 * spec.block_size, 3), (1, 1)), device, extra_blocks=1)
+    pool, outside = problem.pool, problem.pool.num_blocks - 1
+    pool.k, pool.v = pool.k[:outside], pool.v[:outside]  # the memory is there all the same
     problem.batch.block_tables[0, 0] = outside
     try:
         run_attention(backend, problem)
@@ -732,17 +722,9 @@ def check_numbers_match_fp64_over_the_grid(make: Make, device: str = "cpu", case
         supported(make, device)  # skips with the backend's reasons
         raise AssertionError(f"no case of the {cases} grid is supported on {device}")
     for case in chosen:
-        problem = build_problem(case, device)
-        backend = prepared(make, case.spec, device)
+        backend, problem = _ready(make, case, device)
         before = pool_bytes(problem.pool)
-        both = "lse" in backend.capabilities.features and (cases == "full" or case.seed % 3 == 0)
-        for lse in (False, True) if both else (False,):
-            out, sums = run_attention(backend, problem, lse=lse)
-            verdict = judge(out, problem, backend.capabilities.lossy)
-            if not verdict.ok:
-                wrong.append(f"{verdict}{' (with lse)' if lse else ''}")
-            if sums is not None:
-                wrong += wrong_lse(sums, problem, verdict)
+        wrong += _wrong(backend, problem, lse=cases == "full" or case.seed % 3 == 0)
         if not same_bytes(before, pool_bytes(problem.pool)):
             wrong.append(f"{case}: attend wrote to the pool")
     more = f"\nand {len(wrong) - 3} more" if len(wrong) > 3 else ""

@@ -10,8 +10,7 @@ alone. A check is skipped where nothing is dropped of prompts of up to 130 token
 from __future__ import annotations
 
 import unittest
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from math import isfinite
 from typing import Any
@@ -26,11 +25,9 @@ from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.request import Request
 from framework.interfaces.compression import Compression
 from framework.registry.components import build_allocator
-from framework.registry.culprit import named
 from framework.sampling import Sampling
 from framework_lossy.compression import Kept, TokenDropping, Written
-from framework_testing.driver import Violation
-from framework_testing.rules import checks_of, need
+from framework_testing.rules import blamed, checks_of, need
 
 Make = Callable[[], Compression]
 History = Sequence[tuple[int, int, Kept]]
@@ -146,7 +143,7 @@ class _Run:
             Violation: a request fails, or the plugin's answer is refused.
             unittest.SkipTest: nothing was dropped.
         """
-        with _blamed(self.plugin):
+        with blamed(self.plugin):
             requests = self.llm.generate([[*prompt] for prompt in prompts], sampling)
             self.llm.engine.check()
         need(self.plugin, self.llm.stats()["used_blocks"] == 0, "leaves blocks in use", self.llm.stats())
@@ -160,14 +157,6 @@ class _Run:
         need(
             self.plugin, not wrong, "what is served must follow from the tokens that stay (request, place, gap)", wrong
         )
-
-
-@contextmanager
-def _blamed(plugin: Compression) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise Violation(f"{type(plugin).__name__}: {named(error)}") from error
 
 
 def _prompts(count: int = 3, seed: int = 0) -> list[list[int]]:
@@ -239,7 +228,7 @@ def check_the_cache_is_read_only_by_who_says_so(make: Make) -> None:
     )  # fmt: skip
     for prompt in _prompts():
         engine.submit(prompt, _GREEDY)
-    with _blamed(plugin):
+    with blamed(plugin):
         while engine.num_unfinished:
             engine.step()
     drops = [[facts for event, facts in one if event == "drop"] for one in (run.log, log)]

@@ -17,7 +17,7 @@ import numpy as np
 from framework.interfaces.hash import HashScheme
 from framework.types import BlockHash, Namespace, as_tokens
 from framework_testing.driver import Violation
-from framework_testing.rules import checks_of, elsewhere, large_checks_of, need
+from framework_testing.rules import checks_of, large_checks_of, need, require_same_elsewhere
 
 Make = Callable[[], HashScheme]
 
@@ -229,11 +229,8 @@ def check_resistant_schemes_do_not_collide(make: Make) -> None:
 
 
 def check_processes_agree(make: Make) -> None:
-    """The same names in other processes, whatever PYTHONHASHSEED (LMCache issue 1139); needs a picklable `make`."""
-    expected = probe(make)
-    for seed in ("0", "1"):
-        names = elsewhere(probe, make, hash_seed=seed)
-        need(make(), names == expected, "another process names the same content differently", f"{expected}, {names}")
+    """The same names in another process, whatever PYTHONHASHSEED (LMCache issue 1139); needs a picklable `make`."""
+    require_same_elsewhere(probe, make, "must name the same content the same way")
 
 
 def probe(make: Make) -> str:

@@ -12,15 +12,13 @@ from typing import Any
 from framework.config.sections import EngineOptions, FaultOptions
 from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.replay import ReplayExecutor, constant_step
-from framework.errors import plugin_note
 from framework.files.jsonl import dump_line
 from framework.guard.observer import GuardedObserver
 from framework.interfaces.observer import Observer, RunView
 from framework.registry.components import build_allocator
-from framework.registry.culprit import named
 from framework.sampling import Sampling
 from framework_testing.driver import Violation
-from framework_testing.rules import checks_of, need
+from framework_testing.rules import blamed, checks_of, need
 
 Make = Callable[[], Observer]
 
@@ -69,7 +67,7 @@ def _listened(observer: Observer, *, reset: bool = False) -> tuple[Mapping[str, 
         files.append(file)
 
     guarded = GuardedObserver(observer)
-    try:
+    with blamed(observer):
         observer.start(RunView(config=CONFIG, write=write))
         engine, log = _engine(observer)
         _serve(engine)
@@ -81,8 +79,6 @@ def _listened(observer: Observer, *, reset: bool = False) -> tuple[Mapping[str, 
         results = guarded.results()
         observer.close()
         observer.close()
-    except Exception as error:
-        raise Violation(plugin_note(named(error)) or str(error)) from error
     return results, log, files
 
 
@@ -103,12 +99,10 @@ def check_it_goes_on_after_a_reset(make: Make) -> None:
 def check_a_run_that_never_began_has_an_end(make: Make) -> None:
     """A run may fail before its engine is made: `results` and `close` raise nothing then."""
     observer = make()
-    try:
+    with blamed(observer):
         observer.start(RunView(config=CONFIG, write=lambda file, record: None))
         GuardedObserver(observer).results()
         observer.close()
-    except Exception as error:
-        raise Violation(plugin_note(named(error)) or str(error)) from error
 
 
 def check_its_results_and_files_are_declared(make: Make) -> None:

@@ -7,12 +7,14 @@ import pickle
 import subprocess
 import sys
 import unittest
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from framework.errors import PluginError
+from framework.errors import FrameworkError, plugin_note
 from framework.guard.boundary import Guard
 from framework.guard.facts import checked_facts
+from framework.registry.culprit import named
 from framework_testing.driver import Violation, shortened
 
 _SKIPPED = 77
@@ -45,6 +47,22 @@ def need(plugin: object, holds: bool, rule: str, seen: object = "") -> None:
         raise Violation(f"{type(plugin).__name__}: {rule}: {shortened(seen)}")
 
 
+@contextmanager
+def blamed(plugin: object) -> Iterator[None]:
+    """What is raised here is this plugin's doing.
+
+    Raises:
+        Violation: names its class, and what was raised.
+    """
+    try:
+        yield
+    except Violation:
+        raise
+    except Exception as error:
+        said = f"{error}" if isinstance(error, FrameworkError) else f"raised {error!r}"
+        raise Violation(plugin_note(named(error)) or f"{type(plugin).__name__}: {said}") from error
+
+
 def require_plain_facts(kind: str, plugin: Any) -> None:
     """Ask twice for its `facts`: names to texts and finite numbers, both times the same.
 
@@ -52,12 +70,8 @@ def require_plain_facts(kind: str, plugin: Any) -> None:
         Violation.
     """
     guard = Guard(kind, plugin)
-    try:
+    with blamed(plugin):
         first, second = (checked_facts(guard, plugin.facts()) for _ in range(2))
-    except PluginError as error:
-        raise Violation(str(error)) from error
-    except Exception as error:
-        raise Violation(f"{type(plugin).__name__}.facts raised {error!r}") from error
     need(plugin, first == second, "facts changed by being asked", f"{first}, then {second}")
 
 

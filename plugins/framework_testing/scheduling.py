@@ -15,13 +15,11 @@ from framework.config.sections import EngineOptions
 from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.request import Request, Status
-from framework.errors import FrameworkError
 from framework.interfaces.scheduling import Scheduling
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
 from framework.types import Hint
-from framework_testing.driver import Violation
-from framework_testing.rules import checks_of, need, require_plain_facts, require_same_elsewhere
+from framework_testing.rules import blamed, checks_of, need, require_plain_facts, require_same_elsewhere
 
 Make = Callable[[], Scheduling]
 
@@ -64,23 +62,14 @@ class _Run:
         Raises:
             Violation: they do not end, one fails, or the plugin's answer is refused.
         """
-        name = type(self._plugin).__name__
-        for _ in range(_MOST_STEPS):
-            if not self.engine.state.requests:
-                break
-            try:
-                self.engine.step()
-            except FrameworkError as error:
-                raise Violation(f"{name}: {error}") from error
-            except Exception as error:
-                raise Violation(f"{name} raised {type(error).__name__}: {error}") from error
-        left = [request.number for request in self.requests if not request.status.ended]
-        need(
-            self._plugin, not left, f"must let every request run; after {_MOST_STEPS} steps these have not ended", left
-        )
-        failed = [
-            (request.number, request.reason) for request in self.requests if request.status is not Status.FINISHED
-        ]
+        with blamed(self._plugin):
+            for _ in range(_MOST_STEPS):
+                if self.engine.state.requests:
+                    self.engine.step()
+        left = [one.number for one in self.requests if not one.status.ended]
+        need(self._plugin, not left,
+             f"must let every request run; after {_MOST_STEPS} steps these have not ended", left)  # fmt: skip
+        failed = [(one.number, one.reason) for one in self.requests if one.status is not Status.FINISHED]
         need(self._plugin, not failed, "must let every request finish; these failed", failed)
         self.engine.check()
 

@@ -152,13 +152,12 @@ def test_what_can_be_drawn_is_what_transformers_warpers_leave(top_k, top_p, temp
     if top_p < 1:
         warpers.append(TopPLogitsWarper(top_p))
     draws = 20_000
-    for seed in range(3):
-        row = torch.randn(1, 24, generator=torch.Generator().manual_seed(seed))
-        left = warpers(torch.zeros(1, 1, dtype=torch.int64), row.clone())[0].softmax(-1)
-        constant = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seeds": seed, "streams": 0}
-        tokens, _ = sample(
-            row.expand(draws, -1), positions=range(draws), **{name: [value] * draws for name, value in constant.items()}
-        )
-        frequency = torch.bincount(tokens, minlength=24) / draws
-        assert set(frequency.nonzero()[:, 0].tolist()) == set(left.nonzero()[:, 0].tolist())
-        assert (frequency - left).abs().max() < 5 * 0.5 * draws**-0.5
+    row = torch.randn(1, 24, generator=torch.Generator().manual_seed(0))
+    left = warpers(torch.zeros(1, 1, dtype=torch.int64), row.clone())[0].softmax(-1)
+    constant = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seeds": 0, "streams": 0}
+    tokens, _ = sample(
+        row.expand(draws, -1), positions=range(draws), **{name: [value] * draws for name, value in constant.items()}
+    )
+    frequency = torch.bincount(tokens, minlength=24) / draws
+    assert set(frequency.nonzero()[:, 0].tolist()) == set(left.nonzero()[:, 0].tolist())
+    assert (frequency - left).abs().max() < 5 * 0.5 * draws**-0.5

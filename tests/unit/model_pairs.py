@@ -66,12 +66,12 @@ def check_served(pair: Pair, backend: str, tiers: bool) -> None:
     """Served twice over; the second time, with tiers, from below a pool that has no room for it all."""
     ours, _ = pair
     prompts = [prompt_of(ours, length, seed=length).tolist() for length in (3, 41, 60)]
-    wanted = [greedy(ours.decoder, prompt, 30).tokens for prompt in prompts]
+    wanted = [greedy(ours.decoder, prompt, 16).tokens for prompt in prompts]
     below = {"name": "tiers", "tiers": [{"store": "host", "num_blocks": 400}]}
     pool = {"below": below, "num_blocks": 25} if tiers else {"num_blocks": 120}
     engine = {"chunk_size": 16, "max_batch_requests": 2, "max_batch_tokens": 64}
     llm = make_llm(ours, backend=backend, block_size=4, poison=True, **engine, **pool)
-    sampling = Sampling(max_tokens=30, ignore_eos=True)
+    sampling = Sampling(max_tokens=16, ignore_eos=True)
     for _ in range(2):
         assert [request.completions[0].tokens for request in llm.generate(prompts, sampling)] == wanted
     assert (llm.stats().get("num_loads", 0) > 0) == tiers

@@ -19,8 +19,7 @@ from framework import registry
 from framework.errors import ConfigError, FrameworkError
 from framework.interfaces.command import Command
 from framework_testing.check.costs import UNITS, Cost, busy, costs
-from framework_testing.check.subject import Subject, resolve
-from framework_testing.check.verdicts import TIMEOUT_S, Verdict, has_large_part, verdicts
+from framework_testing.check.verdicts import TIMEOUT_S, Subject, Verdict, has_large_part, resolve, verdicts
 
 KEPT, BROKEN, UNDECIDED = 0, 1, 2
 _STYLES = {"ok": "green", "failed": "bold red", "timed out": "bold yellow", "skipped": "yellow"}

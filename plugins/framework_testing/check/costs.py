@@ -18,11 +18,12 @@ from typing import Any
 from framework import registry
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
-from framework.interfaces.eviction import BlockView, EvictionPolicy
+from framework.interfaces.eviction import EvictionPolicy
 from framework.interfaces.hash import HashScheme
-from framework.types import UNKNOWN_REQUEST, BlockHash, BlockId, Namespace, RequestId, RequestInfo, as_tokens
+from framework.types import BlockId, Namespace, RequestId, RequestInfo, as_tokens
 from framework_testing.allocator import fresh
-from framework_testing.check.subject import Subject
+from framework_testing.check.verdicts import Subject
+from framework_testing.eviction import attached
 
 Numbers = dict[str, float]
 
@@ -138,13 +139,9 @@ class _Watch:
 
 def _eviction(make: Callable[[], EvictionPolicy], num_blocks: int = 1024, group: int = 8) -> Numbers:
     policy, watch = make(), _Watch()
-    columns: dict[str, list[Any]] = {name: [0] * (num_blocks + 1) for name in BlockView.__dataclass_fields__}
-    columns["key"] = [BlockHash(b"%d" % block) for block in range(num_blocks + 1)]
-    columns["depth"] = [(block - 1) % group for block in range(num_blocks + 1)]
-    columns["num_tokens"] = [16 * (depth + 1) for depth in columns["depth"]]
-    columns["next_use"] = [math.inf] * (num_blocks + 1)
-    columns["last_request"] = [UNKNOWN_REQUEST] * (num_blocks + 1)
-    policy.attach(BlockView(**columns))
+    depth = [(block - 1) % group for block in range(num_blocks + 1)]
+    columns = attached(policy, num_blocks, depth=depth, num_tokens=[16 * (above + 1) for above in depth],
+                       next_use=[math.inf] * (num_blocks + 1))  # fmt: skip
     requests = [  # tuples, as the allocators hand them: a policy that changes its lists fails here
         tuple(BlockId(block) for block in range(first + group - 1, first - 1, -1))
         for first in range(1, num_blocks + 1, group)

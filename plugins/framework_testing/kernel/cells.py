@@ -13,7 +13,7 @@ from typing import Any, Literal
 from framework.errors import ConfigError, shown
 from framework.interfaces.backend import AttentionSpec
 from framework.replay.roofline import DEVICES
-from framework_testing.kernel.options import KernelOptions, Lengths
+from framework_testing.kernel.plugin import KernelOptions, Lengths
 
 _RAGGED = 10
 """The longest row of a ragged batch is so many times the shortest."""

@@ -20,7 +20,7 @@ from framework_testing.attention_runs import Make, Verdict, judge, prepared, run
 from framework_testing.kernel import bench as benches
 from framework_testing.kernel.bench import Bench, Call, Times, time_on_cpu, time_on_cuda
 from framework_testing.kernel.cells import ARCHS, Cell, Work, cells, floor_s, work_of
-from framework_testing.kernel.options import KernelOptions
+from framework_testing.kernel.plugin import KernelOptions
 
 _BYTES = {"cpu": 128 * 2**20, "cuda": 4 * 2**30}
 _SIDE = {"cpu": 1024, "cuda": 8192}

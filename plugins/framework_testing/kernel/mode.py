@@ -24,7 +24,7 @@ from framework.results.metric import in_scale
 from framework.results.reading import read_json
 from framework_testing.kernel.cells import for_device
 from framework_testing.kernel.grid import Grid
-from framework_testing.kernel.options import KernelOptions
+from framework_testing.kernel.plugin import KernelOptions
 from framework_workloads.lines import read_jsonl
 
 ROWS, _ROOFLINE, _ROOFLINE_SVG = "kernel.jsonl", "roofline.png", "roofline.svg"

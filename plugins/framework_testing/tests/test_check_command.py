@@ -20,7 +20,8 @@ from framework.errors import (
     UnknownPlugin,
 )
 from framework_testing import eviction_checks
-from framework_testing.check import costs, resolve, verdicts
+from framework_testing.check.costs import costs
+from framework_testing.check.verdicts import resolve, verdicts
 
 main = command("check")
 

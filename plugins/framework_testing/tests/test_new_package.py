@@ -1,4 +1,4 @@
-"""`framework_testing.new` writes a package that installs, is clean, passes its kit and runs; it overwrites nothing."""
+"""`python -m framework new` writes a package that installs, is clean, passes its kit and runs; it spoils nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from environments import fresh_environment, pip_install, run
 import framework_testing
 from framework import registry
 from framework.errors import ConfigError
-from framework_testing.new import create, kinds
+from framework_testing.new.command import create, kinds
 
 main = command("new")
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
 
 import pytest
 import torch
 
 import framework_testing as testing
-from framework_testing import allocator_checks, backend_checks, eviction_checks, hash_checks
+from framework import registry
+from framework.errors import PluginImportError
+from framework_testing import allocator_checks, backend_checks
 from framework_testing.attention_runs import supported
+from framework_testing.check.verdicts import resolve
 from framework_testing.eviction import evictions_of, random_steps
 from framework_testing.oracles.eviction import SlowFifo, SlowLru
 
@@ -20,85 +22,85 @@ VARIANTS = {
     "prefix_cow": [{}, {"leaf_only": True}, {"watermark": 0.4}],
 }
 """Options of built-ins that change what the rules must hold for."""
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def installed(kind: str) -> list[EntryPoint]:
-    """The entry points of one kind, by name."""
-    return sorted(entry_points(group=f"framework.{kind}"), key=lambda point: point.name)
+def named(check):
+    """A check as a test id."""
+    return check.__name__.removeprefix("check_")
 
 
-def allocators() -> list[object]:
+def allocators():
     """Each installed allocator, in each of its variants; other than the first they are slow tests."""
     return [
         pytest.param(
-            point,
-            options,
-            id="-".join([point.name, *map(str, options.values())]),
-            marks=[pytest.mark.slow] if options and point.name != "contiguous" else [],
+            name, options, id="-".join([name, *map(str, options.values())]),
+            marks=[pytest.mark.slow] if options and name != "contiguous" else [],
         )
-        for point in installed("allocator")
-        for options in VARIANTS.get(point.name, [{}])
-    ]
+        for name in registry.names("allocator")
+        for options in VARIANTS.get(name, [{}])
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("check", allocator_checks, ids=lambda check: check.__name__)
-@pytest.mark.parametrize(("point", "options"), allocators())
-def test_an_allocator_keeps_its_promises(point, options, check):
-    check(partial(point.load(), **options))
+@pytest.mark.parametrize(("name", "options"), allocators())
+def test_an_allocator_keeps_its_promises(name, options, check):
+    check(partial(registry.load("allocator", name), **options))
 
 
-@pytest.mark.parametrize("check", eviction_checks, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("point", installed("eviction"), ids=lambda point: point.name)
-def test_an_eviction_policy_keeps_its_promises(point, check):
-    check(point.load())
-
-
-@pytest.mark.parametrize("check", hash_checks, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("point", installed("hash"), ids=lambda point: point.name)
-def test_a_hash_scheme_keeps_its_promises(point, check):
-    check(point.load())
-
-
-@pytest.mark.parametrize("check", backend_checks, ids=lambda check: check.__name__.removeprefix("check_"))
-@pytest.mark.parametrize("point", installed("backend"), ids=lambda point: point.name)
-def test_a_backend_keeps_its_contract(point, check):
+def backend(name):
+    """An installed backend and what its checks are given; skips with its own reasons where it cannot run."""
     try:
-        make = point.load()
-    except ImportError as error:
-        if point.dist.name == "kvcache-framework":
+        make = registry.load("backend", name)
+    except PluginImportError as error:
+        if registry.find("backend", name).is_built_in:
             raise
-        pytest.skip(f"{point.name} is installed and cannot be imported here: {error}")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    supported(make, device)  # skips with the backend's own reasons
-    check(make, device, "small" if (point.name, device) == ("triton", "cpu") else "full")  # it is interpreted there
+        pytest.skip(f"{name} is installed and cannot be imported here: {error}")
+    supported(make, DEVICE)
+    return make, DEVICE, "small" if (name, DEVICE) == ("triton", "cpu") else "full"  # it is interpreted there
+
+
+@pytest.mark.parametrize("check", backend_checks, ids=named)
+@pytest.mark.parametrize("name", registry.names("backend"))
+def test_a_backend_keeps_its_contract(name, check):
+    check(*backend(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", registry.names("backend"))
+def test_a_backend_passes_the_large_part(name):
+    for check in testing.backend_large_checks:
+        check(*backend(name))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "check"),
+    [
+        pytest.param(kind, name, check, id=f"{kind}-{name}-{named(check)}")
+        for kind in ("eviction", "hash", "observer", "scheduling", "compression", "tracker")
+        for name in registry.names(kind)
+        for check in getattr(testing, f"{kind}_checks")
+    ],
+)
+def test_a_plugin_keeps_its_promises(kind, name, check, monkeypatch):
+    if name == "wandb":
+        pytest.importorskip("wandb")
+        monkeypatch.setenv("WANDB_MODE", "offline")
+    check(resolve(name, kind).make)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "point"),
-    [
-        pytest.param(kind, point, id=f"{kind}-{point.name}")
-        for kind in ("allocator", "eviction", "hash")
-        for point in installed(kind)
-    ],
+    ("kind", "name"), [(kind, name) for kind in ("allocator", "eviction", "hash") for name in registry.names(kind)]
 )
-def test_a_plugin_passes_the_large_part(kind, point):
+def test_a_plugin_passes_the_large_part(kind, name):
     for check in getattr(testing, f"{kind}_large_checks"):
-        check(point.load())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("point", installed("backend"), ids=lambda point: point.name)
-def test_a_backend_passes_the_large_part(point):
-    make, device = point.load(), "cuda" if torch.cuda.is_available() else "cpu"
-    for check in testing.backend_large_checks:
-        check(make, device, "small" if (point.name, device) == ("triton", "cpu") else "full")
+        check(registry.load(kind, name))
 
 
 @pytest.mark.parametrize(("name", "oracle"), [("lru", SlowLru), ("fifo", SlowFifo)])
 def test_lru_and_fifo_evict_in_the_oracle_s_order(name, oracle):
-    (policy,) = (point.load() for point in installed("eviction") if point.name == name)
-    evicted = 0
+    policy, evicted = registry.load("eviction", name), 0
     for seed in range(120):
         steps, blocks = random_steps(seed, 60), 1 + seed % 11
         expected, found = evictions_of(oracle(), steps, blocks), evictions_of(policy(), steps, blocks)
@@ -109,4 +111,4 @@ def test_lru_and_fifo_evict_in_the_oracle_s_order(name, oracle):
 
 def test_something_of_each_kind_is_installed():
     for kind in ("allocator", "eviction", "hash", "backend"):
-        assert installed(kind), f"no plugin of kind {kind} is installed: `pip install -e .`"
+        assert registry.names(kind), f"no plugin of kind {kind} is installed: `pip install -e .`"

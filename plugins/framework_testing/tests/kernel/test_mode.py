@@ -19,7 +19,7 @@ from framework_testing.kernel import roofline_figure as roofline
 from framework_testing.kernel.bench import build, judge_timed, num_pools, time_on_cpu
 from framework_testing.kernel.cells import Cell, cells, floor_s, for_device, work_of
 from framework_testing.kernel.grid import Ceilings
-from framework_testing.kernel.options import KernelOptions
+from framework_testing.kernel.plugin import KernelOptions
 from framework_torch.backend import TorchBackend
 from framework_workloads.lines import read_jsonl
 

@@ -1,16 +1,14 @@
-"""The backend kit catches every planted bug; each mutant is a correct backend with one of them."""
+"""Backends with one fault each, and right ones that the kit must pass."""
 
-import unittest
 from dataclasses import replace
+from functools import partial
 
-import pytest
 import torch
 
 from framework.errors import InvalidArgument
 from framework.interfaces import torch_ops
-from framework.interfaces.backend import AttentionBackend, AttentionSpec, Capabilities, LayerKV
-from framework_testing.attention_cases import Case
-from framework_testing.backend import backend_checks, backend_large_checks
+from framework.interfaces.backend import AttentionBackend, Capabilities, LayerKV
+from framework_testing import backend as kit
 
 ALL = Capabilities(
     dtypes=frozenset({"float64", "float32", "bfloat16", "float16"}),
@@ -389,7 +387,7 @@ def spoiled(name, spoil, **members):
 
 
 LOG2_E = 1.4426950408889634
-MUTANTS = [
+WRONG = [
     wrong("ChunkIsAWindow", seen=lambda self, query, key: (key <= query) & (key > query - (
         self.spec.attention_chunk or self.spec.sliding_window or query.max() + 2))),
     windowed("WindowOneTooWide", lambda query, key, window: key >= query - window),
@@ -410,7 +408,8 @@ MUTANTS = [
             lse.mul_(torch.where(batch.context_lens > 16 * self.spec.block_size, LOG2_E, 1.0)[:, None])),
     wrong("IgnoresKeysMoreThan8192Back", seen=lambda self, query, key:
           Correct.seen(self, query, key) & (key > query - 8192)),
-    wrong("IgnoresKeysFrom8192On", seen=lambda self, query, key: Correct.seen(self, query, key) & (key < 8192)),
+    *(wrong(f"IgnoresKeysFrom{most}On", seen=lambda self, query, key, most=most:
+            Correct.seen(self, query, key) & (key < most)) for most in (8192, 32768)),
     *(spoiled(f"LogSumExpUnwrittenFromToken{first}On", lambda self, q, pool, batch, out, lse, first=first:
               None if lse is None else lse[first:].fill_(torch.nan)) for first in (64, 128)),
     spoiled("OutputUnwrittenFromToken64On", lambda self, q, pool, batch, out, lse: out[64:].fill_(0)),
@@ -499,98 +498,57 @@ MUTANTS = [
         if isinstance(value, type) and issubclass(value, Correct) and value not in (Correct, Narrow, Int8)
     ),
 ]  # fmt: skip
-FAR = "check_blocks_beyond_2_31_elements_are_addressed"
-
-
-def first_killer(mutant):
-    """The name and words of the first check that fails; the small grid before the full one, the subprocess for one."""
-    far = mutant is Int32Offsets
-    checks = [check for check in backend_checks if (check.__name__ == FAR) == far]
-    for cases in ("small", "full"):
-        for check in checks:
-            try:
-                check(mutant, "cpu", cases)
-            except unittest.SkipTest:
-                continue
-            except Exception as error:
-                return f"{check.__name__}: {type(error).__name__}: {error}"
-    return None
-
-
-@pytest.mark.parametrize("check", backend_checks, ids=lambda check: check.__name__.removeprefix("check_"))
-def test_the_backend_every_mutant_starts_from_is_right(check):
-    check(Correct)
-
-
-@pytest.mark.slow
-def test_the_backend_every_mutant_starts_from_is_right_in_the_large_part():
-    for check in backend_large_checks:
-        check(Correct)
-
-
-def test_a_message_of_many_wrong_cases_is_short_and_begins_with_their_count():
-    check = next(check for check in backend_checks if "grid" in check.__name__)
-    with pytest.raises(AssertionError, match=r"^\d+ of \d+ cases are wrong:") as caught:
-        check(next(mutant for mutant in MUTANTS if mutant.__name__ == "ScaleMissing"), "cpu", "small")
-    assert len(str(caught.value)) < 1200, caught.value
-
-
-INTENDED = {
-    "check_a_row_does_not_depend_on_its_batch": "DependsOnTheBatch",
-    "check_what_is_no_input_changes_no_bit":
+CAUGHT_BY = {
+    kit.check_what_is_declared_is_served:
+        "SinkAsAKey LengthOfTheRowBefore HalfPrecisionAccumulated CausalFromTheTopLeft ReadsOneTokenTooFew "
+        "WrongOffsetInBlock TableIgnored TableIgnoredFromTheSecondBlockOn FirstKvHeadOnly CausalOffByOne NotCausal "
+        "ScaleMissing AlibiSlopeOfTheNextHead DeclaresADtypeItGetsWrong AccumulatesIntoOut "
+        "Int8ReadsOneScaleForAllHeads",
+    kit.check_what_is_not_declared_is_refused: "ChecksNothing ShapesNotRefused",
+    kit.check_written_tokens_are_stored_exactly:
+        "WriteToPaddingSlots WriteSwapsKAndV WriteThroughHalf WriteIgnoresTheLayout RopeOfAnotherPosition",
+    kit.check_tokens_are_rotated_on_their_way:
+        "RotatesQOnly RotatesKOnly RotatesVToo RotatesBackwards RotatesTheOtherPairs RotatesHalvesOnly RotatesInPlace "
+        "RotatesInHalfPrecision RotatesIntoPaddingSlots RotatesByTheTokensOwnRow",
+    kit.check_block_copies_are_exact_and_in_order:
+        "CopiesBackwards CopiesToOneBlockTwice CopiesAllAtOnce CopiesKOnly CopyLeavesTheIndexBehind",
+    kit.check_a_row_does_not_depend_on_its_batch: "DependsOnTheBatch",
+    kit.check_what_is_no_input_changes_no_bit:
         "DependsOnTheCallBefore DependsOnBlockIds LastBlockTailIsRead MaskAfterMultiplying",
-    "check_a_context_beyond_its_table_is_refused": "ReadsBeyondTheTable",
-    "check_extreme_logits_stay_finite": "NoRunningMaximum SplitsJoinByLogSumExps",
-    "check_rows_of_context_zero_give_zeros": "EmptyRowIsNaN WritesToThePool",
-    "check_numbers_match_fp64_over_the_grid":
-        "ContiguousQueriesAssumed WindowFromTheContextsEnd HeadsInterleaved RowsAfterTheFirstDropped",
-    "check_values_decide_and_not_shapes": "RemembersByShape",
-    "check_written_tokens_are_stored_exactly": "RopeOfAnotherPosition",
-    "check_block_copies_are_exact_and_in_order": "CopyLeavesTheIndexBehind",
-    "check_an_index_selects_the_highest_scores": "SelectsByTheTableOfASibling SelectsTheLowestScores",
-    "check_rows_of_unequal_length": "FirstPaddingKeyIsSeen GroupCutTo16 SplitsMergeInBaseTwo",
-    "check_contexts_beyond_8192":
+    kit.check_a_context_beyond_its_table_is_refused: "ReadsBeyondTheTable",
+    kit.check_extreme_logits_stay_finite: "NoRunningMaximum SplitsJoinByLogSumExps",
+    kit.check_rows_of_context_zero_give_zeros:
+        "EmptyRowIsNaN EmptyRowIsLeftAlone EmptyRowHasLogSumExpZero WritesToThePool",
+    kit.check_numbers_match_fp64_over_the_grid:
+        "ContiguousQueriesAssumed WindowFromTheContextsEnd WindowOneTooWide WindowOneTooNarrow HeadsInterleaved "
+        "RowsAfterTheFirstDropped ScaleOfTheSpecIgnored SinkNotInTheLogSumExp SoftCapAfterTheBias LatentScaledTwice",
+    kit.check_values_decide_and_not_shapes: "RemembersByShape",
+    kit.check_an_index_selects_the_highest_scores:
+        "SelectsByTheTableOfASibling SelectsTheLowestScores SelectsWithoutTheWeights SelectsPositionsForSlots",
+    kit.check_rows_of_unequal_length:
+        "FirstPaddingKeyIsSeen GroupCutTo16 SplitsMergeInBaseTwo LogBaseTwo ValuesAreTheEndOfTheRow",
+    kit.check_contexts_beyond_8192:
         "IgnoresKeysMoreThan8192Back IgnoresKeysFrom8192On LogSumExpOfLongRowsIsTheirLastPartS",
-    "check_many_rows": "LogSumExpUnwrittenFromToken64On OutputUnwrittenFromToken64On",
-    "check_rows_may_share_blocks": "SharesByTheFirstBlock",
-    "check_interleaved_pools_are_read_and_written": "StridesOfThePoolIgnored",
-    "check_a_block_outside_the_pool_is_refused": "BlockIdsClamped",
-    "check_a_recorded_step_serves_other_lengths": "ReadsLengthsOnTheHost",
-    "check_narrow_writes_round_to_nearest": "NarrowWritesAreCutOff Int8WritesAreCutOff Int8CopiesForgetTheScales",
+    kit.check_many_rows: "LogSumExpUnwrittenFromToken64On OutputUnwrittenFromToken64On",
+    kit.check_rows_may_share_blocks: "SharesByTheFirstBlock",
+    kit.check_interleaved_pools_are_read_and_written: "StridesOfThePoolIgnored",
+    kit.check_a_block_outside_the_pool_is_refused: "BlockIdsClamped",
+    kit.check_a_recorded_step_serves_other_lengths: "ReadsLengthsOnTheHost",
+    kit.check_narrow_writes_round_to_nearest: "NarrowWritesAreCutOff Int8WritesAreCutOff Int8CopiesForgetTheScales",
+    kit.check_blocks_beyond_2_31_elements_are_addressed: "Int32Offsets",
+    kit.check_large_contexts: "IgnoresKeysFrom32768On",
+    partial(kit.check_what_is_declared_is_served, cases="full"): "ChunkIsAWindow",
+    partial(kit.check_many_rows, cases="full"): "LogSumExpUnwrittenFromToken128On",
 }  # fmt: skip
-"""The mutants that a check must catch alone; the others are caught by any."""
-CAUGHT_BY = {mutant: check for check, mutants in INTENDED.items() for mutant in mutants.split()}
-
-
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_the_kit_kills_the_mutant(mutant):
-    if mutant.__name__ not in CAUGHT_BY:
-        assert first_killer(mutant), f"{mutant.__name__} survives all {len(backend_checks)} checks"
-        return
-    check = next(check for check in backend_checks if check.__name__ == CAUGHT_BY[mutant.__name__])
-    with pytest.raises(AssertionError):
-        check(mutant, "cpu", "small")
-
-
-def test_the_large_part_kills_what_is_wrong_from_32768_keys_on():
-    mutant = wrong("IgnoresKeysFrom32768On", seen=lambda self, query, key:
-                   Correct.seen(self, query, key) & (key < 32768))  # fmt: skip
-    (check,) = backend_large_checks
-    with pytest.raises(AssertionError, match="contexts"):
-        check(mutant, "cpu", "small")
-
-
-@pytest.mark.parametrize(("backend", "named"), [(Narrow, ()), (Int8, ("grid",))])
-def test_a_backend_with_a_narrow_pool_passes(backend, named):
-    for check in backend_checks:
-        if any(part in check.__name__ for part in ("write", "declared", *named)):
-            check(backend, "cpu", "small")
-
-
-def test_a_failing_case_prints_all_that_differs_from_the_default():
-    spec = AttentionSpec(
-        num_heads=4, num_kv_heads=2, head_dim=64, dtype="float32", block_size=16, scale=0.3, sinks=True
-    )
-    text = str(Case(spec, (3,), (1,), seed=7))
-    assert "scale 0.3, sinks" in text, text
-    assert "seed 7" in text, text
+SMALL = {check: partial(check, cases="small") for check in (*kit.backend_checks, *kit.backend_large_checks)}
+_CHECKS = {name: SMALL.get(check, check) for check, names in CAUGHT_BY.items() for name in names.split()}
+MUTANTS = [(mutant, _CHECKS[mutant.__name__]) for mutant in WRONG]
+GRID = SMALL[kit.check_numbers_match_fp64_over_the_grid]
+NARROW = [SMALL[check] for check in kit.backend_checks if "write" in check.__name__ or "declared" in check.__name__]
+RIGHT = [
+    (Correct, kit.backend_large_checks),
+    (Correct, [SMALL[check] for check in kit.backend_checks
+               if check is not kit.check_blocks_beyond_2_31_elements_are_addressed]),  # which takes a process
+    (Narrow, NARROW),
+    (Int8, [*NARROW, GRID]),
+]  # fmt: skip
