@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from random import Random
 from typing import Any
@@ -57,6 +57,7 @@ def traits_of(make: Make, *, collides: bool = False, num_blocks: int = 8, block_
         raise Violation(f"the simplest life of one request failed: {error!r}") from error
 
 
+@lru_cache(maxsize=128)  # of each size of pool once, also while a history is made shorter
 def _traits(make: Make, collides: bool, num_blocks: int, block_size: int) -> Traits:
     allocator = fresh(make, 8, 2)
     prompt = as_tokens([0, 1, 0, 1, 0])

@@ -108,21 +108,10 @@ def judge_timed(backend: AttentionBackend, bench: Bench) -> Verdict:
 
 
 def _judge_row(bench: Bench, row: int, loss: Loss | None) -> Verdict:
-    """The row's blocks go to the CPU first, in order: the oracle reads token by token."""
-    spec, context, pool = bench.case.spec, bench.case.contexts[row], bench.pools[0]
     count, last = min(bench.case.queries[row], _JUDGED_QUERIES), int(bench.batch.host_query_starts[row + 1])
-    tokens = slice(last - count, last)
-    blocks = bench.batch.block_tables[row, : -(-context // spec.block_size)].long()
-    k_scale, v_scale = (
-        None if scale is None else (scale if scale.dim() == 1 else scale[blocks]).cpu()  # all heads', or of its tokens
-        for scale in (pool.k_scale, pool.v_scale)
-    )
-    k = pool.k[blocks].cpu()
-    v = k[..., : spec.latent_dim] if pool.is_latent else pool.v[blocks].cpu()
-    row_kv = LayerKV(k, v, pool.layout, k_scale, v_scale, is_latent=pool.is_latent)
-    case = Case(spec, (context,), (count,))
-    batch = batch_of(case, torch.arange(len(blocks), dtype=torch.int32)[None], "cpu")
-    return judge(bench.out[tokens].cpu(), Problem(case, bench.q[tokens].cpu(), row_kv, batch), loss)
+    case, tokens = Case(bench.case.spec, bench.case.contexts[row : row + 1], (count,)), slice(last - count, last)
+    batch = batch_of(case, bench.batch.block_tables[row : row + 1].cpu(), "cpu")
+    return judge(bench.out[tokens], Problem(case, bench.q[tokens], bench.pools[0], batch), loss)
 
 
 def last_level_cache_bytes(device: str) -> int:

@@ -15,7 +15,6 @@ from framework.results.reading import read_result
 from framework_testing.kernel import bench as benches
 from framework_testing.kernel import grid as gates
 from framework_testing.kernel import grid as grids
-from framework_testing.kernel import roofline_figure as roofline
 from framework_testing.kernel.bench import build, judge_timed, num_pools, time_on_cpu
 from framework_testing.kernel.cells import Cell, cells, floor_s, for_device, work_of
 from framework_testing.kernel.grid import Ceilings
@@ -176,14 +175,6 @@ def test_pools_rotate_over_four_times_the_cache() -> None:
     assert len({pool.k.data_ptr() for pool in bench.pools}) == 8
 
 
-def test_the_last_queries_of_a_long_prefill_are_judged() -> None:
-    bench = build(Cell(SPEC, "prefill", "uniform", (40,), (40,)), "cpu", 0)
-    backend = TorchBackend()
-    backend.setup(SPEC, "cpu")
-    backend.plan(bench.batch)
-    assert judge_timed(backend, bench).ok
-
-
 def test_calls_are_interleaved_and_buffers_take_turns() -> None:
     seen: list[tuple[str, int]] = []
     times = time_on_cpu({name: lambda turn, name=name: seen.append((name, turn)) for name in "ab"}, 0.001)  # type: ignore[misc]
@@ -214,10 +205,6 @@ def test_the_gate_tries_edges_empty_rows_and_chunks() -> None:
     assert any(count > SPEC.block_size for case in cases for count in case.queries)
     assert gates.gate(TorchBackend, SPEC, "cpu").wrong == ()
     assert gates.gate(Wrong, SPEC, "cpu").wrong
-
-
-def test_without_times_there_is_no_roofline() -> None:
-    assert roofline.draw([{"status": "modelled"}]) is None
 
 
 def test_weights_and_biases_get_the_rows_and_the_roofline(tmp_path: Any, monkeypatch: Any) -> None:

@@ -19,3 +19,4 @@ def test_the_roofline_is_drawn_and_names_the_backend() -> None:
     assert figure is not None
     assert figure.get_figwidth() == WIDTH_IN
     assert "torch" in as_svg(figure, "a roofline")
+    assert roofline_figure.draw([{"status": "modelled"}]) is None, "without times there is none"

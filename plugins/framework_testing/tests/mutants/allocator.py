@@ -43,12 +43,6 @@ class Sound(COW):
         return -(-num_tokens // self.block_size)
 
 
-class CopiesBackwards(Sound):
-    def extend(self, request, num_tokens):
-        change = super().extend(request, num_tokens)
-        return TableChange(change.start, tuple(BlockCopy(c.destination, c.source) for c in change.copies))
-
-
 class FindsByName(Sound):
     """Finds blocks by a name of its own; whatever has been published under it is found."""
 
@@ -75,29 +69,6 @@ class FindsByName(Sound):
                 break
             blocks.append(block)
         return replace(hit, num_tokens=len(blocks) * self.block_size, blocks=tuple(blocks))
-
-
-class TrustsEveryHash(FindsByName):
-    pass
-
-
-class StaleMapEntry(FindsByName):
-    """The map still finds an evicted block."""
-
-    keeps_evicted = True
-
-
-class ComparesOwnTokensOnly(FindsByName):
-    """F2: a block's own tokens are compared, its ancestry is not."""
-
-    def name(self, hashes, namespace, tokens, index):
-        first = index * self.block_size
-        return hashes[index], index, namespace, tuple(tokens[first : first + self.block_size])
-
-
-class IgnoresTheNamespace(FindsByName):
-    def name(self, hashes, namespace, tokens, index):
-        return tuple(tokens[: (index + 1) * self.block_size])
 
 
 class PublishesAtAllocation(Sound):
@@ -171,13 +142,6 @@ class ExtendIsNotIdempotent(Sound):
         change = super().extend(request, num_tokens)
         self.tables[request].blocks.fromlist(self.cache.take(min(1, len(self.pool.free))))
         return change
-
-
-class HandsOutTheNullBlock(Sound):
-    """F18."""
-
-    def spoil(self):
-        self.pool.free = array("i", range(self.num_blocks - 1, -1, -1))
 
 
 class HandsOutOnePastTheEnd(Sound):
@@ -266,23 +230,8 @@ class EventsDependOnAddresses(Sound):
         self.pool.restore_free(sorted(self.pool.free, key=lambda block: (id(self) // 16 + block * 7919) % 13))
 
 
-class AcceptsAnyVictim(Sound):
-    """Whatever the policy names, some cached block goes."""
-
-    def spoil(self):
-        self.cache.host.victims = lambda count: [block for block, offered in enumerate(self.pool.candidate) if offered][
-            :count
-        ]
-
-
 PASSED = kit.check_blocks_that_windows_passed_are_unreferenced_soundly
 RANDOM, COLLIDING = kit.check_random_histories, kit.check_random_histories_under_colliding_hashes
-
-
-class ForgetsItsTokens(Sound):
-    def commit(self, request, tokens):
-        self.tables[request].token_bytes.clear()
-        return super().commit(request, tokens)
 
 
 class ComparesTheLastBlockOnly(Sound):
@@ -292,11 +241,6 @@ class ComparesTheLastBlockOnly(Sound):
         if first > 0:
             known[: 4 * first] = as_tokens(tokens)[:first].tobytes()
         return super().commit(request, tokens)
-
-
-class TrustsNames(Sound):
-    def spoil(self):
-        self.hasher.blocks = lambda parent, tokens, *_: self.scheme.blocks(parent, tokens, self.block_size)
 
 
 class FoundAfterAFailedStep(PREFIX):
@@ -387,14 +331,10 @@ class Doubling(registry.load("allocator", "cow")):
 
 CAUGHT_BY = {
     LeaksBeyondTheEighthRun: kit.check_scattered_tables_are_given_back,
-    ComparesOwnTokensOnly: COLLIDING,
-    TrustsEveryHash: COLLIDING,
     CountsItsQuestions: kit.check_facts_are_plain,
     UnreferencesTwice: PASSED,
     FreesPassedBlocksThatOthersUse: PASSED,
     EventsDependOnAddresses: kit.check_the_same_history_gives_the_same_events,
-    AcceptsAnyVictim: kit.check_a_wrong_victim_is_refused,
-    TrustsNames: kit.check_wrong_names_are_refused,
 }
 """The others by the random histories."""
 MUTANTS = {
@@ -404,12 +344,32 @@ MUTANTS = {
 }
 
 
-def wrong(name, check=RANDOM, **methods):
-    """A sound allocator with these methods in place of its own, and the check that must catch it."""
-    return type(name, (Sound,), methods), check
+def wrong(name, check=RANDOM, base=Sound, /, **methods):
+    """A sound allocator with these members in place of its own, and the check that must catch it."""
+    return type(name, (base,), methods), check
 
 
 MUTANTS |= dict([
+    wrong("TrustsEveryHash", COLLIDING, FindsByName),
+    wrong("StaleMapEntry", RANDOM, FindsByName, keeps_evicted=True),  # the map still finds an evicted block
+    # F2: a block's own tokens are compared, its ancestry is not.
+    wrong("ComparesOwnTokensOnly", COLLIDING, FindsByName, name=lambda self, hashes, namespace, tokens, index: (
+          hashes[index], index, namespace, tuple(tokens[index * self.block_size : (index + 1) * self.block_size]))),
+    wrong("IgnoresTheNamespace", RANDOM, FindsByName, name=lambda self, hashes, namespace, tokens, index:
+          tuple(tokens[: (index + 1) * self.block_size])),
+    wrong("CopiesBackwards", extend=lambda self, request, num_tokens: TableChange(
+          (change := Sound.extend(self, request, num_tokens)).start,
+          tuple(BlockCopy(copy.destination, copy.source) for copy in change.copies))),
+    wrong("HandsOutTheNullBlock",  # F18
+          spoil=lambda self: setattr(self.pool, "free", array("i", range(self.num_blocks - 1, -1, -1)))),
+    wrong("TrustsNames", kit.check_wrong_names_are_refused, spoil=lambda self: setattr(self.hasher, "blocks",
+          lambda parent, tokens, *_: self.scheme.blocks(parent, tokens, self.block_size))),
+    # Whatever the policy names, some cached block goes.
+    wrong("AcceptsAnyVictim", kit.check_a_wrong_victim_is_refused, spoil=lambda self: setattr(
+          self.cache.host, "victims",
+          lambda count: [block for block, offered in enumerate(self.pool.candidate) if offered][:count])),
+    wrong("ForgetsItsTokens", commit=lambda self, request, tokens: (
+          self.tables[request].token_bytes.clear(), Sound.commit(self, request, tokens))[1]),
     wrong("FreesTwiceInSilence",
           free=lambda self, request, next_use=(): request in self.tables and Sound.free(self, request)),
     wrong("KeepsWhatIsNotSound", kit.check_discarded_content_is_not_found, reset=lambda self, request: None),
@@ -486,7 +446,7 @@ MUTANTS |= dict([
     wrong("ForgetsThePartsAfterTheFirst", kit.check_a_prompt_gets_its_room_in_parts,
           allocate=lambda self, request, tokens, hit, num_tokens=None: (
               Sound.allocate(self, request, tokens, hit, num_tokens),
-              setattr(self._table(request.id), "closed", num_tokens is not None and num_tokens < len(tokens)))[0]),
+              setattr(self.tables[request.id], "closed", num_tokens is not None and num_tokens < len(tokens)))[0]),
     wrong("RoomIsAlwaysOneBlockMore", kit.check_max_request_tokens_is_true, extend=lambda self, request, num_tokens:
           Sound.extend(self, request, num_tokens + self.block_size)),
     wrong("ReportsAnArray", kit.check_facts_are_plain, facts=lambda self: {"counts": np.arange(3)}),

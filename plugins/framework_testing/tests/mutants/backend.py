@@ -9,6 +9,7 @@ from framework.errors import InvalidArgument
 from framework.interfaces import torch_ops
 from framework.interfaces.backend import AttentionBackend, Capabilities, LayerKV
 from framework_testing import backend as kit
+from framework_testing.attention_cases import places
 
 ALL = Capabilities(
     dtypes=frozenset({"float64", "float32", "bfloat16", "float16"}),
@@ -56,9 +57,15 @@ class Correct(AttentionBackend):
         return table.long()[position // size] * size + position % size
 
     def read(self, pool, slots):
-        block, offset = slots // pool.block_size, slots % pool.block_size
-        pair = (t[block, offset] if pool.layout == "NHD" else t[block, :, offset] for t in (pool.k, pool.v))
-        return tuple(t.to(torch.promote_types(t.dtype, torch.float32)) for t in pair)
+        at = places(slots, pool.block_size, pool.layout)
+        return tuple(self.widened(stored[at], scale, at)
+                     for stored, scale in ((pool.k, pool.k_scale), (pool.v, pool.v_scale)))  # fmt: skip
+
+    def widened(self, values, scale, at):
+        values = values if values.dtype == torch.float64 else values.float()
+        if scale is None:
+            return values
+        return values * (scale[at].unsqueeze(-1) if scale.dim() == 3 else scale[None, :, None])
 
     def head(self, head):
         return head // (self.spec.num_heads // self.spec.num_kv_heads)
@@ -281,15 +288,6 @@ class Narrow(Correct):
 
     capabilities = replace(ALL, kv_dtypes=frozenset({"float8_e4m3fn"}))
 
-    def read(self, pool, slots):
-        if pool.k_scale is None:
-            return super().read(pool, slots)
-        raw = LayerKV(pool.k.view(torch.uint8), pool.v.view(torch.uint8), pool.layout)
-        block, offset = slots // pool.block_size, slots % pool.block_size
-        pair = (t[block, offset] if pool.layout == "NHD" else t[block, :, offset] for t in (raw.k, raw.v))
-        scales = (pool.k_scale, pool.v_scale)
-        return tuple(t.view(pool.k.dtype).float() * s[None, :, None] for t, s in zip(pair, scales, strict=True))
-
 
 class NarrowWritesAreCutOff(Narrow):
     def write(self, pool, k, v, slot_mapping):
@@ -334,14 +332,6 @@ class Int8(Correct):
     """Also right: reads and writes int8, with a scale for each token and head."""
 
     capabilities = replace(ALL, dtypes=frozenset({"float32"}), kv_dtypes=frozenset({"int8"}))
-
-    def read(self, pool, slots):
-        if pool.k_scale is None:
-            return super().read(pool, slots)
-        block, offset = slots // pool.block_size, slots % pool.block_size
-        at = (block, offset) if pool.layout == "NHD" else (block, slice(None), offset)
-        pairs = ((pool.k, pool.k_scale), (pool.v, pool.v_scale))
-        return tuple(stored[at].float() * scale[at].unsqueeze(-1) for stored, scale in pairs)
 
 
 class Int8CopiesForgetTheScales(Int8):
