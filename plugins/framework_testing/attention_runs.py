@@ -173,25 +173,38 @@ class Verdict:
         )
 
 
-def judge(out: Tensor, problem: Problem, loss: Loss | None = None) -> Verdict:
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """A problem's output (T, H, V) and log-sum-exps (T, H) in fp64, and how far from them plain PyTorch is."""
+
+    out: Tensor
+    lse: Tensor
+    plain_error: float
+
+
+def truth_of(problem: Problem) -> Truth:
+    """What the oracle says; plain PyTorch computes in the queries' dtype."""
+    out, lse = attend_dense(problem.q, problem.pool, problem.batch, problem.spec)
+    plain, _ = attend_dense(problem.q, problem.pool, problem.batch, problem.spec, problem.q.dtype)
+    return Truth(out, lse, float((plain.double() - out).abs().max()) if out.numel() else 0.0)
+
+
+def judge(out: Tensor, problem: Problem, loss: Loss | None = None, truth: Truth | None = None) -> Verdict:
     """Compare `out` (T, H, V) with the oracle.
 
     Args:
         loss: what the backend declares to lose: its share of the problem's largest |V| is allowed on top.
+        truth: of the problem, where it is known.
 
     Allowed: fp32 1e-5 (or twice plain PyTorch's own error, where logits are extreme), fp64 1e-10, half precision
     twice the error of plain PyTorch in the same dtype plus 1e-5, fp8 pools four times.
     """
-    spec = problem.spec
-    want, _ = attend_dense(problem.q, problem.pool, problem.batch, spec)
-    plain, _ = attend_dense(problem.q, problem.pool, problem.batch, spec, problem.q.dtype)
-    plain_error = float((plain.double() - want).abs().max()) if want.numel() else 0.0
+    spec, truth = problem.spec, truth or truth_of(problem)
     floor = 1e-10 if spec.dtype == "float64" else 1e-5
     factor = 4 if spec.kv_dtype else 2
-    got = out.double().cpu()
-    error = float((got - want).abs().max()) if want.numel() else 0.0
-    limit = factor * plain_error + floor + (loss.max_error * _largest_value(problem) if loss is not None else 0.0)
-    return Verdict(str(problem.case), math.inf if math.isnan(error) else error, plain_error, limit)
+    error = float((out.double().cpu() - truth.out).abs().max()) if out.numel() else 0.0
+    limit = factor * truth.plain_error + floor + (loss.max_error * _largest_value(problem) if loss is not None else 0.0)
+    return Verdict(str(problem.case), math.inf if math.isnan(error) else error, truth.plain_error, limit)
 
 
 def _largest_value(problem: Problem) -> float:
@@ -200,9 +213,9 @@ def _largest_value(problem: Problem) -> float:
     return max((float(v.double().abs().max()) for v in values), default=0.0)
 
 
-def wrong_lse(sums: Tensor, problem: Problem, verdict: Verdict) -> list[str]:
+def wrong_lse(sums: Tensor, problem: Problem, verdict: Verdict, truth: Truth | None = None) -> list[str]:
     """A sentence where `sums` (T, H) is further from the oracle's log-sum-exp than rounding explains; else nothing."""
-    _, want = attend_dense(problem.q, problem.pool, problem.batch, problem.spec)
+    want = (truth or truth_of(problem)).lse
     got, empty = sums.double().cpu(), want == -math.inf
     if not torch.equal(got == -math.inf, empty):
         return [f"{verdict.case}: lse is -inf at {int((got == -math.inf).sum())} places, should be {int(empty.sum())}"]

@@ -44,6 +44,7 @@ from framework_testing.attention_runs import (
     run_attention,
     same_bytes,
     supported,
+    truth_of,
     wrong_lse,
 )
 from framework_testing.oracles.attention import gather_tokens
@@ -63,12 +64,12 @@ def _nearest(make: Make, device: str, wanted: dict[str, Any]) -> AttentionSpec:
 
 def _wrong(backend: AttentionBackend, problem: Problem, *, lse: bool) -> list[str]:
     """Where the output is further from the oracle than it may be, a sentence each; with `lse` and without, if both."""
-    found = []
+    found, truth = [], truth_of(problem)
     for asked in (False, True) if lse and "lse" in backend.capabilities.features else (False,):
         out, sums = run_attention(backend, problem, lse=asked)
-        verdict = judge(out, problem, backend.capabilities.lossy)
+        verdict = judge(out, problem, backend.capabilities.lossy, truth)
         found += [] if verdict.ok else [f"{verdict}{' (with lse)' if asked else ''}"]
-        found += [] if sums is None else wrong_lse(sums, problem, verdict)
+        found += [] if sums is None else wrong_lse(sums, problem, verdict, truth)
     return found
 
 
@@ -548,16 +549,14 @@ def _index_scores(q: Tensor, weights: Tensor, pool: LayerKV, problem: Problem) -
     """The score of each slot that a query sees, in fp64, for each query."""
     assert pool.index is not None
     size, scores = pool.block_size, list[dict[int, float]]()
-    for table, context, count in zip(
-        problem.batch.block_tables.tolist(), problem.case.contexts, problem.case.queries, strict=True
-    ):
+    tables = problem.batch.block_tables.cpu().long()
+    for table, context, count in zip(tables, problem.case.contexts, problem.case.queries, strict=True):
+        blocks, offsets = table[torch.arange(context) // size], torch.arange(context) % size
+        slots, keys = (blocks * size + offsets).tolist(), pool.index[blocks, offsets].double()
         for position in range(context - count, context):
-            query, token = q[len(scores)].double(), {}
-            for key in range(position + 1):
-                stored = pool.index[table[key // size], key % size].double()
-                score = torch.relu(query @ stored) @ weights[len(scores)].double()
-                token[table[key // size] * size + key % size] = float(score)
-            scores.append(token)
+            token = len(scores)
+            worth = torch.relu(keys[: position + 1] @ q[token].double().T) @ weights[token].double()
+            scores.append(dict(zip(slots[: position + 1], worth.tolist(), strict=True)))
     return scores
 
 
