@@ -529,8 +529,18 @@ def _require_refusal(plugin: object, hook: str, work: Callable[[], object]) -> N
         raise Violation(f"{name}: a wrong answer was accepted")
 
 
-def _drain_and_refill(driver: Driver) -> None:
-    """When all requests have ended no block is in use, what is found is true, and one request can have the pool."""
+def survive(
+    history: list[Step],
+    num_blocks: int,
+    *,
+    make: Make,
+    block_size: int,
+    scheme: Callable[[], HashScheme],
+    policy: Callable[[], EvictionPolicy],
+) -> None:
+    """A history breaks no rule, and at its end no block is in use, what is found is true, and one can have the pool."""
+    driver = driver_of(make, num_blocks, block_size, scheme(), policy())
+    play(driver, history)
     while driver.live:
         driver.do_compute(0, 99, extend=True, commit=True)
         driver.do_free(0)
@@ -556,19 +566,7 @@ def _random(
         draw = Random(seed)
         size = draw.choice((1, 1, 2, 2, 3, 16))
         num_blocks = draw.randint(1, 6 if size == 16 else 12)
-        scheme, policy = draw.choice(schemes), draw.choice(policies)
-
-        def run(
-            history: list[Step],
-            num_blocks: int,
-            size: int = size,
-            scheme: Callable[[], HashScheme] = scheme,
-            policy: type[EvictionPolicy] = policy,
-        ) -> None:
-            driver = driver_of(make, num_blocks, size, scheme(), policy())
-            play(driver, history)
-            _drain_and_refill(driver)
-
+        run = partial(survive, make=make, block_size=size, scheme=draw.choice(schemes), policy=draw.choice(policies))
         history = random_history(draw, 30, 20 if size == 16 else 4 * size, weights, namespaces)
         fail_shortest(run, history, num_blocks)
 

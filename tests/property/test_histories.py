@@ -15,8 +15,8 @@ import pytest
 
 from framework.interfaces.hash import HashScheme
 from framework_testing import adversarial
-from framework_testing.allocator import driver_of
-from framework_testing.histories import SHARING_AHEAD, Step, fail_shortest, play, random_history
+from framework_testing.allocator import survive
+from framework_testing.histories import SHARING_AHEAD, fail_shortest, random_history
 
 ALLOCATORS, POLICIES, SCHEMES = (
     {point.name: point for point in entry_points(group=f"framework.{kind}")}
@@ -32,17 +32,9 @@ def serve(allocator: str, policy: str, draw: Random, steps: int) -> None:
     make, make_policy = ALLOCATORS[allocator].load(), POLICIES[policy].load()
     num_blocks, size = draw.randint(1, 10), draw.choice((1, 2, 3, 16))
     scheme = draw.choice([*(point.load() for point in SCHEMES.values()), *WEAK])
-    weights = {**SHARING_AHEAD, "unref_leading": 2}
-
-    def run(history: list[Step], num_blocks: int) -> None:
-        driver = driver_of(make, num_blocks, size, scheme(), make_policy())
-        play(driver, history)
-        while driver.live:
-            play(driver, [("free", 0)])
-        stats = driver.allocator.stats()
-        driver.need(not stats.used_blocks, "blocks are in use though nobody is", stats)
-
-    fail_shortest(run, random_history(draw, steps, 4 * size, weights), num_blocks)
+    history = random_history(draw, steps, 4 * size, {**SHARING_AHEAD, "unref_leading": 2})
+    run = partial(survive, make=make, block_size=size, scheme=scheme, policy=make_policy)
+    fail_shortest(run, history, num_blocks)
 
 
 @pytest.mark.parametrize("allocator", sorted(ALLOCATORS))
