@@ -46,6 +46,13 @@ class Queue:
         self._shown.discard(block)
         return shown
 
+    def move(self, block: BlockId, to: Queue) -> None:
+        """Put it at the back of another queue, shown if it was shown."""
+        shown = self.remove(block)
+        to.append(block)
+        if shown:
+            to.show(block)
+
     def show(self, block: BlockId) -> None:
         self._shown.add(block)
         self._stack(block)

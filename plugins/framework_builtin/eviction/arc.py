@@ -33,10 +33,7 @@ class Arc(QueuePolicy):
     def hit(self, blocks: Sequence[BlockId], now: float) -> None:
         for block in blocks:
             if block in self._once:
-                shown = self._once.remove(block)
-                self._often.append(block)
-                if shown:
-                    self._often.show(block)
+                self._once.move(block, self._often)
             else:
                 self._often.append(block)
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from framework.errors import InvalidArgument, NoCandidate
-from framework.interfaces.eviction import EvictionPolicy
+from framework.errors import InvalidArgument
+from framework.interfaces.eviction import Block, ScoredPolicy
 from framework.types import BlockId
 
-_Entry = tuple[int, int, int, BlockId]
 
-
-class Priority(EvictionPolicy):
+class Priority(ScoredPolicy):
     """Lowest priority goes first. A block's priority is that of its most important request; `retention` after its
     last use it lapses to `default`.
 
@@ -32,40 +30,22 @@ class Priority(EvictionPolicy):
         if not retention >= 0:
             raise InvalidArgument(f"priority.retention must be at least 0, found {retention}")
         self._retention, self._default = retention, default
-        self._entry: dict[BlockId, _Entry] = {}
-        self._heap: list[_Entry] = []
         self._lapses: list[tuple[float, BlockId, int]] = []  # (time, block, last access it was set for)
 
-    def pin(self, blocks: Sequence[BlockId], now: float) -> None:
-        for block in blocks:
-            del self._entry[block]
+    def score(self, block: Block, now: float) -> tuple[int, int]:
+        return (block.priority, block.last_access)
 
     def release(self, blocks: Sequence[BlockId], now: float) -> None:
-        view = self.blocks
-        for block in blocks:
-            self._rank(block, view.priority[block])
-            if self._retention and view.priority[block] != self._default:
-                heapq.heappush(self._lapses, (now + self._retention, block, view.last_access[block]))
-        if len(self._heap) > 64 + 4 * len(self._entry):
-            self._heap = list(self._entry.values())
-            heapq.heapify(self._heap)
+        super().release(blocks, now)
+        priority, last_access = self.blocks.priority, self.blocks.last_access
+        for block in blocks if self._retention else ():
+            if priority[block] != self._default:
+                heapq.heappush(self._lapses, (now + self._retention, block, last_access[block]))
 
     def victim(self, now: float) -> BlockId:
         while self._lapses and self._lapses[0][0] <= now:
             _, block, last_access = heapq.heappop(self._lapses)
-            if block in self._entry and self._entry[block][1] == last_access:
-                self._rank(block, self._default)
-        while self._heap:
-            entry = self._heap[0]
-            if self._entry.get(entry[3]) == entry:
-                return entry[3]
-            heapq.heappop(self._heap)
-        raise NoCandidate("Priority holds no candidate")
-
-    def evicted(self, block: BlockId, now: float) -> None:
-        self._entry.pop(block, None)
-
-    def _rank(self, block: BlockId, priority: int) -> None:
-        entry = (priority, self.blocks.last_access[block], -self.blocks.depth[block], block)
-        self._entry[block] = entry
-        heapq.heappush(self._heap, entry)
+            if block in self._scores and self._scores[block][1] == last_access:
+                self._scores[block] = (self._default, last_access)
+                heapq.heappush(self._heap, (self._scores[block], -self.blocks.depth[block], block))
+        return super().victim(now)

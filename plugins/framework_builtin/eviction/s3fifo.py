@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from math import inf
 
 from framework.errors import InvalidArgument, NoCandidate
-from framework.interfaces.eviction import EvictionPolicy
 from framework.types import BlockId
-from framework_builtin.eviction._queue import Ghosts, Queue
+from framework_builtin.eviction._queue import Ghosts, Queue, QueuePolicy
 
 
-class S3Fifo(EvictionPolicy):
+class S3Fifo(QueuePolicy):
     """A small queue filters one-hit wonders, a main queue goes round while its blocks are hit, ghosts recall.
 
     A new block enters the small queue, or the main one if its name is a ghost, or if the small one is full before the
@@ -63,13 +62,11 @@ class S3Fifo(EvictionPolicy):
 
     def pin(self, blocks: Sequence[BlockId], now: float) -> None:
         self._choice = None
-        for block in blocks:
-            (self._small if block in self._small else self._main).hide(block)
+        super().pin(blocks, now)
 
     def release(self, blocks: Sequence[BlockId], now: float) -> None:
         self._choice = None
-        for block in blocks:
-            (self._small if block in self._small else self._main).show(block)
+        super().release(blocks, now)
 
     def victim(self, now: float) -> BlockId:
         if self._choice is None:
@@ -80,13 +77,14 @@ class S3Fifo(EvictionPolicy):
         self._choice, self._has_evicted = None, True
         del self._count[block]
         if block in self._small:
-            self._small.remove(block)
             self._ghosts.add(self.blocks.key[block])
-        else:
-            self._main.remove(block)
+        self._queue_of(block).remove(block)
 
     def facts(self) -> dict[str, str | int | float]:
         return {"small_blocks": len(self._small), "main_blocks": len(self._main), "ghosts": len(self._ghosts)}
+
+    def _queue_of(self, block: BlockId) -> Queue:
+        return self._small if block in self._small else self._main
 
     def _small_blocks(self) -> int:
         return int(self.blocks.num_blocks * self._small_share)
@@ -104,9 +102,7 @@ class S3Fifo(EvictionPolicy):
                 if self._count[small] < self._promote_hits:
                     return small
                 self._count[small] = 0
-                self._small.remove(small)
-                self._main.append(small)
-                self._main.show(small)
+                self._small.move(small, self._main)
                 small = self._small.front()
 
     def _main_front(self) -> BlockId | None:

@@ -57,11 +57,8 @@ class Slru(QueuePolicy):
         return max(1, self.blocks.num_blocks // len(self._segments))
 
     def _move(self, block: BlockId, level: int) -> None:
-        shown = self._segments[self._level[block]].remove(block)
+        self._queue_of(block).move(block, self._segments[level])
         self._level[block] = level
-        self._segments[level].append(block)
-        if shown:
-            self._segments[level].show(block)
 
     def _cool(self, level: int) -> None:
         """Send candidates down until the list has its size; pinned ones stay until they are let go."""

@@ -143,8 +143,5 @@ class WTinyLfu(QueuePolicy):
         return self._sketch.estimate(key[newcomer]) <= self._sketch.estimate(key[old])
 
     def _move(self, block: BlockId, queue: Queue) -> None:
-        shown = self._home[block].remove(block)
+        self._home[block].move(block, queue)
         self._home[block] = queue
-        queue.append(block)
-        if shown:
-            queue.show(block)
