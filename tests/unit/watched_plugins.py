@@ -11,7 +11,7 @@ import pytest
 
 from framework import registry
 
-MAY_CALL = ("framework.guard.", "framework.interfaces.", "framework_builtin.", "framework_torch.", "framework.paged.")
+MAY_CALL = ("framework.guard.", "framework.interfaces.", "framework_builtin.", "framework.paged.")
 """Guards; base classes and other plugins of ours; and the toolkit, where the caller is the allocator itself."""
 
 
