@@ -46,7 +46,7 @@ class Case:
 
 @dataclass(slots=True)
 class Problem:
-    """A case with its tensors, ready for `attend`. `k_tokens`, `v_tokens`: each row's (C, K, D) as stored."""
+    """A case with its tensors, ready for `attend`."""
 
     case: Case
     q: Tensor

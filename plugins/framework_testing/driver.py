@@ -128,6 +128,7 @@ class Truth:
         """The weights changed."""
         self.epoch += 1
         self.published.clear()
+        self.ahead.clear()
 
 
 def _named(namespace: Namespace) -> str:
@@ -208,10 +209,11 @@ class Judge:
     """Calls an allocator for an engine that it knows all of, and compares what it says with what the slots hold.
 
     Args:
+        about: what a message says of it.
         repeats: two lookups of one prompt answer alike: the hash scheme's names do not change from call to call.
     """
 
-    def __init__(self, allocator: Allocator, traits: Traits, about: str = "", *, repeats: bool = True) -> None:
+    def __init__(self, allocator: Allocator, traits: Traits, about: str, *, repeats: bool) -> None:
         self.allocator, self.traits, self.about, self.repeats = allocator, traits, about, repeats
         self.size = allocator.block_size
         self.truth = Truth(self.size)
@@ -222,8 +224,6 @@ class Judge:
         self.findable: dict[int, bytes] = {}
         self.prompts: dict[tuple[Namespace, tuple[int, ...]], TokenArray] = {}
         self.hits: list[tuple[list[int], Namespace, Hit]] = []
-        self.ahead: set[int] = set()  # blocks that were published, and are computed in the step at hand
-        self.uncommitted: list[int] = []  # requests of a step that was computed
         self.totals: Counter[str] = Counter()
         self.next_id, self.now = 1, 0.0
         allocator.listen(self._heard)
@@ -231,8 +231,7 @@ class Judge:
     def fail(self, rule: str, seen: object = "") -> Violation:
         """The error to raise: the rule, what was seen, every call so far."""
         text = f"{rule}: {shortened(seen)}" if seen != "" else rule
-        about = self.about or type(self.allocator).__name__
-        return Violation(f"{text}\n{about}\n{last_calls(self.history)}")
+        return Violation(f"{text}\n{self.about}\n{last_calls(self.history)}")
 
     def need(self, holds: bool, rule: str, seen: object = "") -> None:
         """Raise unless the rule holds."""
@@ -556,7 +555,6 @@ class Driver(Judge):
                   lambda: self.allocator.publish(RequestId(request), as_tokens(tokens)))  # fmt: skip
         row.planned = end
         filled = {*table[row.written // self.size : end // self.size]} & (self.findable.keys() - before)
-        self.ahead |= filled
         for position in range(row.written, end):
             block, offset = table[position // self.size], position % self.size
             if block in filled:
@@ -567,16 +565,13 @@ class Driver(Judge):
 
     def end_step(self) -> None:
         """What the step at hand published has been computed: all of it is written, then committed, the last first."""
-        for request, row in self.live.items():
-            if row.planned:
-                self._compute(request, row.planned)
-                row.planned = 0
-                self.uncommitted.append(request)
+        computed = [request for request, row in self.live.items() if row.planned]
+        for request in computed:
+            self._compute(request, self.live[request].planned)
+            self.live[request].planned = 0
         self.need(not self.truth.ahead, "what was published ahead was not written in place", self.truth.ahead)
-        self.ahead.clear()
-        while self.uncommitted:
-            self._commit(self.uncommitted[-1])
-            self.uncommitted.pop()
+        for request in reversed(computed):
+            self._commit(request)
 
     def do_fail_step(self) -> None:
         """The step at hand is not computed: everything is forgotten, and who was in it ends."""
@@ -596,14 +591,10 @@ class Driver(Judge):
         return any((table[position // self.size], position % self.size) in slots for position in read)
 
     def _reset(self) -> None:
-        try:
-            self.call("reset()", self.allocator.reset)
-        finally:
-            self.truth.reset()
-            self.truth.ahead.clear()
-            self.ahead.clear()
-            for row in self.live.values():
-                row.old, row.planned = True, 0
+        self.call("reset()", self.allocator.reset)
+        self.truth.reset()
+        for row in self.live.values():
+            row.old, row.planned = True, 0
 
     def do_append(self, pick: int, tokens: list[int]) -> None:
         """The model or a draft produced more tokens; they are not written yet."""
@@ -710,9 +701,7 @@ class Driver(Judge):
             self.do_fail_step()
 
     def do_reset(self, pick: int) -> None:
-        """The weights changed while a request computes. A policy that fails is named, but what was cached is forgotten
-        all the same.
-        """
+        """The weights changed while a request computes."""
         self.do_compute(pick, 1, extend=True, commit=False)
         self._reset()
         self.after()

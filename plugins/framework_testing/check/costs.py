@@ -102,17 +102,10 @@ def costs(
     return list(by_name.values())
 
 
-def busy(load: float | None = None, cores: int | None = None) -> str:
-    """A sentence if more wants to run on this machine than it has cores, so that times are long; else nothing.
-
-    Args:
-        load: processes that want to run, of the last minute; default: what the system says.
-        cores: default: those that this process may use.
-    """
-    if load is None:
-        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if cores is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def busy() -> str:
+    """A sentence if more wants to run on this machine than it has cores, so that times are long; else nothing."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if load <= cores + 0.5:
         return ""
     return f"the machine is busy: a load of {load:.1f} on {cores} cores; times are longer than they need be, and vary"

@@ -1,4 +1,4 @@
-"""mode=kernel: the gate, then the grid; or the links of tiers. A backend that fails the gate is never timed."""
+"""mode=kernel: the gate, then the grid. A backend that fails the gate is never timed."""
 
 from __future__ import annotations
 

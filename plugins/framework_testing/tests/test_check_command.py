@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,11 @@ from framework.errors import (
     UnknownPlugin,
 )
 from framework_testing import eviction_checks
+from framework_testing.check import costs as cost_module
 from framework_testing.check.costs import costs
 from framework_testing.check.verdicts import resolve, verdicts
 
 main = command("check")
-
-cost_module: Any = import_module("framework_testing.check.costs")
 
 BAD = '''
 from framework_testing.oracles.eviction import SlowLru

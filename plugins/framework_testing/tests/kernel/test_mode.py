@@ -12,9 +12,10 @@ from framework.api import run
 from framework.errors import ConfigError, TimedOut
 from framework.interfaces.backend import AttentionSpec
 from framework.results.reading import read_result
+from framework_report.figures.style import WIDTH_IN, as_svg
 from framework_testing.kernel import bench as benches
-from framework_testing.kernel import grid as gates
 from framework_testing.kernel import grid as grids
+from framework_testing.kernel import roofline_figure
 from framework_testing.kernel.bench import build, judge_timed, num_pools, time_on_cpu
 from framework_testing.kernel.cells import Cell, cells, floor_s, for_device, work_of
 from framework_testing.kernel.grid import Ceilings
@@ -199,12 +200,12 @@ def test_the_dense_yardstick_reads_as_many_numbers_as_the_backend(monkeypatch: A
 
 
 def test_the_gate_tries_edges_empty_rows_and_chunks() -> None:
-    cases = list(gates.gate_cases(SPEC))
+    cases = list(grids.gate_cases(SPEC))
     contexts = {context for case in cases for context in case.contexts}
     assert {0, 1, 4, 5} <= contexts, contexts
     assert any(count > SPEC.block_size for case in cases for count in case.queries)
-    assert gates.gate(TorchBackend, SPEC, "cpu").wrong == ()
-    assert gates.gate(Wrong, SPEC, "cpu").wrong
+    assert grids.gate(TorchBackend, SPEC, "cpu").wrong == ()
+    assert grids.gate(Wrong, SPEC, "cpu").wrong
 
 
 def test_weights_and_biases_get_the_rows_and_the_roofline(tmp_path: Any, monkeypatch: Any) -> None:
@@ -255,3 +256,20 @@ def test_a_kernel_grid_that_was_ended_is_not_ok(
     result = read_result(tmp_path)
     assert (result["status"], result["num_cells"]) == (status, 0), result
     assert result["reasons"][0].startswith(reason), result
+
+
+KERNEL = [
+    {
+        "time_s": 1e-3, "flop": 1e9, "bytes": 1e8, "tflop_per_s": 1.0, "ceiling_gb_per_s": 50.0, "work": "decode",
+        "ceiling_tflop_per_s": 0.2, "device_model": "CPU", "dtype": "float32", "lengths": "ragged", "backend": "torch",
+        "date": "2026-11-22T00:00:00",
+    }
+]  # fmt: skip
+
+
+def test_the_roofline_is_drawn_and_names_the_backend() -> None:
+    figure = roofline_figure.draw(KERNEL)
+    assert figure is not None
+    assert figure.get_figwidth() == WIDTH_IN
+    assert "torch" in as_svg(figure, "a roofline")
+    assert roofline_figure.draw([{"status": "modelled"}]) is None, "without times there is none"
