@@ -203,6 +203,13 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in body)])
 
 
+def columns(rows: Iterable[Mapping[str, Any]], shown: Mapping[str, str | Callable[[Any], Any]]) -> str:
+    """A Markdown table with a line a row: heading -> a format of the row's values, or a function of the row."""
+    cells = shown.values()
+    lines = [[one.format_map(row) if isinstance(one, str) else one(row) for one in cells] for row in rows]
+    return table(list(shown), lines)
+
+
 def finish(
     options: argparse.Namespace,
     rows: Mapping[str, Sequence[Mapping[str, Any]]],

@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments.fidelity.compare import differences, in_replay, in_vllm
 from experiments.fidelity.streams import Talk, grown, of_trace, sampled
-from experiments.shared import AGENTIC, CONVERSATION, finish, kept, parse, table, trace_path
+from experiments.shared import AGENTIC, CONVERSATION, columns, finish, kept, parse, table, trace_path
 
 POLICIES = ("lru", "s3fifo", "sieve", "arc", "hazard", "workload_aware")
 LIMITS: dict[str, dict[str, Any]] = {
@@ -95,28 +95,19 @@ _DIFFER = ("steps_that_differ", "requests_that_hit_differently", "preemptions_th
 
 
 def _equal(rows: Rows) -> str:
-    chosen = [row for row in rows if row["duplicates"] == "keep"]
-    header = ("stream", "requests", "policy", "steps", "hit tokens", "preemptions", "evictions", "differences")
-    return table(header, [(*_counts(row), sum(row[key] for key in _DIFFER)) for row in chosen])
-
-
-def _counts(row: dict[str, Any]) -> tuple[Any, ...]:
-    return (
-        row["stream"], f"{row['requests']:,}", row["policy"], f"{row['num_steps']:,}", f"{row['hit_tokens']:,}",
-        row["preemptions"], f"{row['evictions']:,}",
-    )  # fmt: skip
+    return columns([row for row in rows if row["duplicates"] == "keep"], {
+        "stream": "{stream}", "requests": "{requests:,}", "policy": "{policy}", "steps": "{num_steps:,}",
+        "hit tokens": "{hit_tokens:,}", "preemptions": "{preemptions}", "evictions": "{evictions:,}",
+        "differences": lambda row: sum(row[key] for key in _DIFFER),
+    })  # fmt: skip
 
 
 def _stocks(rows: Rows) -> str:
-    header = ("stream", "requests", "evictions", "hit tokens", "evictions that differ", "other differences")
-    return table(
-        header,
-        [
-            (row["stream"], f"{row['requests']:,}", f"{row['evictions']:,}", f"{row['hit_tokens']:,}",
-             row["evictions_that_differ"], sum(row[key] for key in _DIFFER[:3]))
-            for row in rows
-        ],
-    )  # fmt: skip
+    return columns(rows, {
+        "stream": "{stream}", "requests": "{requests:,}", "evictions": "{evictions:,}", "hit tokens": "{hit_tokens:,}",
+        "evictions that differ": "{evictions_that_differ}",
+        "other differences": lambda row: sum(row[key] for key in _DIFFER[:3]),
+    })  # fmt: skip
 
 
 def _choices(rows: Rows) -> str:
@@ -129,15 +120,11 @@ def _choices(rows: Rows) -> str:
 
 
 def _costs(rows: Rows) -> str:
-    header = ("policy", "extra µs a block", "least", "most", "vLLM itself, µs a block", "blocks", "rounds")
-    return table(
-        header,
-        [
-            (row["policy"], f"{row['extra_us_a_block']:.1f}", f"{row['least']:.1f}", f"{row['most']:.1f}",
-             f"{row['vllm_us_a_block']:.1f}", f"{row['blocks']:,}", row["rounds"])
-            for row in rows
-        ],
-    )  # fmt: skip
+    return columns(rows, {
+        "policy": "{policy}", "extra µs a block": "{extra_us_a_block:.1f}", "least": "{least:.1f}",
+        "most": "{most:.1f}", "vLLM itself, µs a block": "{vllm_us_a_block:.1f}", "blocks": "{blocks:,}",
+        "rounds": "{rounds}",
+    })  # fmt: skip
 
 
 if __name__ == "__main__":

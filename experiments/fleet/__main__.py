@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.fleet import cells
 from experiments.fleet.cells import CASES, SESSIONS, Cell, case, loop_cells, router_cells, run_cell
-from experiments.shared import begun, finish, jobs_parser, kept, panels, save, table, trace_path
+from experiments.shared import begun, columns, finish, jobs_parser, kept, panels, save, table, trace_path
 from framework_report import statistics
 
 
@@ -110,23 +110,23 @@ def _time(row: Mapping[str, Any]) -> str:
 
 
 def loop_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    header = ("trace", "eviction", "order", "loop", "hit rate, %", "first token, s", "p99, s", "all took, s")
-    return table(header, [
-        (row["trace"], row["eviction"], row["scheduling"], row["loop"], _hit(row), _time(row),
-         f"{row['ttft_s_p99']:.2f}", f"{row['wall_s']:.0f}") for row in rows
-    ])  # fmt: skip
+    return columns(rows, {
+        "trace": "{trace}", "eviction": "{eviction}", "order": "{scheduling}", "loop": "{loop}", "hit rate, %": _hit,
+        "first token, s": _time, "p99, s": "{ttft_s_p99:.2f}", "all took, s": "{wall_s:.0f}",
+    })  # fmt: skip
 
 
 def router_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Every router under lru and fcfs."""
-    header = ("trace", "replicas", "speed", "router", "hit rate, %", "first token, s", "p99, s", "beside lmetric, s",
-              "missed elsewhere, %", "evicted, %", "imbalance", "regret, M tokens", "regret, s")  # fmt: skip
-    return table(header, [
-        (row["trace"], row["replicas"], row["speed"], row["router"], _hit(row), _time(row), f"{row['ttft_s_p99']:.2f}",
-         "" if row["router"] == "lmetric" else f"{row['more_s']:+.2f} {_verdict(row, 'more_s')}",
-         _share(row["missed_elsewhere"]), _share(row["missed_evicted"]), f"{row['imbalance']:.2f}",
-         f"{row['regret_tokens'] / 1e6:.2f}", f"{row['ttft_regret_s']:.2f}") for row in rows if _pair(row) == _PLAIN
-    ])  # fmt: skip
+    return columns([row for row in rows if _pair(row) == _PLAIN], {
+        "trace": "{trace}", "replicas": "{replicas}", "speed": "{speed}", "router": "{router}", "hit rate, %": _hit,
+        "first token, s": _time, "p99, s": "{ttft_s_p99:.2f}",
+        "beside lmetric, s": lambda row: "" if row["router"] == "lmetric"
+            else f"{row['more_s']:+.2f} {_verdict(row, 'more_s')}",
+        "missed elsewhere, %": lambda row: _share(row["missed_elsewhere"]),
+        "evicted, %": lambda row: _share(row["missed_evicted"]), "imbalance": "{imbalance:.2f}",
+        "regret, M tokens": lambda row: f"{row['regret_tokens'] / 1e6:.2f}", "regret, s": "{ttft_regret_s:.2f}",
+    })  # fmt: skip
 
 
 def crossed_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -158,14 +158,15 @@ def _verdict(row: Mapping[str, Any], name: str) -> str:
 
 
 def case_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    header = ("router", "requests of each", "hit rate, %", "missed elsewhere, %", "evicted, %", "new, %",
-              "first token, ms", "p99, ms", "each next, ms")  # fmt: skip
-    return table(header, [
-        (row["router"], f"{row['requests_0']}, {row['requests_1']}", _share(row["hit_rate"]),
-         *(_share(row[f"missed_{why}"]) for why in ("elsewhere", "evicted", "new")),
-         f"{1e3 * row['ttft_s_mean']:.0f}", f"{1e3 * row['ttft_s_p99']:.0f}", f"{1e3 * row['tpot_s_p50']:.1f}")
-        for row in rows
-    ])  # fmt: skip
+    return columns(rows, {
+        "router": "{router}", "requests of each": "{requests_0}, {requests_1}",
+        "hit rate, %": lambda row: _share(row["hit_rate"]),
+        "missed elsewhere, %": lambda row: _share(row["missed_elsewhere"]),
+        "evicted, %": lambda row: _share(row["missed_evicted"]), "new, %": lambda row: _share(row["missed_new"]),
+        "first token, ms": lambda row: f"{1e3 * row['ttft_s_mean']:.0f}",
+        "p99, ms": lambda row: f"{1e3 * row['ttft_s_p99']:.0f}",
+        "each next, ms": lambda row: f"{1e3 * row['tpot_s_p50']:.1f}",
+    })  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.scaling.__main__ import replayed
-from experiments.shared import CONVERSATION, begun, finish, parser_of, table, trace_path
+from experiments.shared import CONVERSATION, begun, columns, finish, parser_of, trace_path
 
 REPLICAS, QUICK_REPLICAS = (8, 16, 32, 64), (8, 16)
 REQUESTS, QUICK_REQUESTS = 100, 20
@@ -46,16 +46,13 @@ def _row(path: Path, replicas: int, limit: int | None) -> dict[str, Any]:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    return table(
-        ["replicas", "requests", "steps", "hit rate, %", "first token, s", "CPU, s", "ms a request", "µs a step",
-         "minutes", "peak, MiB"],
-        [
-            [row["replicas"], f"{row['requests']:,}", f"{row['steps']:,}", f"{100 * row['hit_rate']:.1f}",
-             f"{row['ttft_s_mean']:.2f}", f"{row['cpu_s']:.0f}", f"{1e3 * row['cpu_s'] / row['requests']:.1f}",
-             f"{1e6 * row['cpu_s'] / row['steps']:.0f}", f"{row['minutes']:.1f}", f"{row['peak_bytes'] / 2**20:.0f}"]
-            for row in rows
-        ],
-    )  # fmt: skip
+    return columns(rows, {
+        "replicas": "{replicas}", "requests": "{requests:,}", "steps": "{steps:,}",
+        "hit rate, %": lambda row: f"{100 * row['hit_rate']:.1f}", "first token, s": "{ttft_s_mean:.2f}",
+        "CPU, s": "{cpu_s:.0f}", "ms a request": lambda row: f"{1e3 * row['cpu_s'] / row['requests']:.1f}",
+        "µs a step": lambda row: f"{1e6 * row['cpu_s'] / row['steps']:.0f}", "minutes": "{minutes:.1f}",
+        "peak, MiB": lambda row: f"{row['peak_bytes'] / 2**20:.0f}",
+    })  # fmt: skip
 
 
 if __name__ == "__main__":

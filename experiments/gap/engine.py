@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.gap.cells import TRACES, agent_text, kind_of, sources
-from experiments.shared import CONVERSATION, begun, finish, kept, parser_of, table, trace_path
+from experiments.shared import CONVERSATION, begun, columns, finish, kept, parser_of, trace_path
 from framework import api
 from framework_traces.writing import write_trace
 
@@ -108,29 +108,24 @@ def _in_vllm(policy: str, num_blocks: int, path: Path, limit: int) -> dict[str, 
 
 
 def _latency(rows: Sequence[Mapping[str, Any]]) -> str:
-    header = ["policy", "blocks", "hit rate, %", "TTFT p50, s", "TTFT p99, s", "goodput, requests/s"]
-    body = [
-        [r["policy"], f"{r['num_blocks']:,}", f"{100 * r['hit_rate']:.1f}", f"{r['ttft_s_p50']:.2f}",
-         f"{r['ttft_s_p99']:.2f}", f"{r['goodput_requests_per_s']:.3f}"]
-        for r in rows
-    ]  # fmt: skip
-    return table(header, body)
+    return columns(rows, {
+        "policy": "{policy}", "blocks": "{num_blocks:,}", "hit rate, %": lambda row: f"{100 * row['hit_rate']:.1f}",
+        "TTFT p50, s": "{ttft_s_p50:.2f}", "TTFT p99, s": "{ttft_s_p99:.2f}",
+        "goodput, requests/s": "{goodput_requests_per_s:.3f}",
+    })  # fmt: skip
 
 
 def _overlap(rows: Sequence[Mapping[str, Any]]) -> str:
-    header = ["trace", "requests", "blocks", "LRU, blocks hit", "hazard, blocks hit", "points of the hit rate",
-              "points in vLLM"]  # fmt: skip
-    body = []
-    for row in rows:
-        gained = row["hazard_hit_blocks"] - row["lru_hit_blocks"]
-        vllm = row["hazard_vllm_hit_tokens"] - row["lru_vllm_hit_tokens"]
-        was_run = row["vllm_prompt_tokens"] > 0
-        body.append(
-            [row["trace"], f"{row['requests']:,}", f"{row['num_blocks']:,}", f"{row['lru_hit_blocks']:,}",
-             f"{row['hazard_hit_blocks']:,}", f"{100 * gained / row['prompt_blocks']:+.2f}",
-             f"{100 * vllm / row['vllm_prompt_tokens']:+.2f}" if was_run else "-"]
-        )  # fmt: skip
-    return table(header, body)
+    def points(row: Mapping[str, Any], what: str, of: str) -> str:
+        gained = row[f"hazard_{what}"] - row[f"lru_{what}"]
+        return f"{100 * gained / row[of]:+.2f}" if row[of] > 0 else "-"
+
+    return columns(rows, {
+        "trace": "{trace}", "requests": "{requests:,}", "blocks": "{num_blocks:,}",
+        "LRU, blocks hit": "{lru_hit_blocks:,}", "hazard, blocks hit": "{hazard_hit_blocks:,}",
+        "points of the hit rate": lambda row: points(row, "hit_blocks", "prompt_blocks"),
+        "points in vLLM": lambda row: points(row, "vllm_hit_tokens", "vllm_prompt_tokens"),
+    })  # fmt: skip
 
 
 if __name__ == "__main__":

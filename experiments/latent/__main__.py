@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.shared import finish, panels, parse, save, table
+from experiments.shared import columns, finish, panels, parse, save
 from framework import LLM, Sampling
 from framework.llm import CacheOptions, EngineOptions
 from framework.model.loading import LoadedModel, load_model
@@ -110,20 +110,11 @@ def _theirs(path: Path, prompt: torch.Tensor) -> Callable[[], list[int]]:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    header = (
-        "context, tokens",
-        "ours, ms a step",
-        "transformers, ms a step",
-        "times faster",
-        "least, most",
-        "equal tokens",
-    )
-    body = [
-        (row["context"], f"{row['ours_step_ms']:.1f}", f"{row['transformers_step_ms']:.1f}", f"{row['ratio']:.1f}",
-         f"{row['ratio_least']:.1f}, {row['ratio_most']:.1f}", f"{row['equal_tokens']} of {row['tokens']}")
-        for row in rows
-    ]  # fmt: skip
-    return table(header, body)
+    return columns(rows, {
+        "context, tokens": "{context}", "ours, ms a step": "{ours_step_ms:.1f}",
+        "transformers, ms a step": "{transformers_step_ms:.1f}", "times faster": "{ratio:.1f}",
+        "least, most": "{ratio_least:.1f}, {ratio_most:.1f}", "equal tokens": "{equal_tokens} of {tokens}",
+    })  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.shared import finish, panels, parse, save, table
+from experiments.shared import columns, finish, panels, parse, save
 from framework.api import run
 from framework.config.sections import CacheOptions
 from framework.engine.executors.checks import attention_spec
@@ -87,17 +87,12 @@ def _agreement(result: dict[str, Any]) -> float:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    return table(
-        ["pool, KiB", "K and V", "blocks", "hit rate", "evictions", "agreement", "logit error", "KL", "attention"],
-        [
-            [
-                f"{row['kv_bytes'] / 1024:.0f}", row["kv_dtype"], row["blocks"], f"{100 * row['hit_rate']:.1f} %",
-                f"{row['evictions']:,}", f"{100 * row['agreement']:.1f} %", f"{row['logit_error']:.3f}",
-                f"{row['kl_divergence']:.1e}", f"{row['attention_error']:.4f}",
-            ]
-            for row in rows
-        ],
-    )  # fmt: skip
+    return columns(rows, {
+        "pool, KiB": lambda row: f"{row['kv_bytes'] / 1024:.0f}", "K and V": "{kv_dtype}", "blocks": "{blocks}",
+        "hit rate": lambda row: f"{100 * row['hit_rate']:.1f} %", "evictions": "{evictions:,}",
+        "agreement": lambda row: f"{100 * row['agreement']:.1f} %", "logit error": "{logit_error:.3f}",
+        "KL": "{kl_divergence:.1e}", "attention": "{attention_error:.4f}",
+    })  # fmt: skip
 
 
 if __name__ == "__main__":

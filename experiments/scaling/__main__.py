@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.shared import AGENTIC, ROOT, finish, panels, parse, save, table, trace_path
+from experiments.shared import AGENTIC, ROOT, columns, finish, panels, parse, save, trace_path
 
 REQUESTS = (1_183, 2_366, 4_732)
 """The trace's first quarter and half, and all of it."""
@@ -75,17 +75,12 @@ def replayed(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, float]]:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    return table(
-        ["mode", "requests", "block references", "hit blocks", "evictions", "CPU, s", "peak, MiB", "of 1 GiB"],
-        [
-            [
-                row["mode"], f"{row['requests']:,}", f"{row['block_references']:,}", f"{row['hit_blocks']:,}",
-                f"{row['evictions']:,}", f"{row['cpu_s']:.1f}", f"{row['peak_bytes'] / 2**20:.0f}",
-                f"{100 * row['peak_bytes'] / GIB:.0f} %",
-            ]
-            for row in rows
-        ],
-    )  # fmt: skip
+    return columns(rows, {
+        "mode": "{mode}", "requests": "{requests:,}", "block references": "{block_references:,}",
+        "hit blocks": "{hit_blocks:,}", "evictions": "{evictions:,}", "CPU, s": "{cpu_s:.1f}",
+        "peak, MiB": lambda row: f"{row['peak_bytes'] / 2**20:.0f}",
+        "of 1 GiB": lambda row: f"{100 * row['peak_bytes'] / GIB:.0f} %",
+    })  # fmt: skip
 
 
 if __name__ == "__main__":

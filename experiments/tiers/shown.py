@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from experiments.shared import table
+from experiments.shared import columns, table
 from experiments.tiers.cells import LINKS, RULES, SHAPES, SIZES, WORTH, WORTH_TOKENS, Rows
 from framework.replay.roofline import Roofline
 from framework_tiers.optimum import value
@@ -54,58 +54,27 @@ def draw_writes(rows: Rows) -> Figure:
 
 
 def rule_table(rows: Rows) -> str:
-    header = [
-        "trace",
-        "pool, blocks",
-        "host, blocks",
-        "rule",
-        "pool hits",
-        "host hits",
-        "stored",
-        "stored for each host hit",
-        "never read",
-        "best pool hits",
-        "best host hits",
-        "share of the best value",
-    ]
-    return table(
-        header,
-        [
-            [
-                row["trace"],
-                f"{row['pool_blocks']:,}",
-                f"{row['host_blocks']:,}",
-                row["rule"],
-                f"{row['pool_hit_blocks']:,}",
-                f"{row['host_hit_blocks']:,}",
-                f"{row['stored_blocks']:,}",
-                f"{_price(row):.1f}" if row["host_hit_blocks"] else "no hit",
-                f"{100 * row['unread_blocks'] / max(1, row['stored_blocks']):.0f} %",
-                f"{row['best_pool_hit_blocks']:,}",
-                f"{row['best_host_hit_blocks']:,}",
-                f"{100 * row['share_of_best_min']:.1f} to {100 * row['share_of_best_max']:.1f} %",
-            ]
-            for row in rows
-        ],
-    )
+    return columns(rows, {
+        "trace": "{trace}", "pool, blocks": "{pool_blocks:,}", "host, blocks": "{host_blocks:,}", "rule": "{rule}",
+        "pool hits": "{pool_hit_blocks:,}", "host hits": "{host_hit_blocks:,}", "stored": "{stored_blocks:,}",
+        "stored for each host hit": lambda row: f"{_price(row):.1f}" if row["host_hit_blocks"] else "no hit",
+        "never read": lambda row: f"{100 * row['unread_blocks'] / max(1, row['stored_blocks']):.0f} %",
+        "best pool hits": "{best_pool_hit_blocks:,}", "best host hits": "{best_host_hit_blocks:,}",
+        "share of the best value":
+            lambda row: f"{100 * row['share_of_best_min']:.1f} to {100 * row['share_of_best_max']:.1f} %",
+    })  # fmt: skip
 
 
 def value_table(rows: Rows, loads: Rows) -> str:
     """Value of all hits over the optimum's, a pool hit being worth 1 and a host hit what its link leaves of that."""
     load = next(row for row in loads if (row["shape"], row["tokens"]) == (SHAPES[0], WORTH_TOKENS))
     worth = {link: max(0.0, 1 - load[link] / load["prefill_s"]) for link in WORTH}
-    header = ["trace", "pool, blocks", "host, blocks", "rule", *(f"{link} ({worth[link]:.2f})" for link in WORTH)]
-    return table(
-        header,
-        [
-            [
-                row["trace"], f"{row['pool_blocks']:,}", f"{row['host_blocks']:,}", row["rule"],
-                *(f"{100 * _share(row, weight):.1f} %" for weight in worth.values()),
-            ]
-            for row in rows
-            if row["host_blocks"] in (20_000, 8_000)
-        ],
-    )  # fmt: skip
+    chosen = [row for row in rows if row["host_blocks"] in (20_000, 8_000)]
+    return columns(chosen, {
+        "trace": "{trace}", "pool, blocks": "{pool_blocks:,}", "host, blocks": "{host_blocks:,}", "rule": "{rule}",
+        **{f"{link} ({weight:.2f})": lambda row, weight=weight: f"{100 * _share(row, weight):.1f} %"
+           for link, weight in worth.items()},
+    })  # fmt: skip
 
 
 def _share(row: dict[str, Any], weight: float) -> float:

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from experiments.shared import CONVERSATION, table, trace_path
+from experiments.shared import CONVERSATION, columns, trace_path
 from framework.api import run
 
 RULES = ("never", "on_eviction", "write_through", "on_second_hit", "load_or_recompute")
@@ -51,15 +51,10 @@ def timed_row(cell: Timed) -> dict[str, Any]:
 
 def timed_table(rows: list[dict[str, Any]]) -> str:
     """What a reader sees."""
-    header = ["rule", "link", "hit rate", "TTFT p50, s", "TTFT p95, s", "waited for a load, s", "in, GiB", "out, GiB"]
-    return table(
-        header,
-        [
-            [
-                row["rule"], row["link"], f"{100 * row['hit_rate']:.1f} %", f"{row['ttft_s_p50']:.2f}",
-                f"{row['ttft_s_p95']:.2f}", f"{row['load_wait_s'] / max(1, row['num_loads']):.2f}",
-                f"{row['tier1_bytes_in'] / 2**30:,.0f}", f"{row['tier1_bytes_out'] / 2**30:,.0f}",
-            ]
-            for row in rows
-        ],
-    )  # fmt: skip
+    return columns(rows, {
+        "rule": "{rule}", "link": "{link}", "hit rate": lambda row: f"{100 * row['hit_rate']:.1f} %",
+        "TTFT p50, s": "{ttft_s_p50:.2f}", "TTFT p95, s": "{ttft_s_p95:.2f}",
+        "waited for a load, s": lambda row: f"{row['load_wait_s'] / max(1, row['num_loads']):.2f}",
+        "in, GiB": lambda row: f"{row['tier1_bytes_in'] / 2**30:,.0f}",
+        "out, GiB": lambda row: f"{row['tier1_bytes_out'] / 2**30:,.0f}",
+    })  # fmt: skip
