@@ -249,7 +249,7 @@ def panels(
     Args:
         x, shown: (key, unit, label). down: panels below each other. more: of all axes, such as `ylim`.
     """
-    from framework_report.figures.style import new_axes, new_figure, series_style, short
+    from framework_report.figures.style import new_axes, new_figure, series_style
 
     parts, names = (list(dict.fromkeys(row.get(key) for row in rows)) for key in (across, by))
     places = [(part, *one) for part in parts for one in shown]
@@ -262,23 +262,17 @@ def panels(
             axes.plot([row[x[0]] / x[1] for row in mine], [row[key] / unit for row in mine],
                       label=None if place else name, clip_on=False, **series_style(index))  # fmt: skip
         axes.set(xlabel=x[2], ylabel=label, title=part or "", **more)
-        for axis in (axes.xaxis, axes.yaxis):
-            if axis.get_scale() == "log":
-                axis.set_major_formatter(lambda value, _: short(value))
     figure.legend(loc="outside lower center", ncols=min(len(names), 4), fontsize="small")
     return figure
 
 
 def save(figure: Figure, options: argparse.Namespace, name: str) -> None:
-    """The figure on white, as SVG (text stays text, equal data gives equal bytes); with --out also as PNG."""
-    from matplotlib import rc_context
+    """The figure as SVG, with --out also as PNG; an axis of powers has short numbers."""
+    from framework_report.figures.style import save_plot, short
 
-    from framework_report.figures.style import INK
-
-    figure.patch.set(facecolor="white", alpha=1.0)
-    path = options.out / f"{name}.svg"
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "experiments"}):
-        figure.savefig(path, metadata={"Date": None})
-        path.write_text(path.read_text().replace(INK, "#222222"))
-        if not options.publish:
-            figure.savefig(path.with_suffix(".png"), dpi=110)
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if axis.get_scale() == "log":
+                axis.set_major_formatter(lambda value, _: short(value))
+    for suffix in (".svg",) if options.publish else (".svg", ".png"):
+        save_plot(figure, options.out / f"{name}{suffix}")

@@ -135,7 +135,6 @@ def draw_rules(rows: Rows) -> Figure:
     more.set_title("blocks stored for each host hit", fontsize="medium")
     more.set(ylabel="blocks", yscale="log")
     more.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    more.yaxis.set_major_formatter("{x:g}")
     more.yaxis.set_minor_formatter(NullFormatter())
     axes.legend(fontsize="small", loc="lower right")
     return figure
