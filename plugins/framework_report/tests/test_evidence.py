@@ -144,15 +144,15 @@ def test_where_one_request_has_no_session_each_is_a_unit(tmp_path: Path) -> None
     assert "request" in made.difference.unit, made.evidence
 
 
-def make_capacities(folder: Path, gains: list[float]) -> None:
-    """Two policies at several capacities of one trace of 600 sessions; the second hits `gains` more."""
+def make_capacities(folder: Path, gains: list[float], sessions: int = 600) -> None:
+    """Two policies at several capacities of one trace of 600 requests; the second hits `gains` more."""
     prompts, rng = np.full(600, 1000), np.random.default_rng(3)
     for num_blocks, gain in enumerate(gains, start=1):
         base = rng.integers(300, 500, size=600)
         for eviction, more in (("lru", 0 * base), ("arc", 1000 * gain + rng.integers(-30, 31, size=600))):
             run, hits = folder / f"{eviction}{num_blocks}", base + more
             make_run(run, result={"hit_rate": hits.sum() / prompts.sum()}, eviction=eviction, num_blocks=num_blocks)
-            write_requests(run, hits, prompts, 600)
+            write_requests(run, hits, prompts, sessions)
 
 
 @pytest.mark.parametrize(
@@ -211,18 +211,11 @@ def write_requests(folder: Path, hits: np.ndarray, prompts: np.ndarray, sessions
 
 
 @pytest.mark.parametrize(
-    ("sessions", "shift", "verdict"), [(60, 40, "better on this trace"), (60, 0, "not shown"), (5, 40, "not shown")]
+    ("sessions", "gain", "verdict"),
+    [(60, 0.04, "better on this trace"), (60, 0.0, "not shown"), (5, 0.04, "not shown")],
 )
-def test_the_sessions_of_one_trace_are_resampled(tmp_path: Path, sessions: int, shift: int, verdict: str) -> None:
-    rng = np.random.default_rng(5)
-    prompts = rng.integers(500, 1500, size=600)
-    base = rng.integers(0, 400, size=600)
-    for num_blocks in (64, 128):
-        for eviction, more in (("lru", 0), ("arc", shift)):
-            hits = base + more + rng.integers(-30, 31, size=600)
-            folder = tmp_path / f"{eviction}{num_blocks}"
-            make_run(folder, result={"hit_rate": hits.sum() / prompts.sum()}, eviction=eviction, num_blocks=num_blocks)
-            write_requests(folder, hits, prompts, sessions)
+def test_the_sessions_of_one_trace_are_resampled(tmp_path: Path, sessions: int, gain: float, verdict: str) -> None:
+    make_capacities(tmp_path, [gain, gain], sessions)
     made = compare(tmp_path)["arc"]
     assert (made.verdict, made.difference.unit, made.difference.count) == (verdict, "session", sessions)
     assert made.difference.interval[0] < made.difference.value < made.difference.interval[1]

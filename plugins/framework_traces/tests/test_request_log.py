@@ -1,4 +1,4 @@
-"""SGLang's request log becomes a trace that shares what the log's prompts share, and says nothing else."""
+"""Traces of live engines: equal blocks stay equal, order is that of arrival; and SGLang's request log as one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from command_line import command
 
-from framework.errors import WorkloadError
+from framework.errors import ConfigError, WorkloadError
+from framework_traces.private import LiveRequest, PrivateTrace
 from framework_traces.request_log import convert
 from framework_workloads.trace import open_trace
 
@@ -99,3 +100,40 @@ def test_a_log_that_cannot_be_converted_is_refused_and_nothing_is_written(
 def test_a_source_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["record", str(tmp_path / "absent"), "--out", str(tmp_path / "new")]) == 2
     assert "no such file; an address of KV events begins with tcp://" in capsys.readouterr().err
+
+
+def test_equal_hashes_are_equal_tokens_and_the_rest_is_each_requests_own(tmp_path: Path) -> None:
+    trace = PrivateTrace(tmp_path / "t", 4)
+    for number, hashes in enumerate(([b"a", b"b", b"c"], [b"a", b"b"])):
+        trace.arrived(LiveRequest(arrival_s=float(number), prompt_tokens=10, total_tokens=14, hashes=hashes))
+        trace.ended()
+    trace.close()
+    first, second = open_trace(tmp_path / "t")
+    assert first.tokens[:8].tolist() == second.tokens[:8].tolist()
+    assert first.tokens[8:].tolist() != second.tokens[8:].tolist()
+    assert (first.input_tokens, first.output_tokens) == (10, 4)
+    assert first.block_tokens == 4
+
+
+def test_requests_wait_for_those_that_came_before_them(tmp_path: Path) -> None:
+    trace = PrivateTrace(tmp_path / "t", 4)
+    early, late, never = (LiveRequest(arrival_s=at, prompt_tokens=5) for at in (0.0, 1.0, 2.0))
+    for request in (early, late, never):
+        trace.arrived(request)
+    late.total_tokens = 6
+    trace.ended()
+    assert trace.num_requests == 0
+    early.total_tokens = 7
+    trace.ended()
+    assert trace.num_requests == 2
+    trace.close()
+    trace.close()
+    assert [one.output_tokens for one in open_trace(tmp_path / "t")] == [2, 1], "what did not end is left out"
+
+
+def test_a_file_that_is_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text("precious")
+    with pytest.raises(ConfigError, match="is there already"):
+        PrivateTrace(tmp_path / "t", 4)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        PrivateTrace(tmp_path / "absent" / "t", 4)
