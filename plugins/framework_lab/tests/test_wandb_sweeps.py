@@ -25,6 +25,7 @@ main = command("wandb")
 SERVE = ("workload.num_requests=3", "workload.output_tokens=4", "run.check_requests=0", "tracker=wandb")
 
 
+@pytest.mark.slow  # tracker, sweep and report meet in pairs elsewhere
 def test_the_offline_record_of_a_sweep_holds_every_number_of_every_result(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
