@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
@@ -114,25 +115,19 @@ def _empty_pool(spec: AttentionSpec, num_blocks: int, fill: float) -> LayerKV:
     heads, dim, size = spec.num_kv_heads, spec.head_dim, spec.block_size
     shape = (num_blocks, size, heads, dim) if spec.layout == "NHD" else (num_blocks, heads, size, dim)
     dtype = torch_dtype(spec.kv_dtype or spec.dtype)
-    low_range = dtype.itemsize == 1
+    most = 448.0 if dtype.itemsize == 1 else math.inf  # that an 8-bit float holds
     sinks = torch.randn(spec.num_heads, generator=torch.Generator().manual_seed(3)) if spec.sinks else None
     slopes = alibi_slopes_for(spec.num_heads) if spec.alibi else None
 
-    def tensor() -> Tensor:
-        value = torch.full(shape, min(fill, 448.0) if low_range and fill == fill else fill)
-        value[0] = min(NULL_FILL, 448.0) if low_range else NULL_FILL
-        return value.to(dtype)
-
-    def int8() -> tuple[Tensor, Tensor]:
-        stored, scale = torch.full(shape, 127, dtype=torch.int8), torch.full(shape[:-1], fill / 127)
-        scale[0] = NULL_FILL / 127
-        return stored, scale
-
     def scaled(seed: int) -> tuple[Tensor, Tensor | None]:
         if spec.kv_dtype == "int8":
-            return int8()
+            scale = torch.full(shape[:-1], fill / 127)
+            scale[0] = NULL_FILL / 127
+            return torch.full(shape, 127, dtype=torch.int8), scale
+        values = torch.full(shape, min(fill, most))  # NaN stays NaN
+        values[0] = min(NULL_FILL, most)
         scale = torch.rand(heads, generator=torch.Generator().manual_seed(seed)) * 0.05 + 0.02
-        return tensor(), scale if low_range else None
+        return values.to(dtype), scale if dtype.itemsize == 1 else None
 
     (k, k_scale), (v, v_scale) = scaled(1), scaled(2)
     if spec.latent_dim is not None:

@@ -408,8 +408,8 @@ def check_many_victims_are_one_after_another(make: Make) -> None:
 def check_what_is_remembered_is_bounded(make: Make) -> None:
     """What a policy remembers of contents that are gone (ghosts, sessions) has a bound, reached by 18,000 contents.
 
-    Counted are the entries of its dicts, sets, lists and deques, not those of arrays of numbers. The last of 36,000
-    contents come to those alone that remember more of 9,000 than of 4,500, and of 18,000 than of 9,000.
+    Counted are the entries of its dicts, sets, lists and deques, not those of arrays of numbers. It goes on to 36,000
+    contents where the second half of 9,000, and of 18,000, leaves more than half an entry each.
     """
     policy = make()
     columns = attached(policy, 32)
@@ -428,11 +428,10 @@ def check_what_is_remembered_is_bounded(make: Make) -> None:
         policy.release([block], float(number))
         if number in (4_500, 9_000, 18_000, 36_000):
             sizes.append(_entries(policy))
-            if sizes[-1] <= max(sizes[:-1], default=-1):
+            if len(sizes) > 1 and sizes[-1] - sizes[-2] <= number / 4:
                 return
-    need(policy, sizes[3] - sizes[2] <= 9_000, "remembers ever more; give what it keeps of contents that are gone "
-         "(ghosts, sessions) a bound", f"{sizes[2]} entries after 18,000 contents in a pool of 32 blocks, {sizes[3]} "
-         "after 36,000")  # fmt: skip
+    need(policy, False, "remembers ever more; give what it keeps of contents that are gone (ghosts, sessions) a bound",
+         f"{sizes[2]} entries after 18,000 contents in a pool of 32 blocks, {sizes[3]} after 36,000")  # fmt: skip
 
 
 def attached(

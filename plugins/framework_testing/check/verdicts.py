@@ -82,15 +82,12 @@ def resolve(what: str, kind: str | None = None, options: Mapping[str, Any] | Non
 
 def _kinds_of(what: str) -> Sequence[str]:
     """The kinds in which something installed has this name; of a class that is not installed, those it implements."""
-    installed = [
-        kind
-        for kind in registry.kinds(with_kit=True)
-        if any(what in (p.name, p.full_name) for p in registry.entries(kind))
-    ]
+    every = registry.kinds(with_kit=True)
+    installed = [kind for kind in every if any(what in (p.name, p.full_name) for p in registry.entries(kind))]
     if installed:
         return installed
     if ":" not in what:
-        everything = sorted({name for kind in registry.kinds(with_kit=True) for name in registry.names(kind)})
+        everything = sorted({name for kind in every for name in registry.names(kind)})
         raise UnknownPlugin(
             f"no plugin named {what!r} is installed (`python -m framework plugins` lists them; a class that is not "
             f"installed is named MODULE:CLASS or FILE.py:CLASS){did_you_mean(what, everything)}"
@@ -99,7 +96,7 @@ def _kinds_of(what: str) -> Sequence[str]:
         cls = import_class(what)
     except (Exception, SystemExit) as error:  # a plugin's module may raise anything at import
         raise PluginImportError(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
-    interfaces = {kind: registry.interface_of(kind) for kind in registry.kinds(with_kit=True)}
+    interfaces = {kind: registry.interface_of(kind) for kind in every}
     kinds = [kind for kind in interfaces if isinstance(cls, type) and issubclass(cls, interfaces[kind])]
     if not kinds:
         bases = listing(interface.__name__ for interface in interfaces.values())

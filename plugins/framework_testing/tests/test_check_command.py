@@ -25,19 +25,10 @@ from framework_testing.check.verdicts import resolve, verdicts
 
 main = command("check")
 
+PINNED = "framework_testing.adversarial:NamesPinned"
+"""Names a block in use."""
 BAD = '''
 from framework_testing.oracles.eviction import SlowLru
-
-class Pinned(SlowLru):
-    """Names a block in use."""
-    def attach(self, blocks):
-        super().attach(blocks)
-        self.seen = []
-    def admit(self, blocks, now):
-        self.seen += blocks
-    def victim(self, now):
-        super().victim(now)
-        return self.seen[-1]
 
 class Hangs(SlowLru):
     """Never answers."""
@@ -97,7 +88,7 @@ def test_options_of_the_plugin_may_stand_before_or_after_the_command_s_own(capsy
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("Pinned", "must name a candidate"),
+        (PINNED, "must name a candidate"),
         ("Mutates", "release changed the list it was handed"),
         ("Exits", "raised SystemExit"),
     ],
@@ -106,7 +97,7 @@ def test_of_a_bad_plugin_it_is_said_which_promise_it_breaks_and_where(
     name: str, says: str, bad: str, capsys: Any
 ) -> None:
     words = ["--no-cost", "--timeout", "3", "--only", "large"]
-    status, out, err = check(capsys, f"{bad}:{name}", *words)
+    status, out, err = check(capsys, name if ":" in name else f"{bad}:{name}", *words)
     assert (status, err) == (1, ""), out + err
     assert says in out, out
     assert "FAILED a large pool" in out
@@ -162,8 +153,8 @@ def test_costs_show_their_spread_and_that_the_machine_was_busy(capsys: Any, monk
     assert "busy" not in check(capsys, "xxh64", "--only", "pure")[1]
 
 
-def test_the_shortest_history_is_shown(bad: str, capsys: Any) -> None:
-    out = check(capsys, f"{bad}:Pinned", "--no-cost", "--only", "random")[1]
+def test_the_shortest_history_is_shown(capsys: Any) -> None:
+    out = check(capsys, PINNED, "--no-cost", "--only", "random")[1]
     calls = [line for line in out.splitlines() if line.strip()[:2].rstrip(".").isdigit()]
     assert 2 <= len(calls) <= 9, out
 
@@ -211,8 +202,8 @@ def test_every_kind_is_checked_by_name(kind: str) -> None:
     assert [one.status for one in found] == ["ok"], found
 
 
-def test_json_holds_verdicts_and_costs(bad: str, capsys: Any) -> None:
-    status, out, err = check(capsys, f"{bad}:Pinned", "--json", "--only", "alike", "--against", "mru")
+def test_json_holds_verdicts_and_costs(capsys: Any) -> None:
+    status, out, err = check(capsys, PINNED, "--json", "--only", "alike", "--against", "mru")
     assert (status, err) == (1, "")
     found = json.loads(out)
     assert (found["kind"], found["verdicts"][0]["status"]) == ("eviction", "failed")
