@@ -1,4 +1,4 @@
-"""Recorded KV events for tests: a few of them, and files of their lines."""
+"""KV events for tests: made of letters, a few of them, and files of their lines."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ STORED = BlockStored(block_hashes=["a", "b"], parent_block_hash=None, token_ids=
 AGAIN = BlockStored(block_hashes=["c"], parent_block_hash="a", token_ids=[], block_size=2, medium="GPU")
 REMOVED = BlockRemoved(block_hashes=["b"], medium="GPU")
 HEADER = {"format": "kvlab-kv-events", "version": 1, "clock": "seconds", "block_size": 2}
+
+
+def stored(names: str, parent: str | None = None, **facts: Any) -> BlockStored:
+    """A store of blocks whose names are letters."""
+    given: dict[str, Any] = {"medium": "GPU", "block_size": 4, "token_ids": []} | facts
+    return BlockStored(block_hashes=[*names], parent_block_hash=parent, **given)
+
+
+def removed(names: str, medium: str = "GPU") -> BlockRemoved:
+    return BlockRemoved(block_hashes=[*names], medium=medium)
 
 
 def written(path: Path, *records: Any) -> Path:

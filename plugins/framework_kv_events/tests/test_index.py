@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+
+from kv_event_lines import removed, stored
 
 from framework_kv_events.index import BlockIndex, Follower
-from framework_kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Numbered
-
-
-def stored(names: str, parent: str | None = None, medium: str = "GPU", **facts: Any) -> BlockStored:
-    return BlockStored(
-        block_hashes=[*names], parent_block_hash=parent, token_ids=[], block_size=1, medium=medium, **facts
-    )
-
-
-def removed(names: str, medium: str = "GPU") -> BlockRemoved:
-    return BlockRemoved(block_hashes=[*names], medium=medium)
+from framework_kv_events.schema import AllBlocksCleared, EventBatch, Numbered
 
 
 def test_media_are_kept_apart() -> None:

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework_kv_events.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch
+from kv_event_lines import removed, stored
+
+from framework_kv_events.schema import AllBlocksCleared, Event, EventBatch
 from framework_kv_events.workload import RequestFinder, SeenRequest
-
-
-def stored(names: str, parent: str | None = None, **facts: Any) -> BlockStored:
-    facts = {"medium": "GPU", **facts}
-    return BlockStored(block_hashes=[*names], parent_block_hash=parent, token_ids=[], block_size=4, **facts)
-
-
-def removed(names: str, medium: str = "GPU") -> BlockRemoved:
-    return BlockRemoved(block_hashes=[*names], medium=medium)
 
 
 def found(*batches: tuple[float, list[Event]], **options: Any) -> tuple[list[SeenRequest], RequestFinder]:
