@@ -27,8 +27,15 @@ from framework.engine.streaming import RequestStream, StopTexts, abandon, add_te
 from framework.engine.warm_up import warm_up
 from framework.errors import ConfigError, EngineInterrupted, InvalidArgument, shown
 from framework.groups.allocator import GroupedAllocator
+from framework.groups.checkpoints import Turns
 from framework.groups.memory import Memory
-from framework.groups.serving import blocks_of_groups, grouped_allocator, groups_of_model, placed, why_no_group
+from framework.groups.serving import (
+    blocks_of_groups,
+    groups_of_model,
+    placed,
+    tokens_that_hold_a_state,
+    why_no_group,
+)
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.backend import AttentionBackend
 from framework.interfaces.below import Below, BlockTensors, ServedPools
@@ -142,7 +149,7 @@ class LLM:
                 kind=self.compression.executor(),
             )  # fmt: skip
             self.pool, self.backends, self._states = executor.pool, executor.by_layer, executor.states
-            self.kv_bytes = (self.pool.bytes + (self._states.bytes if self._states else 0)) * shard.size
+            self.kv_bytes = (self.pool.bytes + sum(one.bytes for one in self._states.values())) * shard.size
             self.executor: Executor = executor
             self.engine = self._make_engine(built, options, advice)
             weakref.finalize(self, _close_below, self.engine, drain=True)
@@ -163,37 +170,32 @@ class LLM:
         self.groups: tuple[KVGroup, ...] = ()
         self.kv_groups_off = ""
         if not served:
-            if self.cache.memory is not None:
-                raise ConfigError(
-                    f"cache.memory says how groups of KV share memory, and model '{self.model.name}' has one; leave it "
-                    "out"
-                )
+            for key in ("memory", "group_block_size"):
+                if getattr(self.cache, key) is not None:
+                    raise ConfigError(
+                        f"cache.{key} is of several groups of KV, and model '{self.model.name}' has one; leave it out"
+                    )
             if (chunk := self.spec.attention_chunk) and chunk % self.spec.block_size:
                 self.kv_groups_off = f"a chunk of {chunk} tokens is no multiple of blocks of {self.spec.block_size}"
             return
         memory = _memory_of(self.cache)
-        name = type(memory).__name__
-        if memory.equal_pages:
-            served = groups_of_model(config, self.spec, equal_pages=True)
-        self._served_groups, self._equal_pages = served, memory.equal_pages
-        reasons = {
-            f"{name}, whose blocks are parts of pages: those of a layer lie apart": memory.splits_pages,
-            f"states in the equal pages of {name}: they have another type than K and V": states and memory.equal_pages,
-            "a policy that is an object: each pool has its own": not memory.equal_pages
-            and not isinstance(self._components[1], (str, Mapping, type)),
-        }
-        why = [f"no groups with {reason}" for reason, holds in reasons.items() if holds]
-        if not why:
-            kind, _, hash = self._components
+        if memory.equal_pages and states:
+            self.spec = replace(self.spec, block_size=tokens_that_hold_a_state(config, self.spec))
+        served = groups_of_model(config, self.spec, memory, self.cache.group_block_size)
+        for size in {one.group.block_tokens for one in served}:
+            require_backend(self.backend, replace(self.spec, block_size=size), self.device)
+        self._served_groups, self._share_memory = served, memory.equal_pages or memory.splits_pages
+        kind, policy, hash = self._components
+        if memory.equal_pages or isinstance(policy, (str, Mapping, type)):
             self._shares = build_allocator(kind, "lru", hash, num_blocks=1, block_size=self.spec.block_size,
                                            max_model_len=1, seed=self.seed)  # fmt: skip
-            why = [reason for reason in (why_no_group(self._shares),) if reason]
-        if why and (states or self.cache.memory is not None):
+            why = why_no_group(self._shares)
+        else:
+            why = "no groups with a policy that is an object: each pool has its own"
+        if why and (states or self.cache.memory is not None or self.cache.group_block_size is not None):
             kinds = "recurrent layers, whose states" if states else "layers with a window or a chunk, which"
-            raise ConfigError(
-                f"model '{self.model.name}' has {kinds} are served as a group of KV of their own: {'; '.join(why)}"
-            )
-        self.kv_groups_off = "; ".join(why)
+            raise ConfigError(f"model '{self.model.name}' has {kinds} are served as a group of KV of their own: {why}")
+        self.kv_groups_off = why
         self.groups = () if why else tuple(one.group for one in served)
 
     def _settle_sizes(self, options: EngineOptions) -> str:
@@ -213,7 +215,7 @@ class LLM:
             rows = options.max_batch_requests * (1 + self.below.loads)  # as many may wait for loads
             self._own_blocks = blocks_of_groups(self.groups, num_blocks, rows, options.max_batch_tokens)
             memory_decides = self.cache.memory_fraction or self.device.startswith("cuda")
-            if self.cache.num_blocks is None and memory_decides and not self._equal_pages:
+            if self.cache.num_blocks is None and memory_decides and not self._share_memory:
                 # It holds more of full attention, whose bytes windows were part of and states were not.
                 others = sum(count * group.block_bytes for count, group in
                              zip(self._own_blocks[1:], self.groups[1:], strict=True))  # fmt: skip
@@ -249,9 +251,11 @@ class LLM:
         groups = placed(memory, self._served_groups)
         self.sizes, self.group_blocks = replace(self.sizes, groups=groups), tuple(one.num_blocks for one in groups)
         self.policy = memory.pools[0].host.policy.plugin
-        return grouped_allocator(
-            self._shares, memory, build_component("hash", hash, {"seed": self.seed}), num_blocks=self.num_blocks,
-            step_tokens=self._step_tokens,
+        shares, size = self._shares, memory.pools[0].num_blocks * self.groups[0].block_bytes
+        return GroupedAllocator(
+            memory, Turns(), build_component("hash", hash, {"seed": self.seed}), num_blocks=self.num_blocks,
+            num_bytes=size if self._share_memory else None, step_tokens=self._step_tokens,
+            share_prefix=shares.share_prefix, share_forks=shares.share_forks, watermark=shares.watermark,
         )  # fmt: skip
 
     def _make_engine(self, allocator: Allocator, options: EngineOptions, advice: str) -> Engine:
@@ -470,7 +474,7 @@ def _pools(llm: LLM, allocator: Allocator) -> ServedPools:
     pool, decoder = llm.pool, llm.model.decoder
     groups = [BlockTensors(tensors=pool.tensors_of(0))]
     for number, group in enumerate(llm.groups[1:], 1):
-        tensors = llm._states.parts if llm._states and group.kind == "state" else pool.tensors_of(number)
+        tensors = pool.tensors_of(number) or [llm._states[number].blocks]
         share = min(1.0, llm.group_blocks[number] / llm.num_blocks)
         groups.append(BlockTensors(tensors=tensors, name=group.name, kind=group.kind, share=share))
     return ServedPools(

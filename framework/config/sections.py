@@ -40,6 +40,10 @@ class CacheOptions(Options):
         description="how groups of KV share memory, as one_pool; null: one_pool in mode=hybrid, else pools that know "
         "nothing of each other",
     )
+    group_block_size: Mapping[str, int] | None = Field(
+        default=None,
+        description="tokens a block of groups of KV after the first, by kind, as {state: 512}: multiples of block_size",
+    )
     layout: Literal["NHD", "HND"] = Field(
         default="NHD", description="order of a block's dimensions in memory: NHD | HND"
     )

@@ -22,6 +22,7 @@ class Lifecycle:
     def __init__(self, state: EngineState, eos_token_ids: IntArray, stop_watch: MakeStopWatch | None = None) -> None:
         self.state, self.eos_token_ids, self._stop_watch = state, eos_token_ids, stop_watch
         self._size = state.guarded.block_size
+        self._wide = [group.block_tokens // self._size for group in state.guarded.groups]
 
     # A sequence and its row
 
@@ -145,11 +146,11 @@ class Lifecycle:
     def _set_further(self, seq: Sequence) -> None:
         """Hand the executor the tables of the groups of KV after the first; windows slide before there is no room."""
         state, row = self.state, seq.row
-        kept = -(-int(state.rows.computed[row]) // self._size)
-        for group in range(1, len(state.guarded.groups)):
-            table = state.guarded.table(seq.id, group)
+        computed = int(state.rows.computed[row])
+        for group, wide in enumerate(self._wide[1:], 1):
+            table = state.guarded.table(seq.id, group)[::wide]
             state.executor.set_table(row, 0, table, group)
-            state.executor.fresh(table[kept:], group)
+            state.executor.fresh(table[-(-computed // (wide * self._size)) :], group)
         state.rows.room[row] = min(int(state.rows.room[row]), state.guarded.steady_tokens(seq.id))
 
     def unref_passed(self, step: Step, window: int) -> None:

@@ -4,17 +4,18 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from framework.errors import InvalidArgument, OutOfMemory
+from framework.errors import InvalidArgument, OutOfMemory, Unsupported
 from framework.interfaces.backend import AttentionBackend, AttentionSpec, LayerKV
-from framework.interfaces.groups import GroupSizes
+from framework.interfaces.groups import GroupSizes, KVGroup
 from framework.model.memory import free_bytes
 from framework.types import BlockCopy
 
@@ -33,10 +34,12 @@ class KVPool:
         num_blocks: usable blocks, ids 1 to `num_blocks`.
         poison: fill everything but the null block with NaN, and blocks again in `freed`: a read of
             what was never written then shows.
-        groups: of KV; empty: one, of all layers.
+        groups: of KV, those of states among them; empty: one, of all layers.
 
     Attributes:
-        group_of: the group of each layer.
+        group_of: the group of each layer with attention.
+        pages: memories that several groups share, by number.
+        rows_of: by group, rows of a layer's tensors from one of its blocks to the next.
 
     Raises:
         InvalidArgument: an unknown dtype.
@@ -54,92 +57,146 @@ class KVPool:
     ) -> None:
         self.block_size, self.layout, self.dtype = spec.block_size, spec.layout, spec.kv_dtype or spec.dtype
         self.num_blocks, self.device, self.poison = num_blocks, torch.device(device), poison
-        groups = groups or [GroupSizes(num_blocks=num_blocks, layers=(*range(num_layers),), pool=0)]
-        self.group_of, self._num_groups = [0] * num_layers, len(groups)
-        places = [(0, 0)] * num_layers  # pool, number of the tensors within it
-        for number, group in enumerate(groups):
-            for at, layer in enumerate(group.layers):
-                self.group_of[layer], places[layer] = number, (group.pool, at)
-        blocks = {group.pool: group.num_blocks + 1 for group in groups}
-        each = block_bytes(spec, 1)
-        self.bytes = sum(blocks[number] * each for number, _ in set(places))
+        whole = KVGroup(name="full", kind="full", block_tokens=spec.block_size, block_bytes=1)
+        self._groups = groups or [GroupSizes(group=whole, layers=(*range(num_layers),), num_blocks=num_blocks)]
+        attention = [(at, one) for at, one in enumerate(self._groups) if one.group.kind != "state"]
+        users = Counter(one.memory for one in self._groups)
+        shared = {one.memory: one for one in self._groups if users[one.memory] > 1}
+        self.bytes = sum(one.memory_bytes for one in shared.values())
+        self.bytes += sum((one.num_blocks + 1) * block_bytes(_of(one, spec), len(one.layers))
+                          for _, one in attention if one.memory not in shared)  # fmt: skip
         free = free_bytes(self.device)
         if self.bytes > free:
             raise _too_large(self.bytes, free, num_blocks, self.device)
         try:
-            self.layers = list[LayerKV]()
-            stored: dict[tuple[int, int], LayerKV] = {}
-            for place in places:
-                if place in stored:
-                    self.layers.append(self._sharing(stored[place]))
-                else:
-                    stored[place] = self._layer(spec, blocks[place[0]])
-                    self.layers.append(stored[place])
+            self.pages = {number: SharedPages(spec, one, self.device) for number, one in shared.items()}
+            layers: dict[int, tuple[int, LayerKV]] = {}
+            for at, one in attention:
+                pages = self.pages.get(one.memory)
+                for place, layer in enumerate(one.layers):
+                    planes = pages.planes(one, place) if pages else self._planes(_of(one, spec), one.num_blocks + 1)
+                    layers[layer] = at, self._layer(spec, planes)
         except (RuntimeError, MemoryError) as error:
             raise _too_large(self.bytes, free, num_blocks, self.device) from error
+        self.group_of = [layers[layer][0] for layer in range(num_layers)]
+        self.layers = [layers[layer][1] for layer in range(num_layers)]
+        self.rows_of = [self.pages[one.memory].rows_of(one) if one.memory in shared else 1 for one in self._groups]
+        for at, one in enumerate(self._groups):
+            self.freed(np.arange(1, one.num_blocks + 1), at)
 
-    def _layer(self, spec: AttentionSpec, num_blocks: int) -> LayerKV:
-        heads, device = spec.num_kv_heads, self.device
-        inner = (self.block_size, heads) if self.layout == "NHD" else (heads, self.block_size)
-        shape = (num_blocks, *inner, spec.head_dim)
-        scales = {_FP8: (heads,), _INT8: shape[:-1]}.get(self.dtype)
+    def _planes(self, spec: AttentionSpec, num_blocks: int) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        """New planes of a layer, and what their tokens are scaled by in an int8 pool."""
+        shape = _shape(spec, num_blocks)
+        while True:
+            stored = torch.zeros(*shape, spec.head_dim, dtype=torch_dtype(self.dtype), device=self.device)
+            yield stored, torch.ones(shape, device=self.device) if self.dtype == _INT8 else None
 
+    def _layer(self, spec: AttentionSpec, planes: Iterator[tuple[torch.Tensor, torch.Tensor | None]]) -> LayerKV:
         def tensors() -> tuple[torch.Tensor, torch.Tensor | None]:
-            stored = torch.zeros(shape, dtype=torch_dtype(self.dtype), device=device)
-            return stored, None if scales is None else torch.ones(scales, device=device)
+            stored, scale = next(planes)
+            return stored, torch.ones(spec.num_kv_heads, device=self.device) if self.dtype == _FP8 else scale
 
         if spec.latent_dim is None:
             (k, k_scale), (v, v_scale) = tensors(), tensors()
-            layer = LayerKV(k, v, self.layout, k_scale, v_scale)
-        else:
-            rows, scale = tensors()
-            layer = LayerKV.of_rows(rows, spec.latent_dim, self.layout, scale)
+            return LayerKV(k, v, self.layout, k_scale, v_scale)
+        rows, scale = tensors()
+        layer = LayerKV.of_rows(rows, spec.latent_dim, self.layout, scale)
         if spec.index_dim is not None:
-            index = (num_blocks, self.block_size, spec.index_dim)
-            layer.index = torch.zeros(index, dtype=torch_dtype(spec.dtype), device=device)
-        if self.poison:
-            self._poison(layer, slice(1, None))
+            index = (len(rows), layer.block_size, spec.index_dim)
+            layer.index = torch.zeros(index, dtype=torch_dtype(spec.dtype), device=self.device)
         return layer
 
-    def _sharing(self, layer: LayerKV) -> LayerKV:
-        """A layer of another group over the same tensors: the scales of its heads are its own."""
-        other = copy.copy(layer)
-        if self.dtype == _FP8:
-            scales = (None if scale is None else torch.ones_like(scale) for scale in (layer.k_scale, layer.v_scale))
-            other.k_scale, other.v_scale = scales
-        return other
-
-    def _poison(self, layer: LayerKV, blocks: slice | torch.Tensor) -> None:
-        """NaN in all that these blocks have, where it is no integer: those have their scales."""
-        for stored in layer.tensors.values():
-            if stored.is_floating_point():
-                stored[blocks] = torch.full((1,), math.nan).to(stored.dtype).to(self.device)
-
-    def copy(self, backend: AttentionBackend, copies: Sequence[BlockCopy]) -> None:
-        """Do these block copies, in order, in every layer of their group."""
-        for group in range(self._num_groups if copies else 0):
-            pairs = [(copy.source, copy.destination) for copy in copies if copy.group == group]
+    def copy(self, backends: Sequence[AttentionBackend], copies: Sequence[BlockCopy]) -> None:
+        """Do these block copies, in order, in every layer of their group, each by its backend."""
+        for group, rows in enumerate(self.rows_of if copies else ()):
+            pairs = [(rows * copy.source, rows * copy.destination) for copy in copies if copy.group == group]
             for distinct in _distinct_destinations(np.array(pairs, dtype=np.int64)) if pairs else ():
                 index = torch.from_numpy(distinct)  # on the host, where a backend can check it without a wait
                 index = index.pin_memory() if self.device.type == "cuda" else index
-                for layer in self.layers_of(group):
-                    backend.copy_blocks(layer, index)
-
-    def layers_of(self, group: int) -> list[LayerKV]:
-        """K and V of the layers of this group."""
-        return [layer for layer, layer_group in zip(self.layers, self.group_of, strict=True) if layer_group == group]
+                for layer, backend, of in zip(self.layers, backends, self.group_of, strict=True):
+                    if of == group:
+                        backend.copy_blocks(layer, index)
 
     def tensors_of(self, group: int) -> list[torch.Tensor]:
-        """(N, ...) tensors of all that a block of this group has: see `LayerKV.tensors`, layer by layer."""
-        return [stored for layer in self.layers_of(group) for stored in layer.tensors.values()]
+        """(N, ...) tensors of all that a block of this group has here: of one with its own memory those of
+        `LayerKV.tensors`, layer by layer, and none of states."""
+        if (one := self._groups[group]).memory in self.pages:
+            return self.pages[one.memory].blocks(one)
+        return [stored for layer, of in zip(self.layers, self.group_of, strict=True) if of == group
+                for stored in layer.tensors.values()]  # fmt: skip
 
     def freed(self, blocks: npt.NDArray[np.integer], group: int = 0) -> None:
-        """These blocks hold no request's KV any more. With `poison` they become NaN, else nothing happens."""
+        """These blocks, 0 left out, hold no request's KV any more. With `poison` all that they have and that is no
+        integer becomes NaN, else nothing happens: integers have their scales."""
         if not self.poison or len(blocks) == 0:
             return
-        index = torch.from_numpy(np.asarray(blocks, dtype=np.int64)).to(self.device)
-        for layer in self.layers_of(group):
-            self._poison(layer, index)
+        index = torch.from_numpy(np.asarray(blocks[blocks > 0], dtype=np.int64)).to(self.device)
+        for stored in self.tensors_of(group):
+            if stored.is_floating_point():
+                stored[index] = torch.full((1,), math.nan).to(stored.dtype).to(self.device)
+
+
+class SharedPages:
+    """Memory of several groups of KV in pages, each of which holds blocks of one of them.
+
+    A block of layers with attention is one plane after another: K and V, or rows, of each layer; one of states its
+    bytes. A layer's tensors begin at its plane of block 0 and go on to the memory's end: they are contiguous, and block
+    b lies in row b * `rows_of`, whatever lies between. Block 0 of each group ends page 0, which nobody has.
+
+    Args:
+        first: any of the groups.
+
+    Raises:
+        Unsupported: an indexer's keys.
+    """
+
+    def __init__(self, spec: AttentionSpec, first: GroupSizes, device: torch.device) -> None:
+        if spec.index_dim is not None:
+            raise Unsupported("groups of KV that share pages have no indexer's keys; take another cache.memory")
+        self._spec, dtype = spec, torch_dtype(spec.kv_dtype or spec.dtype)
+        self._heads = spec.block_size * spec.num_kv_heads  # vectors of a plane of `block_size` tokens
+        self._count = spec.vectors // spec.num_kv_heads  # planes of a layer
+        self._plane_bytes = block_bytes(spec, 1) // self._count
+        self._num_planes = first.memory_bytes // self._plane_bytes
+        count = self._num_planes * self._heads
+        self._parts = [torch.zeros(count * spec.head_dim, dtype=dtype, device=device)]
+        if dtype == torch.int8:
+            self._parts.append(torch.ones(count, device=device))
+
+    def rows_of(self, one: GroupSizes) -> int:
+        """See KVPool."""
+        return one.group.block_bytes // self._plane_bytes // (one.group.block_tokens // self._spec.block_size)
+
+    def _first(self, one: GroupSizes) -> int:
+        """The plane at which block 0 begins."""
+        return (one.per_page - 1) * one.group.block_bytes // self._plane_bytes
+
+    def planes(self, one: GroupSizes, place: int) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        """The planes of a group's layer number `place`, as a layer's own would be."""
+        wide = one.group.block_tokens // self._spec.block_size
+        for plane in range(place * self._count, (place + 1) * self._count):
+            start = self._first(one) + plane * wide
+            rows = (self._num_planes - start) // wide
+            shape, ends = _shape(_of(one, self._spec), rows), (start * self._heads, (start + rows * wide) * self._heads)
+            stored, *scale = (part.view(self._num_planes * self._heads, -1)[slice(*ends)] for part in self._parts)
+            yield stored.view(*shape, -1), scale[0].view(shape) if scale else None
+
+    def blocks(self, one: GroupSizes) -> list[torch.Tensor]:
+        """(N, ...) tensors of all that a block of this group has, page 0's among them."""
+        rows, size = one.num_blocks + 1, one.group.block_bytes // self._plane_bytes
+        start = self._first(one)
+        return [part.view(self._num_planes, -1)[start : start + rows * size].view(rows, -1) for part in self._parts]
+
+
+def _of(one: GroupSizes, spec: AttentionSpec) -> AttentionSpec:
+    """What a group's layers with attention ask of a backend."""
+    return replace(spec, block_size=one.group.block_tokens)
+
+
+def _shape(spec: AttentionSpec, num_blocks: int) -> tuple[int, int, int]:
+    """Of a plane's vectors."""
+    heads, tokens = spec.num_kv_heads, spec.block_size
+    return (num_blocks, tokens, heads) if spec.layout == "NHD" else (num_blocks, heads, tokens)
 
 
 def block_bytes(spec: AttentionSpec, num_layers: int) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from framework.engine.kv_scales import SCALED
 from framework.engine.pool import KVPool
 from framework.engine.sparse import sparse_attention
-from framework.interfaces.backend import AttentionBackend, AttentionSpec, Batch
+from framework.interfaces.backend import AttentionBackend, Batch, LayerKV
 from framework.model.decoder import Decoder
 from framework.model.dense import DenseCache
 
@@ -25,7 +25,6 @@ Gaps: TypeAlias = list[tuple[float, float]]
 def served_pass(
     decoder: Decoder,
     backends: Sequence[AttentionBackend],
-    spec: AttentionSpec,
     pool: KVPool,
     tokens: Sequence[int],
     num_prompt: int,
@@ -37,14 +36,13 @@ def served_pass(
 
     Args:
         backends: one a layer, set up.
-        spec: of the heads that `decoder` holds.
         pool: of the run; a pool of its kind with one sequence's blocks is allocated beside it.
 
     Returns:
         (len(tokens) - num_prompt, V) logits on rank 0, in the model's dtype; and the gaps.
     """
     ids = torch.tensor(tokens, dtype=torch.int64, device=decoder.device)
-    served = _Pass(decoder, backends, spec, pool, len(ids))
+    served = _Pass(decoder, backends, pool, len(ids))
     rows = [served.logits(ids[:num_prompt])[-1:]]
     rows += [served.logits(ids[position : position + 1]) for position in range(num_prompt, len(ids) - 1)]
     return torch.cat(rows), served.gaps
@@ -57,30 +55,33 @@ class _Pass:
         gaps: so far.
     """
 
-    def __init__(
-        self, decoder: Decoder, backends: Sequence[AttentionBackend], spec: AttentionSpec, pool: KVPool, num_tokens: int
-    ) -> None:
+    def __init__(self, decoder: Decoder, backends: Sequence[AttentionBackend], pool: KVPool, num_tokens: int) -> None:
         self._decoder = decoder
         self._backends, self._planners = backends, list({id(backend): backend for backend in backends}.values())
-        num_blocks = -(-num_tokens // spec.block_size)
-        self._pool = KVPool(spec, len(pool.layers), num_blocks, pool.device)
-        for layer, served in zip(self._pool.layers, pool.layers, strict=True):
+        self._layers, self._tables = list[LayerKV](), dict[int, Tensor]()  # tables by tokens a block
+        for backend, served in zip(backends, pool.layers, strict=True):
+            size = backend.spec.block_size
+            num_blocks = -(-num_tokens // size)
+            self._tables[size] = torch.arange(1, num_blocks + 1, dtype=torch.int32, device=pool.device)[None]
+            [layer] = KVPool(backend.spec, 1, num_blocks, pool.device).layers
+            self._layers.append(layer)
             layer.sinks, layer.alibi_slopes = served.sinks, served.alibi_slopes
             if pool.dtype == SCALED:
                 layer.k_scale, layer.v_scale = served.k_scale, served.v_scale
-        self._table = torch.arange(1, num_blocks + 1, dtype=torch.int32, device=pool.device)[None]
-        self._length, self._exact, self._sparse = 0, DenseCache(decoder), sparse_attention(decoder, backends, spec)
+        self._length, self._exact = 0, DenseCache(decoder)
+        self._sparse = sparse_attention(decoder, backends, backends[0].spec)
         self.gaps: Gaps = []
-        self._batch: Batch | None = None
+        self._batches: dict[int, Batch] = {}  # by tokens a block
 
     def logits(self, tokens: Tensor) -> Tensor:
         """(T, V) after each of the next `tokens` (T,)."""
         start, count, device = self._length, len(tokens), tokens.device
         self._length = end = start + count
         positions = torch.arange(start, end, device=device)
-        self._batch = Batch.of(self._table, positions + self._pool.block_size, (end,), (count,))  # blocks from 1 on
+        self._batches = {size: Batch.of(table, positions + size, (end,), (count,))  # blocks from 1 on
+                         for size, table in self._tables.items()}  # fmt: skip
         for backend in self._planners:
-            backend.plan(self._batch)
+            backend.plan(self._batches[backend.spec.block_size])
         return self._decoder.logits(self._decoder(tokens, positions, self._attend))
 
     def _attend(self, layer: int, q: Tensor, *inputs: Any) -> Tensor:
@@ -88,15 +89,15 @@ class _Pass:
         if layer not in attention_layers:
             return self._exact.attend(layer, q, *inputs)
         k, v, *index = inputs
-        assert self._batch is not None
         place, out = attention_layers.index(layer), q.new_empty(*q.shape[:2], v.shape[-1])
-        kv, backend = self._pool.layers[place], self._backends[place]
-        backend.write(kv, k, v, self._batch.slot_mapping)
+        kv, backend = self._layers[place], self._backends[place]
+        batch = self._batches[kv.block_size]
+        backend.write(kv, k, v, batch.slot_mapping)
         if not index:
-            backend.attend(q, kv, self._batch, out)
+            backend.attend(q, kv, batch, out)
         else:
             assert self._sparse is not None
-            self._sparse.attend(q, kv, index[0], self._batch, out)
+            self._sparse.attend(q, kv, index[0], batch, out)
         exact = self._exact.attend(layer, q.double(), k.double(), v.double(), *index)
         largest = self._exact.kv[layer][1].abs().max()
         self.gaps.append((float((out.double() - exact).abs().max()), float(largest)))

@@ -89,6 +89,7 @@ def pool_blocks(
     """Blocks of the pool: as many as asked, or what fits into a fraction of the device's free memory.
 
     Args:
+        spec: of whose blocks a pool of so many blocks of `cache.block_size` tokens has fewer where they are larger.
         ranks: those that share the model; each has as many blocks as the one with the least memory can hold.
         needed: measures what the largest step holds beside the pool, bytes; asked where a fraction decides, and of a
             model on one rank: several take the fraction of all that is free.
@@ -102,11 +103,11 @@ def pool_blocks(
     if cache.num_blocks is not None and fraction is not None:
         raise ConfigError("cache.num_blocks and cache.memory_fraction are both set; give one, set the other to null")
     if cache.num_blocks is not None:
-        return cache.num_blocks
+        return max(1, cache.num_blocks * cache.block_size // spec.block_size)
     if fraction is None and device.startswith("cuda"):
         fraction = _DEFAULT_FRACTION
     if fraction is None:
-        return DEFAULT_BLOCKS
+        return max(1, DEFAULT_BLOCKS * cache.block_size // spec.block_size)
     if ranks is None:
         return num_blocks_for(fraction, device, spec, num_layers, needed())
     if device.startswith("cpu"):

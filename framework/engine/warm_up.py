@@ -31,7 +31,7 @@ def warm_up(executor: Executor, rows: Rows, sizes: Sizes, options: EngineOptions
     """
     start, every = time.perf_counter(), np.arange(sizes.blocks_of(sizes.longest), dtype=np.int32)
     # As many of each group as there are, over and over: what is read does not matter.
-    blocks, *further = (every % (group.num_blocks if group else len(every)) + 1 for group in sizes.groups or (None,))
+    blocks, *further = (every % (one.num_blocks if one else len(every)) + 1 for one in sizes.groups or (None,))
     for kind in kinds_of_steps(sizes.longest, options):
         _compute(executor, rows, kind, (blocks, *further), sizes)
     if len(blocks) >= 3:
@@ -76,7 +76,8 @@ def _compute(
     new, computed = (np.array(column, dtype=np.int64) for column in zip(*kind, strict=True))
     for row, length in enumerate((new + computed).tolist()):
         for group, ids in enumerate(blocks):
-            executor.set_table(row, 0, ids[: sizes.blocks_of(length)], group)
+            tokens = sizes.groups[group].group.block_tokens if sizes.groups else sizes.spec.block_size
+            executor.set_table(row, 0, ids[: -(-length // tokens)], group)
         rows.tokens[row, :length] = 0
         rows.length[row], rows.computed[row] = length, computed[row]
     every = np.arange(count)

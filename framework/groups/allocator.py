@@ -144,8 +144,8 @@ class GroupedAllocator(Allocator):
         self._hit_tokens = self._prompt_tokens = self._copied = self._num_states = 0
         self._lost_tokens = [0] * len(self.groups)
         self._peaks = [0] * len(self._pools)  # most blocks in use at once, of each pool
-        longest = bisect_left(range(1, _LONGEST), True, key=lambda tokens: not memory.holds(self._most(tokens, 2)))
-        self.max_request_tokens = longest
+        too_long = lambda tokens: not memory.fits(self._most(tokens, 2))  # noqa: E731
+        self.max_request_tokens = bisect_left(range(1, _LONGEST), True, key=too_long)
 
     # Lookup and admission
 
@@ -171,8 +171,8 @@ class GroupedAllocator(Allocator):
     def reaching(self, hit: Hit, num_tokens: int) -> FoundHit:
         """`hit` for a request that then loads what it lacks up to `num_tokens`, which the caller commits.
 
-        Of the first group it gets what is there and fresh blocks; of the others fresh blocks for what is needed there.
-        All groups have blocks of one size.
+        Of the first group, whose blocks are units, it gets what is there and fresh blocks; of the others fresh blocks
+        for what is needed there.
         """
         assert isinstance(hit, FoundHit)
         names = hit.hashes[: num_tokens // self.block_size]
@@ -260,14 +260,13 @@ class GroupedAllocator(Allocator):
     def allocate(self, request: RequestInfo, tokens: TokenArray, hit: Hit, num_tokens: int | None = None) -> None:
         self._runs.check_new(request)
         hit, tokens = self._checked(hit, request), as_tokens(tokens)
-        if not len(tokens) or not hit.num_tokens < (len(tokens) if num_tokens is None else num_tokens) <= len(tokens):
+        num_tokens = len(tokens) if num_tokens is None else num_tokens
+        if not hit.num_tokens < num_tokens <= len(tokens):
             raise InvalidArgument(
                 f"room for {num_tokens} tokens of request {request.id}: more than the {hit.num_tokens} of its hit, and "
                 f"at most the {len(tokens)} of its prompt, which has one at least"
             )
-        counts = self._first(hit, len(tokens) if num_tokens is None else num_tokens)
-        if num_tokens is None:  # the others take theirs step by step
-            counts = [count * (group.kind == "full") for count, group in zip(counts, self.groups, strict=True)]
+        counts = self._first(hit, num_tokens)
         if not self.memory.fits(counts, _named(hit)):
             raise self._out_of_blocks(counts)
         asked = self._asked(request, hit)
@@ -294,10 +293,7 @@ class GroupedAllocator(Allocator):
         run.loading = hit.reach > 0
         if run.loading:
             run.take(hit.reach)
-        if num_tokens is not None:
-            run.take(num_tokens)
-        for g, count in enumerate(counts if num_tokens is None else ()):
-            run.tables[g].extend(self.memory.take(g, count))
+        run.take(num_tokens)
         self._runs[request.id] = run
         self._hit_tokens += hit.num_tokens
         self._prompt_tokens += len(tokens)

@@ -64,9 +64,11 @@ class Memory(ABC):
     merge = True
     equal_pages: ClassVar[bool] = False
     """Whether all groups take blocks of equal bytes from one pool: they are then given groups of equally many layers,
-    and a model that is served keeps layers of several groups in one tensor."""
+    and of a model that is served an attention block grows until it holds a state."""
     splits_pages: ClassVar[bool] = False
-    """Whether a block is part of a larger page, so that a layer's blocks do not lie evenly: served models cannot."""
+    """Whether the groups' pools lie in the same pages, each of which is split into blocks of one group."""
+    per_page: Sequence[int] = ()
+    """Of a memory that `splits_pages`, once it is open: (G,) blocks of each group a page; block 1 begins the first."""
 
     @abstractmethod
     def make_pools(self, policy: Policies, *, num_bytes: int, num_blocks: Sequence[int]) -> Sequence[Pool]:
@@ -133,11 +135,6 @@ class Memory(ABC):
         return [[self.find(g, path[(number + 1) * wide[g] - 1])
                  for number in range(group.first(tokens), tokens // group.block_tokens)]
                 for g, group in enumerate(self.groups)]  # fmt: skip
-
-    def holds(self, counts: Sequence[int]) -> bool:
-        """Whether so many blocks of each group could be in use at once."""
-        return all(sum(counts[g] for g, other in enumerate(self.pools) if other is pool) <= pool.num_blocks
-                   for pool in dict.fromkeys(self.pools))  # fmt: skip
 
     def fits(self, counts: Sequence[int], used_blocks: Sequence[Sequence[int]] = ()) -> bool:
         """Whether so many blocks of each group can be taken once these, by group, are in use. Pure."""

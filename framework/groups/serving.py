@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import lcm
 
-import torch
-
-from framework.engine.pool import block_bytes
+from framework.engine.pool import block_bytes, torch_dtype
 from framework.errors import ConfigError
-from framework.groups.allocator import GroupedAllocator
-from framework.groups.checkpoints import Turns
 from framework.groups.memory import Memory
 from framework.interfaces.allocator import Allocator
 from framework.interfaces.attention import AttentionSpec
 from framework.interfaces.groups import GroupSizes, Kind, KVGroup, equal_layers
-from framework.interfaces.hash import HashScheme
 from framework.model.config import ModelConfig
 from framework.paged.allocator import PagedAllocator
 
 
-@dataclass(frozen=True, slots=True)
-class ServedGroup:
-    """A group of KV of a served model, and its layers: numbers among those with attention, none of states."""
-
-    group: KVGroup
-    layers: tuple[int, ...]
-
-
-def groups_of_model(config: ModelConfig, spec: AttentionSpec, *, equal_pages: bool = False) -> tuple[ServedGroup, ...]:
+def groups_of_model(
+    config: ModelConfig,
+    spec: AttentionSpec,
+    memory: Memory | None = None,
+    block_tokens: Mapping[str, int] | None = None,
+) -> tuple[GroupSizes, ...]:
     """Full attention, sliding windows, chunks and recurrent states, of a model that has layers of several of them and
     of full attention; empty of any other. States come last, and are counted in the model's dtype, that of `spec`. A
     chunk that does not divide into blocks is kept whole.
 
     Args:
-        equal_pages: those with attention are split into groups of equally many layers, as vLLM does; a group
-            with fewer leaves a part of its pages unused.
+        memory: how they share memory. Where pages are equal, layers are split into groups of equally many, as vLLM
+            does, and a group with fewer leaves a part of its pages unused. Where they are split, states are padded.
+        block_tokens: of the groups after the first, by kind, where they are not those of `spec`.
+
+    Raises:
+        ConfigError: blocks of a kind that the model has not, or of full attention, by whose blocks contents are named.
+        InvalidArgument: blocks that are no multiple of those of `spec`.
     """
     layers: dict[tuple[Kind, int], list[int]] = {("full", 0): []}
     for number, layer in enumerate(config.attention_layers):
@@ -47,27 +45,41 @@ def groups_of_model(config: ModelConfig, spec: AttentionSpec, *, equal_pages: bo
         return ()
     if not layers["full", 0]:  # the first group keeps what the others go on from
         layers = {("full", 0): [*range(len(config.attention_layers))]}
-    width = equal_layers([*map(len, layers.values())]) if equal_pages else 0
-    found = [one for (kind, length), of in layers.items() for one in _groups_of(kind, of, spec, length, width)]
     if states:
-        size = len(states) * config.state_bytes(getattr(torch, spec.dtype).itemsize)
-        state = KVGroup(name="state", kind="state", block_tokens=spec.block_size, block_bytes=size)
-        found.append(ServedGroup(state, ()))
+        layers["state", 0] = [*range(len(states))]
+    block_tokens = block_tokens or {}
+    if unknown := {*block_tokens} - ({kind for kind, _ in layers} - {"full"}):
+        raise ConfigError(
+            f"cache.group_block_size has '{min(unknown)}'; the groups whose blocks may have another size than "
+            f"cache.block_size are {sorted({kind for kind, _ in layers} - {'full'})}"
+        )
+    width = equal_layers([*map(len, layers.values())]) if memory and memory.equal_pages else 0
+    found = list[GroupSizes]()
+    for (kind, length), numbers in layers.items():
+        each = width or len(numbers)
+        count, size = -(-len(numbers) // each), block_bytes(spec, each)
+        if kind == "state" and not width:
+            size = each * config.state_bytes(torch_dtype(spec.dtype).itemsize)
+            if memory and memory.splits_pages:
+                page = lcm(*(one.group.block_bytes for one in found))
+                size = -(-size * block_bytes(spec, 1) // _stored_bytes(spec) // page) * page
+        for part in range(count):
+            group = KVGroup(name=f"{kind}{part}" if count > 1 else kind, kind=kind, block_tokens=spec.block_size,
+                            block_bytes=size, length=length)  # fmt: skip
+            group = group.sized(block_tokens.get(kind, spec.block_size))
+            found.append(GroupSizes(group=group, layers=(*numbers[part::count],)))
     return tuple(found)
 
 
-def _groups_of(
-    kind: Kind, layers: Sequence[int], spec: AttentionSpec, length: int, width: int
-) -> Sequence[ServedGroup]:
-    """These layers in groups of `width`; 0: one group of all."""
-    count, size = -(-len(layers) // (width or len(layers))), block_bytes(spec, width or len(layers))
-    return [
-        ServedGroup(
-            KVGroup(name=f"{kind}{part}" if count > 1 else kind, kind=kind, block_tokens=spec.block_size,
-                    block_bytes=size, length=length), (*layers[part::count],),
-        )
-        for part in range(count)
-    ]  # fmt: skip
+def tokens_that_hold_a_state(config: ModelConfig, spec: AttentionSpec) -> int:
+    """Tokens of the smallest attention block, a multiple of that of `spec`, that is no smaller than a layer's state."""
+    state = config.state_bytes(torch_dtype(spec.dtype).itemsize)
+    return spec.block_size * max(1, -(-state // _stored_bytes(spec)))
+
+
+def _stored_bytes(spec: AttentionSpec) -> int:
+    """Bytes of a layer's block, without the scales beside it."""
+    return sum(spec.planes.values()) * spec.block_size * torch_dtype(spec.kv_dtype or spec.dtype).itemsize
 
 
 def why_no_group(allocator: Allocator) -> str:
@@ -84,49 +96,38 @@ def why_no_group(allocator: Allocator) -> str:
     return ""
 
 
-def grouped_allocator(
-    shares: PagedAllocator, memory: Memory, hash: HashScheme, *, num_blocks: int, step_tokens: int,
-) -> GroupedAllocator:  # fmt: skip
-    """An allocator over a memory, which shares what `shares` shares; the rule is `Turns`."""
-    size = memory.pools[0].num_blocks * memory.groups[0].block_bytes
-    return GroupedAllocator(
-        memory, Turns(), hash, num_blocks=num_blocks, num_bytes=size if memory.equal_pages else None,
-        step_tokens=step_tokens, share_prefix=shares.share_prefix, share_forks=shares.share_forks,
-        watermark=shares.watermark,
-    )  # fmt: skip
-
-
-def placed(memory: Memory, groups: Sequence[ServedGroup]) -> tuple[GroupSizes, ...]:
+def placed(memory: Memory, groups: Sequence[GroupSizes]) -> tuple[GroupSizes, ...]:
     """Where the layers of each group lie.
 
     Raises:
-        ConfigError: groups that share a pool and whose layers cannot share tensors.
+        ConfigError: groups that share a pool and whose blocks have several sizes.
     """
     pools = [*dict.fromkeys(memory.pools)]
     for pool in pools:
         sizes = {group.block_bytes for group, other in zip(memory.groups, memory.pools, strict=True) if other is pool}
         if len(sizes) > 1:
             raise ConfigError(
-                f"{type(memory).__name__} keeps blocks of {sorted(sizes)} bytes in one pool, and says nothing of equal "
-                "pages; a model cannot be served over it"
+                f"{type(memory).__name__} keeps blocks of {sorted(sizes)} bytes in one pool, whose pages are equal; a "
+                "model cannot be served over it: leave cache.group_block_size out, or take another cache.memory"
             )
+    per_page, split = memory.per_page or [1] * len(groups), memory.splits_pages
     return tuple(
-        GroupSizes(num_blocks=pool.num_blocks, layers=served.layers, pool=pools.index(pool))
-        for served, pool in zip(groups, memory.pools, strict=True)
+        replace(one, num_blocks=pool.num_blocks, memory=0 if split else pools.index(pool), per_page=count)
+        for one, pool, count in zip(groups, memory.pools, per_page, strict=True)
     )
 
 
 def blocks_of_groups(groups: Sequence[KVGroup], num_blocks: int, rows: int, step_tokens: int) -> list[int]:
-    """By group, blocks of a pool of its own: of full attention `num_blocks`, of others what running requests need."""
-    return [num_blocks if group.kind == "full" else running_blocks(group, num_blocks, rows, step_tokens)
-            for group in groups]  # fmt: skip
-
-
-def running_blocks(group: KVGroup, num_blocks: int, rows: int, step_tokens: int) -> int:
-    """Blocks that running requests can need in a group of windows or states, no more than `num_blocks`, the other's.
+    """By group, blocks of a pool of its own: of full attention `num_blocks`, of others what running requests can need,
+    and no more than hold as many tokens.
 
     A row reads `window - 1` tokens back from the one that it computes, which touch one block more than they fill, and
     is admitted with one; a step writes `step_tokens`.
     """
-    size = group.block_tokens
-    return min(num_blocks, rows * (-(-((group.length or 2) - 1) // size) + 2) + -(-step_tokens // size))
+    counts = []
+    for group in groups:
+        size = group.block_tokens
+        most = -(-num_blocks * groups[0].block_tokens // size)
+        needed = rows * (-(-((group.length or 2) - 1) // size) + 2) + -(-step_tokens // size)
+        counts.append(most if group.kind == "full" else min(most, needed))
+    return counts

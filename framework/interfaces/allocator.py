@@ -259,6 +259,7 @@ class Allocator(ABC):
     def table(self, request: RequestId, group: int = 0) -> npt.NDArray[np.int32]:
         """The request's block ids in logical order: (m,) int32, a copy or a read-only view valid until the next call.
 
+        An entry stands for `block_size` tokens: a larger block of a group is there once for each such part.
         Entries are 0, the null block, where `unref_leading` took the block away. Other groups of KV than the first are
         asked for only where `groups` says that there are some.
 

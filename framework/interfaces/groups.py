@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, lcm
 from typing import Literal
 
@@ -48,6 +48,19 @@ class KVGroup:
         if self.lookahead_drop and self.kind in ("chunk", "state"):
             raise InvalidArgument(f"{self.name}: draft models have no layers of kind {self.kind}, so no lookahead")
 
+    def sized(self, block_tokens: int) -> KVGroup:
+        """The group with blocks of so many tokens, a multiple of what they have.
+
+        Raises:
+            InvalidArgument: no such multiple.
+        """
+        times, rest = divmod(block_tokens, self.block_tokens)
+        if rest or times < 1:
+            raise InvalidArgument(f"{self.name}: blocks of {block_tokens} tokens are no multiple of the "
+                                  f"{self.block_tokens} of cache.block_size, by which contents are named")  # fmt: skip
+        size = self.block_bytes * (1 if self.kind == "state" else times)
+        return replace(self, block_tokens=block_tokens, block_bytes=size)
+
     def first(self, num_tokens: int) -> int:
         """The first block that still is read once `num_tokens` are computed; all before it may go."""
         if self.kind == "full":
@@ -78,13 +91,21 @@ class GroupSizes:
     """One group of KV of a model that is served.
 
     Attributes:
-        num_blocks: usable blocks of its pool. pool: its number: layers of groups of one pool lie in the same tensors.
-        layers: numbers among the layers with attention; none of recurrent states, which have a pool of their own.
+        layers: numbers among the layers with attention; of a state among the recurrent ones.
+        num_blocks: usable blocks. memory: its number: groups of one memory lie in the same tensors.
+        per_page: blocks of this group that a page of the memory has.
     """
 
-    num_blocks: int
+    group: KVGroup
     layers: tuple[int, ...]
-    pool: int
+    num_blocks: int = 0
+    memory: int = 0
+    per_page: int = 1
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of its memory's pages, that of the null block among them."""
+        return (self.num_blocks + self.per_page) * self.group.block_bytes
 
 
 def equal_layers(counts: Sequence[int]) -> int:

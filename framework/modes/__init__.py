@@ -28,7 +28,8 @@ class Serve(Mode):
 
 def unread_of_a_trace(config: Mapping[str, Any]) -> list[str]:
     """What nothing reads that runs on a trace without a model; see `Mode.unread`."""
-    words = ["model", "backend", "device", "cache.memory_fraction", "cache.layout", "cache.memory", "faults.poison"]
+    words = ["model", "backend", "device", "cache.memory_fraction", "cache.layout", "cache.memory",
+             "cache.group_block_size", "faults.poison"]  # fmt: skip
     if config.get("executor") != "roofline":
         words += ["replay.device", "replay.efficiency"]
         below = config.get("below") or "none"

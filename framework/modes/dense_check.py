@@ -136,7 +136,7 @@ def measure_loss(llm: LLM, requests: Sequence[Request], limit: int) -> list[Loss
     verdicts = []
     for request in _greedy(requests)[:limit]:
         asked = _tokens_of(request), len(request.prompt)
-        own = partial(served_pass, decoder, llm.backends, llm.spec, llm.pool, *asked)
+        own = partial(served_pass, decoder, llm.backends, llm.pool, *asked)
         (got, gaps), others = (own(), []) if ranks is None else ranks.run(own, measure_gaps, *asked)
         verdicts.append(_verdict(llm, request, got, [gaps, *others]))
     return verdicts

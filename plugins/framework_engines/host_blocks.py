@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from framework.errors import InvalidArgument, Unsupported
 from framework.interfaces.eviction import EvictionPolicy
-from framework.paged.named import Name, NamedBlocks
 from framework.registry.components import Component, build_component
 from framework.types import BlockHash
+from framework_tiers.named import Name, NamedBlocks
 
 
 def build_policy(policy: Component, num_blocks: int, *, block_size: int = 1, seed: int = 0) -> EvictionPolicy:

@@ -115,6 +115,6 @@ def groups_input(
     memory = memory_of(
         asked.model, config.cache.memory or "one_pool", asked.order,
         lambda blocks: build_component("eviction", config.eviction.plain(), {**shared, "num_blocks": blocks}),
-        num_bytes=num_bytes, unit=unit, parents=parents,
+        num_bytes=num_bytes, unit=unit, parents=parents, block_tokens=config.cache.group_block_size,
     )  # fmt: skip
     return GroupsInput(groups, rule_of(asked.rule, asked.interval, asked.count), memory, num_blocks, num_bytes)

@@ -269,6 +269,7 @@ def rule_of(name: str, interval: int = 0, count: int = 8) -> CheckpointRule:
 def memory_of(
     config: Mapping[str, Any] | str, memory: Component, order: str | None, inner: Policies, *, num_bytes: int,
     unit: int, parents: Sequence[int] | None = None, alpha: float = 1.0,
+    block_tokens: Mapping[str, int] | None = None,
 ) -> Memory:  # fmt: skip
     """Memory of a model's groups under one way to share it and one order of eviction.
 
@@ -277,13 +278,15 @@ def memory_of(
         order: one of ORDERS; None: that of `inner`.
         inner: makes the policy that leads alone, or within a group, or the pools that the order does not lead.
         num_bytes: of all groups. unit: tokens a block; one pool takes the smallest multiple that holds a state.
-        alpha: of Marconi's score.
+        alpha: of Marconi's score. block_tokens: of groups after the first, by kind, where those are not their unit.
 
     Raises:
         ConfigError: an unknown model, or an order that cannot lead this memory or these groups.
     """
     made: Memory = build_component("memory", memory, {})
     groups = groups_of(config, block_tokens=unit, layout="one_page" if made.equal_pages else "by_kind")
+    sizes = block_tokens or {}
+    groups = (groups[0], *(group.sized(sizes.get(group.kind, group.block_tokens)) for group in groups[1:]))
     kinds = {group.kind for group in groups}
     why = ""
     if order is not None and made.splits_pages:

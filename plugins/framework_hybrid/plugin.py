@@ -73,4 +73,4 @@ class Hybrid(HybridOptions, Replay):
     @classmethod
     def unread(cls, config: Mapping[str, Any]) -> Sequence[str]:
         words = CacheOnly.unread(config) if config["mode"].get("cache_only") else (*super().unread(config), "allocator")
-        return [word for word in words if word != "cache.memory"]
+        return [word for word in words if word not in ("cache.memory", "cache.group_block_size")]

@@ -308,14 +308,14 @@ class EngineTiers(EngineBelow):
             return
         found, tokens = load.plan.found, blocks * self._size
         self.num_loaded += sum(
-            copy is not None and not copy.failed and part.first + n < blocks
+            copy is not None and not copy.failed and (part.first + n) * part.placement.block_size < tokens
             for part, copies in zip(load.plan.parts, load.copies, strict=True)
             for n, copy in enumerate(copies)
         )
         if blocks > found:
             self._state.guarded.commit(seq.id, seq.tokens[:tokens])
             for part in load.plan.parts:
-                part.placement.committed(seq, part.first * self._size, tokens)
+                part.placement.committed(seq, part.first * part.placement.block_size, tokens)
         if not seq.was_admitted:
             sources = load.plan.places[found:blocks]
             seq.request.num_loaded_tokens = len(sources) * self._size
@@ -424,14 +424,17 @@ class GroupedTiers(EngineTiers):
             in_pool = [n < num_full or key in first.pool for n, key in enumerate(path)]
             places = first.lower.find(path, in_pool, first.now)
         others = self._groups.groups[1:]
-        resumed = find_hit(others, lambda g, n: further[g].holds(path[n]), len(places) * size).tokens
+        names = [at.names_of(path) for at in further]
+        resumed = find_hit(
+            others, lambda g, n: n < len(names[g]) and further[g].holds(names[g][n]), len(places) * size
+        ).tokens
         if resumed <= hit.num_tokens:
             return None
         found, end = hit.num_tokens // size, resumed // size
         wanted = [Wanted(first, min(num_full, end), path[num_full:end], places[num_full:end])]
-        for at, group in zip(further, others, strict=True):
+        for at, group, called in zip(further, others, names, strict=True):
             needed = group.needs(resumed)
-            keys = path[needed.start : needed.stop]
+            keys = [*called[needed.start : needed.stop]]
             lies = [0 if key in at.pool else at.lower.where(key) for key in keys]
             wanted.append(Wanted(at, needed.start, keys, lies))
         if not any(place for part in wanted for place in part.places):

@@ -70,6 +70,9 @@ class Placement(Moves):
     def __init__(self, state: EngineState, setup: TierSetup, group: int = 0, first: Placement | None = None) -> None:
         self._state, self.setup, self.group = state, setup, group
         self.transfers, self.block_size = setup.transfers, state.guarded.block_size
+        if group:
+            self.block_size = state.guarded.groups[group].block_tokens
+        self._wide = self.block_size // state.guarded.block_size
         capacity = state.guarded.num_blocks + sum(num_blocks for num_blocks, _ in setup.tiers)
         requests = any(policy.needs_requests for _, policy in setup.tiers)
         self.contents: KnownContents = (
@@ -100,7 +103,12 @@ class Placement(Moves):
 
     def table(self, request: RequestId, num_tokens: int = 0, *, start: int = 0) -> npt.NDArray[np.int32]:
         """The request's table in this group; entries before `start` may be anything."""
-        return self._state.guarded.table(request, self.group, num_tokens=num_tokens, start=start)
+        table = self._state.guarded.table(request, self.group, num_tokens=num_tokens, start=start * self._wide)
+        return table[:: self._wide]
+
+    def names_of(self, path: SequenceOf[BlockHash]) -> SequenceOf[BlockHash]:
+        """What this group's blocks are called, of a prompt whose units are."""
+        return path[self._wide - 1 :: self._wide]
 
     def adopt(self, number: int, keys: SequenceOf[BlockHash]) -> None:
         """Hold what another process stored in a tier, as far as there is room."""

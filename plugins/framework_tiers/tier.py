@@ -8,8 +8,8 @@ from typing import Protocol
 
 from framework.errors import InvalidArgument
 from framework.interfaces.eviction import EvictionPolicy
-from framework.paged.named import Name, NamedBlocks
 from framework.types import BlockHash, RequestFacts
+from framework_tiers.named import Name, NamedBlocks
 
 Key = Name
 """A node's number in a cache-only replay, a block hash in an engine."""

@@ -55,12 +55,12 @@ class Rule:
     """vLLM's retention 0 without a bound of memory, over prefixes as tuples; `ends`: with the end of each request."""
 
     def __init__(self, groups: Sequence[KVGroup], *, ends: bool = False) -> None:
-        self.size, self.ends = groups[0].block_tokens, ends
+        self.size, self.ends = int(np.lcm.reduce([each.block_tokens for each in groups])), ends
         self.groups = [each for each in groups if each.kind != "full"]
         self.seen, self.kept = set[tuple[int, ...]](), set[tuple[int, tuple[int, ...]]]()
 
     def needs(self, prefix: tuple[int, ...]) -> set[tuple[int, tuple[int, ...]]]:
-        return {(g, prefix[: (number + 1) * self.size]) for g, each in enumerate(self.groups)
+        return {(g, prefix[: (number + 1) * each.block_tokens]) for g, each in enumerate(self.groups)
                 for number in each.needs(len(prefix))}  # fmt: skip
 
     def hit(self, prompt: Sequence[int], computed: Sequence[int]) -> int:

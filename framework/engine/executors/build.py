@@ -22,7 +22,8 @@ from framework.engine.states import StatePool
 from framework.engine.tables import BlockTables
 from framework.engine.warm_up import warm_up
 from framework.errors import ConfigError, Unsupported
-from framework.interfaces.backend import AttentionBackend
+from framework.interfaces.backend import AttentionBackend, AttentionSpec
+from framework.interfaces.groups import GroupSizes, KVGroup
 from framework.model import memory
 from framework.model.decoder import Decoder
 from framework.model.loading import LoadedModel, load_model, read_model_config
@@ -81,7 +82,7 @@ def serve(
     backend = build_component("backend", chosen, {"seed": seed})
     require_backend(backend, sizes.spec, worker.device)
     executor = make_executor(worker.decoder, backend, sizes, options, worker.device, **facts)
-    worker.serving = Serving(executor, sizes.spec, Rows(options.max_batch_requests, sizes.max_len))
+    worker.serving = Serving(executor, Rows(options.max_batch_requests, sizes.max_len))
 
 
 def make_executor(
@@ -109,21 +110,23 @@ def make_executor(
         OutOfMemory: the pool does not fit.
         ConfigError: CUDA graphs or compilation were asked for and cannot be.
     """
-    config, groups, states = decoder.config, sizes.groups, None
+    config, groups = decoder.config, sizes.groups
     kind = kind or ModelExecutor
     sizes = kind.pool_sizes(sizes)
-    backends = _backends(decoder, backend, sizes, device)
-    if config.state_layers:
-        num_states = groups[-1].num_blocks if groups else 1  # a step that is only measured
-        states = StatePool(decoder, num_states, sizes.spec.block_size, device, poison)
     pool = KVPool(sizes.spec, sizes.num_layers, sizes.num_blocks, device, poison, groups)
+    backends = _backends(decoder, backend, pool, sizes.spec, device)
+    of_states = {at: one for at, one in enumerate(groups) if one.group.kind == "state"}
+    if config.state_layers and not groups:  # a step that is only measured
+        alone = KVGroup(name="state", kind="state", block_tokens=sizes.spec.block_size, block_bytes=1)
+        of_states = {1: GroupSizes(group=alone, layers=(*range(len(config.state_layers)),), num_blocks=1)}
+    states = {at: StatePool(decoder, one, device, poison, pool.pages.get(one.memory)) for at, one in of_states.items()}
     for layer, kv in zip(config.attention_layers, pool.layers, strict=True):
         sinks = decoder.mixer(layer).sinks
         kv.sinks = None if sinks is None else sinks.float()
     set_scales(pool, decoder, kv_scales)
+    tokens_of = [one.group.block_tokens for one in groups] or [sizes.spec.block_size] * (1 + len(states))
     tables, *others = (
-        BlockTables(options.max_batch_requests, sizes.blocks_of(sizes.max_len), sizes.spec.block_size, device)
-        for _ in range(max(len(groups), 1 + (states is not None)))
+        BlockTables(options.max_batch_requests, -(-sizes.max_len // tokens), tokens, device) for tokens in tokens_of
     )
     captured, off = graphs.choose(options, backend, device)
     sparse = sparse_attention(decoder, backends, sizes.spec)
@@ -169,18 +172,22 @@ def _copy_of(backend: AttentionBackend, why: str) -> AttentionBackend:
         ) from error
 
 
-def _backends(decoder: Decoder, backend: AttentionBackend, sizes: Sizes, device: str) -> list[AttentionBackend]:
+def _backends(
+    decoder: Decoder, backend: AttentionBackend, pool: KVPool, spec: AttentionSpec, device: str
+) -> list[AttentionBackend]:
     """The backend of each layer with attention, set up: `backend`, and a copy where layers differ in what they see.
 
     Raises:
         Unsupported: the setup failed, or the backend cannot be copied.
     """
     config = decoder.config
-    seen = [(config.window(layer), config.chunk(layer)) for layer in config.attention_layers]
+    seen = [(config.window(layer), config.chunk(layer), kv.block_size)
+            for layer, kv in zip(config.attention_layers, pool.layers, strict=True)]  # fmt: skip
     by_span = {
         span: _copy_of(backend, "layers of this model differ in what they see") if number else backend
         for number, span in enumerate(dict.fromkeys(seen))
     }
-    for (window, chunk), layer_backend in by_span.items():
-        layer_backend.setup(replace(sizes.spec, sliding_window=window, attention_chunk=chunk), device)
+    for (window, chunk, size), layer_backend in by_span.items():
+        own = replace(spec, sliding_window=window, attention_chunk=chunk, block_size=size)
+        layer_backend.setup(own, device)
     return [by_span[span] for span in seen]

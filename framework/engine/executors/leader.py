@@ -18,7 +18,6 @@ from framework.engine.executors.model import ModelExecutor
 from framework.engine.rows import IntArray, Rows
 from framework.engine.served_pass import Gaps, served_pass
 from framework.errors import RankError
-from framework.interfaces.backend import AttentionSpec
 from framework.interfaces.compression import LayerCache
 from framework.model.ranks import Call, Ranks, Worker
 from framework.model.shard import Shard
@@ -147,7 +146,6 @@ class Serving:
     """What serves another rank's part of the model."""
 
     executor: ModelExecutor
-    spec: AttentionSpec
     rows: Rows
     heard: list[Tensor] = field(default_factory=list)
 
@@ -190,6 +188,5 @@ def read(
 
 def measure_gaps(worker: Worker, tokens: list[int], num_prompt: int) -> Gaps:
     """On another rank: what attention over its heads lost; see `served_pass`."""
-    serving: Serving = worker.serving
-    executor = serving.executor
-    return served_pass(worker.decoder, executor.by_layer, serving.spec, executor.pool, tokens, num_prompt)[1]
+    executor = worker.serving.executor
+    return served_pass(worker.decoder, executor.by_layer, executor.pool, tokens, num_prompt)[1]

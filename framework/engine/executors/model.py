@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,8 @@ class ModelExecutor(Executor):
     Args:
         by_layer: the backend of each layer with attention, each set up.
         pool, tables: on the decoder's device.
-        further: tables of the groups after the first, that of `states` the last.
-        states: of the recurrent layers, where the decoder has any.
+        further: tables of the groups after the first.
+        states: of the recurrent layers, by group, where the decoder has any.
         sparse: of a decoder with an indexer.
 
     Attributes:
@@ -56,11 +56,12 @@ class ModelExecutor(Executor):
         pool: KVPool,
         tables: BlockTables,
         further: Sequence[BlockTables] = (),
-        states: StatePool | None = None,
+        states: Mapping[int, StatePool] | None = None,
         sparse: SparseAttention | None = None,
     ) -> None:
-        self.states, self.sparse = states, sparse
-        self.decoder, self.by_layer, self.pool, self.tables, self._further = decoder, by_layer, pool, tables, further
+        self.states, self.sparse = states or {}, sparse
+        self._states_of = {layer: one for one in self.states.values() for layer in one.layers}
+        self.decoder, self.by_layer, self.pool, self.tables = decoder, by_layer, pool, tables
         self._groups, self._attended = (tables, *further), {*pool.group_of}
         self.device = torch.device(tables.device)
         self.graphs: DecodeGraphs | None = None
@@ -160,16 +161,17 @@ class ModelExecutor(Executor):
         self._logits = torch.empty(0)
 
     def set_table(self, row: int, start: int, ids: npt.NDArray[np.int32], group: int = 0) -> None:
-        self._groups[group].set(row, start, ids)
+        rows = 1 if group in self.states else self.pool.rows_of[group]
+        self._groups[group].set(row, start, ids if rows == 1 else ids * rows)
 
     def clear_table(self, row: int) -> None:
         for tables in self._groups:
             tables.clear(row)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        self.pool.copy(self.by_layer[0], copies)
-        if self.states is not None:
-            self.states.copy([(copy.source, copy.destination) for copy in copies if copy.group == len(self._further)])
+        self.pool.copy(self.by_layer, copies)
+        for group, states in self.states.items():
+            states.copy([(copy.source, copy.destination) for copy in copies if copy.group == group])
 
     def listen(self, listener: Callable[[int, Tensor], Any]) -> None:
         self._listener = listener
@@ -230,8 +232,8 @@ class ModelExecutor(Executor):
             layer.move(old, new)
 
     def fresh(self, ids: npt.NDArray[np.int32], group: int = 0) -> None:
-        if self.states is not None and group == len(self._further):
-            self.states.freed(ids)
+        if group in self.states:
+            self.states[group].freed(ids)
         else:
             self.pool.freed(ids, group)
 
@@ -287,14 +289,14 @@ class ModelExecutor(Executor):
                 host_context_lens=lengths,
                 host_query_starts=starts,
             ))  # fmt: skip
-        if self.states is not None:
-            self.states.begin(batches[-1], step, self._further[-1].host)
+        for group, states in self.states.items():
+            states.begin(batches[group], step, self._groups[group].host)
         return self.decoder.logits(self._hidden(sent[0], sent[1], batches, sent[5]))
 
     def _compute(self, tokens: Tensor, positions: Tensor, batches: Sequence[Batch]) -> Tensor:
         """The logits (T, V) of every token, one of each row."""
-        if self.states is not None:
-            self.states.begin(batches[-1])
+        for group, states in self.states.items():
+            states.begin(batches[group])
         return self.decoder.logits(self._hidden(tokens, positions, batches))
 
     def _hidden(
@@ -321,8 +323,7 @@ class ModelExecutor(Executor):
         """One layer's attention over the batch that was planned last; see `framework.model.decoder.Attention`."""
         place = self._kv_of.get(layer)
         if place is None:
-            assert self.states is not None
-            return self.states.recur(layer, q, *inputs)
+            return self._states_of[layer].recur(layer, q, *inputs)
         k, v, *index = inputs
         kv, backend = self.pool.layers[place], self.by_layer[place]
         batch = self._batches[self.pool.group_of[place]]

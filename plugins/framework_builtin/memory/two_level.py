@@ -52,11 +52,6 @@ class TwoLevel(Memory):
     def _idle_pages(self) -> int:
         return len(self.pages.free) + self.pages.unreferenced
 
-    def holds(self, counts: Sequence[int]) -> bool:
-        return sum(-(-count // width) for count, width in zip(counts, self.per_page, strict=True)) <= (
-            self.pages.num_blocks
-        )
-
     def fits(self, counts: Sequence[int], used_blocks: Sequence[Sequence[int]] = ()) -> bool:
         """Whether `take` can hand out so many. Pages to give up count alike: it may say no where it could."""
         smalls: list[Any] = [*self.pools]

@@ -116,20 +116,34 @@ def test_two_ranks_give_the_tokens_of_one(family: str, tmp_path: Path) -> None:
         ours, theirs = two.stats(), one.stats()
     assert ours["hit_tokens"] == theirs["hit_tokens"] > 0
     assert ours["num_preemptions"] == theirs["num_preemptions"] > 0
-    if one._states is not None and two._states is not None:
-        assert 2 * two._states.bytes == one._states.bytes
-        assert [2 * part.numel() for part in two._states.parts] == [part.numel() for part in one._states.parts]
+    if one._states:
+        assert [2 * states.bytes for states in two._states.values()] == [
+            states.bytes for states in one._states.values()
+        ]
         assert 2 * ours["state_bytes"] == theirs["state_bytes"]
     assert table()[family][2] == "yes"
 
 
-def test_a_model_may_have_all_four_kinds_of_kv(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "laid_out",
+    [
+        {},
+        {"group_block_size": {"window": 8, "state": 8}},
+        {"memory": "one_pool", "num_blocks": 110},
+        {"memory": "two_level"},
+    ],
+    ids=["pools", "block sizes", "equal pages", "two levels"],
+)
+def test_a_model_may_have_all_four_kinds_of_kv(laid_out: dict[str, Any], tmp_path: Path) -> None:
     types = ["full_attention", "linear_attention", "full_attention", "full_attention", "linear_attention"]
     folder = make_checkpoint(tmp_path, "qwen3_5_text", **_STATES | {"layer_types": types})
     window = {"sliding_window": 10, "sliding_layers": (False, False, True, False, False)}
     chunk = {"attention_chunk": 16, "chunked_layers": (3,)}
     model = load_model(folder, change=lambda config: replace(config, **window, **chunk))
-    seen_of(model, tmp_path, ("full", "window", "chunk", "state"))
+    kinds = (
+        ("full", "window", "state") if laid_out.get("memory") == "one_pool" else ("full", "window", "chunk", "state")
+    )
+    seen_of(model, tmp_path, kinds, **laid_out)
 
 
 def test_a_chunk_that_is_no_multiple_of_a_block_is_kept_whole_and_the_reason_named(tmp_path: Path) -> None:
@@ -140,18 +154,18 @@ def test_a_chunk_that_is_no_multiple_of_a_block_is_kept_whole_and_the_reason_nam
     assert [*request.completions[0].tokens] == [*greedy(model.decoder, PROMPTS[0], 12).tokens]
 
 
-def seen_of(model: LoadedModel, folder: Path, kinds: tuple[str, ...] = ()) -> dict[str, bool]:
+def seen_of(model: LoadedModel, folder: Path, kinds: tuple[str, ...] = (), **laid_out: Any) -> dict[str, bool]:
     """The features, each of which was seen; of a model whose groups of KV have these kinds, if any are given."""
     sink, explain = Kept(), Explain()
     explain._policy = "lru"  # a run would tell it
     engine = EngineOptions(chunk_size=16, max_batch_requests=6, max_batch_tokens=48)
     llm = make_llm(
-        model, block_size=4, num_blocks=44, engine=engine, record=True,
+        model, block_size=4, engine=engine, record=True,
         faults=FaultOptions(poison=True, preempt_every=9),
         observers=(EventObserver(EventStream([sink])), explain),
-        below=over([{"store": "host", "num_blocks": 300}], "on_eviction"),
+        below=over([{"store": "host", "num_blocks": 300}], "on_eviction"), **{"num_blocks": 44} | laid_out,
     )  # fmt: skip
-    assert kinds in ((), tuple(group.kind for group in llm.groups))
+    assert kinds in ((), tuple(dict.fromkeys(group.kind for group in llm.groups)))
     alone = LLM(model, cache=CacheOptions(block_size=4, num_blocks=400), allocator="naive")
     served = []
     for sampling in SAMPLINGS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 from framework.config.sections import CacheOptions
 from framework.engine.executors.checks import attention_spec
 from framework.errors import ModelError
-from framework.groups.serving import groups_of_model
+from framework.groups.serving import groups_of_model, tokens_that_hold_a_state
 from framework.model.families import read_hf_config
+from framework_builtin.memory.one_pool import OnePool
 from framework_hybrid.layers import Layers, layers_of
 from framework_hybrid.shapes import SHAPES, groups_of
 from framework_testing.checkpoints import make_checkpoint
@@ -146,6 +148,23 @@ def test_a_served_model_has_the_groups_that_its_configuration_says(family: str, 
     served = tuple(one.group for one in groups_of_model(model, spec))
     assert served == groups_of(config)
     assert len(served) == 2
+    if model.state_layers:
+        spec = replace(spec, block_size=tokens_that_hold_a_state(model, spec))
+    assert tuple(one.group for one in groups_of_model(model, spec, OnePool())) == groups_of(config, layout="one_page")
+
+
+def test_a_model_of_four_kinds_has_the_groups_of_a_replay_of_it(tmp_path: Path) -> None:
+    names = ["full_attention", "linear_attention", "sliding_attention", "chunked_attention", "linear_attention"]
+    folder = make_checkpoint(tmp_path, "qwen3_5_text", **SERVED["qwen3_5_text"] | {"full_attention_interval": 1} | {
+        "layer_types": [name if name == "linear_attention" else "full_attention" for name in names]
+    })  # fmt: skip
+    config = json.loads((Path(folder) / "config.json").read_text())
+    model = replace(read_hf_config(config), sliding_window=32, sliding_layers=(False, False, True, False, False),
+                    attention_chunk=64, chunked_layers=(3,))  # fmt: skip
+    spec = attention_spec(model, "bfloat16", CacheOptions(num_blocks=8, block_size=16))
+    served = tuple(one.group for one in groups_of_model(model, spec))
+    assert served == groups_of(config | {"layer_types": names, "sliding_window": 32, "attention_chunk_size": 64})
+    assert [group.kind for group in served] == ["full", "window", "chunk", "state"]
 
 
 def test_vllm_s_planner_makes_the_same_groups_and_pages() -> None:

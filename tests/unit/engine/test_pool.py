@@ -79,7 +79,7 @@ def test_copies_happen_in_order_in_every_layer(layout, pairs, dtype):
     content = list(range(6))
     for source, destination in pairs:
         content[destination] = content[source]
-    pool.copy(backend(layout=layout), copies(*pairs))
+    pool.copy([backend(layout=layout)] * 2, copies(*pairs))
     for at, part in enumerate(held):
         for block in range(1, 6):
             assert (part[block] == 10 * at + content[block]).all(), (at, block, pairs)

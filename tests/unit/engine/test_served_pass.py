@@ -16,7 +16,7 @@ PROMPT = list(range(40, 73))
 def passed(**options: Any) -> tuple[list[int], torch.Tensor, list[tuple[float, float]]]:
     llm = make_llm("tiny", num_blocks=40, block_size=4, **options)
     tokens = llm.generate([PROMPT], Sampling(max_tokens=7, ignore_eos=True))[0].completions[0].tokens
-    logits, gaps = served_pass(llm.model.decoder, llm.backends, llm.spec, llm.pool, [*PROMPT, *tokens], len(PROMPT))
+    logits, gaps = served_pass(llm.model.decoder, llm.backends, llm.pool, [*PROMPT, *tokens], len(PROMPT))
     return tokens, logits, gaps
 
 

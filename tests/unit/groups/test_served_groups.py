@@ -169,7 +169,10 @@ def test_a_share_of_memory_holds_more_where_the_window_spares_some(model: Loaded
     assert 0 <= one.kv_bytes - groups.kv_bytes < 2 * groups.groups[0].block_bytes + groups.groups[1].block_bytes
 
 
-@pytest.mark.parametrize(("name", "memory"), [("gemma3", None), ("gemma3", "one_pool"), ("qwen3_5", None)])
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [("gemma3", "two_level"), ("gemma3", "one_pool"), ("qwen3_5", None), ("qwen3_5", "one_pool")],
+)
 def test_captured_steps_over_groups_give_greedy_tokens_after_a_warm_up(
     name: str, memory: str | None, request: Any
 ) -> None:
@@ -183,6 +186,8 @@ def test_captured_steps_over_groups_give_greedy_tokens_after_a_warm_up(
     prompts, sampling = PROMPTS[3:5], Sampling(max_tokens=7, ignore_eos=True)
     assert finished(llm.generate(prompts, sampling)) == [[greedy(model.decoder, one, 7).tokens] for one in prompts]
     assert llm.stats()["graph_steps"] >= 5
+    null = [stored[0] for group in range(len(llm.groups)) for stored in llm.pool.tensors_of(group)]
+    assert not any(block.any() for block in null), "rows that pad a step write nothing"
     llm.engine.check()
 
 
@@ -279,8 +284,12 @@ def test_layers_that_share_tensors_have_scales_of_their_own(windows: dict[str, L
 
 
 REFUSED_MEMORIES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "parts of pages": ("gemma3", {"memory": "two_level"}, "TwoLevel, whose blocks are parts of pages"),
-    "states": ("qwen3_5", {"memory": "one_pool"}, "states in the equal pages of OnePool"),
+    "unequal pages": ("gemma3", {"memory": "one_pool", "group_block_size": {"window": 8}}, "OnePool keeps blocks of"),
+    "few pages": ("gemma3", {"memory": "two_level", "num_blocks": 1}, "pages of the least common multiple have"),
+    "no such kind": ("gemma3", {"group_block_size": {"chunk": 8}}, "cache.group_block_size has 'chunk'"),
+    "full attention": ("gemma3", {"group_block_size": {"full": 8}}, "cache.group_block_size has 'full'"),
+    "no multiple": ("qwen3_5", {"group_block_size": {"state": 10}}, "10 tokens are no multiple of the 4"),
+    "blocks of one group": ("tiny", {"group_block_size": {"state": 8}}, "model 'tiny' has one; leave it out"),
     "one table": ("gemma3", {"memory": "one_pool", "allocator": "radix"}, "no groups with|for one table"),
     "unknown": ("gemma3", {"memory": "one_poll"}, "did you mean 'one_pool'"),
     "one group": ("tiny", {"memory": "one_pool"}, "model 'tiny' has one; leave it out"),
@@ -299,7 +308,7 @@ def test_a_memory_that_cannot_be_served_over_is_refused(
     which, options, says = REFUSED_MEMORIES[name]
     model = request.getfixturevalue("states") if which == "qwen3_5" else windows.get(which, "tiny")
     with pytest.raises(FrameworkError, match=says):
-        make_llm(model, block_size=SIZE, num_blocks=60, **options)
+        make_llm(model, block_size=SIZE, **{"num_blocks": 60} | options)
 
 
 class ByTurns(Memory):
