@@ -23,7 +23,6 @@ VARIANTS = {variant.name: variant for variant in shipped_variants()}
 _ONE_EACH = {(variant.arch, variant.kernel): variant.name for variant in VARIANTS.values()}
 GROUPS = {
     "one of each kernel": list(_ONE_EACH.values()),
-    "latent caches": [name for name, variant in VARIANTS.items() if variant.spec.latent_dim is not None],
     **{f"{arch}, {share + 1} of 4": [name for name in VARIANTS if name.startswith(arch)][share::4]
        for arch in ARCHS for share in range(4)},
 }  # fmt: skip
