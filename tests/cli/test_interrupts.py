@@ -89,9 +89,9 @@ def test_a_full_disk_is_a_sentence_and_leaves_no_half_written_result(tmp_path: P
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        pytest.param("framework.run", ["--help"], marks=pytest.mark.slow),
-        ("framework", ["report", "lost"]),
-    ],  # printed by rich
+        ("framework.run", ["--help"]),
+        pytest.param("framework", ["report", "lost"], marks=pytest.mark.slow),  # printed by rich
+    ],
 )
 def test_a_closed_pipe_ends_a_command_quietly(module: str, words: list[str], tmp_path: Path) -> None:
     (tmp_path / "lost").mkdir()
@@ -112,10 +112,10 @@ SWEEP = f"{RUN} -m seed=1,2"
 @pytest.mark.parametrize(
     ("words", "where", "status", "said"),
     [(RUN, "&-", 0, ""),
+     (RUN, "/dev/full", 1, "standard output cannot be written: No space left on device; the results are in"),
      pytest.param(
-         RUN, "/dev/full", 1, "standard output cannot be written: No space left on device; the results are in",
-         marks=pytest.mark.slow),
-     (f"{SWEEP} run.progress=false", "/dev/full", 1, "standard output cannot be written: No space left")],
+         f"{SWEEP} run.progress=false", "/dev/full", 1, "standard output cannot be written: No space left",
+         marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_a_closed_output_is_none_and_a_full_one_a_failure(
     words: str, where: str, status: int, said: str, tmp_path: Path

@@ -175,8 +175,11 @@ CASES |= {
 
 FIRST = {case[0]: name for name, case in reversed(CASES.items())}
 every_case = pytest.mark.parametrize("pair", CASES, indirect=True, scope="module")
-OVER_TIERS = ("gemma3_text", "qwen3_next", "deepseek_v3", "gpt_oss")
-"""Families of each kind of layer, also served with tiers below; the others among the slow tests."""
+SERVED = {
+    "gemma2": False, "llama4_text": False, "nemotron_h": False, "kimi_linear": False,
+    "gemma3_text": True, "gpt_oss": True, "qwen3_next": True, "deepseek_v3": True,
+}  # fmt: skip
+"""Families of each kind of layer, and whether they are served with tiers below; other pairs are slow tests."""
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +202,7 @@ def test_greedy_tokens_agree_over_160_steps(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("pair", "backend", "tiers"),
     [
-        pytest.param(name, backend, tiers, marks=[] if not tiers or family in OVER_TIERS else pytest.mark.slow)
+        pytest.param(name, backend, tiers, marks=[] if SERVED.get(family) is tiers else pytest.mark.slow)
         for family, name in FIRST.items()
         for backend, tiers in (("torch", False), ("gather", True))
     ],

@@ -22,8 +22,6 @@ NAMES = (
     "lossy",
 )  # fmt: skip
 WITHOUT_TRACES = ("precision", "gap", "hybrid", "latent", "scheduling", "lossy")
-FAST = ("mooncake", "pagedattention")
-"""The quick modes of the others take 5 to 50 seconds each: `make test-all` runs them."""
 GOLDEN_UTILISATION = {
     "Azure conv, p + o <= 2048": (".5335", ".7948", ".8626", ".9968", ".9932", ".9860", ".9450", ".8986", ".8225"),
     "Azure conv, all": (".0749", ".8149", ".8790", ".9972", ".9939", ".9875", ".9505", ".9078", ".8361"),
@@ -58,7 +56,7 @@ def quick_results(repository: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+    "name", [name if name == "mooncake" else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )
 def test_quick_mode_writes_rows_provenance_and_plots(
     name: str, quick_results: Callable[[str], Path], request: Any

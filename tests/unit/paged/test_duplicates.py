@@ -36,7 +36,7 @@ class First(EvictionPolicy):
 
 
 @pytest.mark.parametrize("check", allocator_checks, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("kind", [PrefixAllocator, PrefixCowAllocator])
+@pytest.mark.parametrize("kind", [pytest.param(PrefixAllocator, marks=pytest.mark.slow), PrefixCowAllocator])
 def test_an_allocator_that_keeps_duplicates_passes_the_kit(kind: Any, check: Any) -> None:
     def keeping(*, num_blocks: int, block_size: int, hash: Any, eviction: Any) -> Any:
         kept = "keep" if hash.collision_resistant else "merge"  # the other is refused, see below
