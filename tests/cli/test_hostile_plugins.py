@@ -79,12 +79,6 @@ def test_a_plugin_that_ends_the_process_ends_its_run_alone(bad: Path, command: A
     assert "villain 1.5: eviction policy ExitsAtOnce.__init__: raised SystemExit(0)" in err, err
 
 
-def test_a_number_that_a_component_refuses_was_asked_wrongly(command: Any) -> None:
-    status, _, err = command("eviction=depth_aware", "eviction.weight=-1", *SMALL)
-    assert (status, err.count("\n")) == (2, 1), err
-    assert "depth_aware.weight must be at least 0, found -1" in err
-
-
 def test_a_third_party_that_takes_a_default_s_name_takes_nothing_away(
     bad: Path, distribution: Any, command: Any, elsewhere: Path
 ) -> None:
@@ -171,33 +165,25 @@ def test_half_a_surrogate_pair_of_a_plugin_breaks_no_file_of_a_run(mode: str, co
     assert Path("sweeps/s/report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("backend", "fails"), [("Int8Reader", False), ("Int2Reader", True), ("SaysNothing", True)])
+@pytest.mark.parametrize(("backend", "fails"), [("Int8Reader", False), ("Int2Reader", True)])
 def test_a_run_reports_the_loss_and_fails_beyond_what_is_declared(
     backend: str, fails: bool, distribution: Any, command: Any, elsewhere: Path, repository: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.syspath_prepend(str(repository / "plugins/framework-example"))
     backends = """
-from framework.interfaces.backend import Capabilities
 from framework_example.lossy_backend import Int8Reader, rounded
 
 class Int2Reader(Int8Reader):
     def attend_one(self, q, k, v, row):
         return super().attend_one(q, rounded(k, 1), rounded(v, 1), row)
-
-class SaysNothing(Int2Reader):
-    capabilities = Capabilities(dtypes=frozenset({"float32"}), devices=frozenset({"cpu"}))
 """
-    entries = "".join(f"{name} = lossy_module:{name}\n" for name in ("Int8Reader", "Int2Reader", "SaysNothing"))
+    entries = "".join(f"{name} = lossy_module:{name}\n" for name in ("Int8Reader", "Int2Reader"))
     distribution("lossy", f"[framework.backend]\n{entries}", lossy_module=backends)
     status, out, err = command(f"backend={backend}", "workload.num_requests=4", "workload.output_tokens=6", *SMALL[-2:])
     assert status == int(fails), err
     result = read_result(elsewhere / "out")
     assert result["dense_checked"] > 0, result
-    if backend == "SaysNothing":
-        assert "requests differ from the dense model" in err, err
-        assert result.get("attention_error") is None, result
-        return
     assert 0.0 <= result["dense_agreement"] <= 1.0, result
     assert result["dense_logit_error"] > 0.0, result
     assert result["dense_kl_divergence"] > 0.0, result

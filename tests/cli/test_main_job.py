@@ -78,14 +78,6 @@ def test_a_small_job_on_another_allocator_leaves_all_its_files_and_its_log(
     assert len(steps) == result["num_steps"], (len(steps), result["num_steps"])
 
 
-def test_a_file_of_lines_is_served_line_by_line(result_of: Callable[..., dict[str, Any]], elsewhere: Path) -> None:
-    (elsewhere / "questions.txt").write_text("What is a block?\nWhat is a slot?\n\nWho evicts whom, and why?\n")
-    result_of("workload=questions.txt", "workload.max_tokens=3")
-    rows = read_jsonl(elsewhere / "out" / "requests.jsonl")
-    assert [row["status"] for row in rows] == ["finished"] * 3, rows
-    assert [row["prompt_tokens"] >= 15 for row in rows] == [True] * 3, rows
-
-
 def test_a_file_of_json_lines_is_served_and_one_that_never_fits_is_rejected_alone(
     result_of: Callable[..., dict[str, Any]], elsewhere: Path
 ) -> None:
@@ -108,6 +100,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), "llama", num_hidden_layers=2)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_its_own_tokenizer_serves_recorded_agents_with_their_prefixes_hit(
     result_of: Callable[..., dict[str, Any]], checkpoint: Path, traces: Path
 ) -> None:

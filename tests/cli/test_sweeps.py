@@ -109,17 +109,6 @@ def test_off_a_terminal_a_sweep_says_a_line_a_job_and_what_was_done_before(trace
     assert [line.split(",")[0] for line in lines] == ["3 of 4 ok", "4 of 4 ok"], err
 
 
-def test_a_policy_that_does_not_use_the_seed_runs_once(trace: Path, command: Command) -> None:
-    words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=lru,random", "seed=3,4")
-    status, _, err = command(*words, "run.progress=true")
-    assert status == 0, err
-    assert "run with one seed only, since nothing in them uses it: eviction=lru (1)" in err
-    assert "done before" not in err, "a job that is left out was not done before"
-    assert [line.split(",")[0] for line in err.splitlines()[1:]] == [f"{number} of 3 ok" for number in (1, 2, 3)]
-    seeds = sorted((r["eviction"], r["seed"]) for r in map(read_result, finished(Path("sweeps/s"))))
-    assert seeds == [("lru", 3), ("random", 3), ("random", 4)]
-
-
 def test_a_job_that_another_process_runs_is_running_elsewhere(trace: Path, command: Command) -> None:
     words = ("-m", *COMMON, "run.sweep=s", "run.report=false", "eviction=lru,fifo")
     assert command(*words)[0] == 0
@@ -199,6 +188,7 @@ def test_a_sweep_stops_when_jobs_in_a_row_cannot_write(trace: Path, command: Com
     assert "3 jobs were not run" in err, err
 
 
+@pytest.mark.slow
 def test_two_sweeps_of_one_name_at_once_share_the_jobs_and_fail_none(tmp_path: Path) -> None:
     make_trace(tmp_path, 1500)
     words = ("run.sweep=s", "run.progress=true", "eviction=lru,fifo", "cache.num_blocks=8,12")
@@ -299,14 +289,6 @@ def test_a_frozen_sweep_is_swept_by_its_name_and_the_command_line_wins(trace: Pa
     status, _, err = command(*words, "cache.num_blocks=8", "eviction=lru,fifo")
     assert (status, err) == (0, "")
     assert len(finished(Path("sweeps/evictions"))) == 2
-
-
-def test_an_experiment_sets_a_component_and_the_command_line_wins(command: Command, runs: list[Any]) -> None:
-    words = ("+experiment=small_pool", "backend=gather")
-    assert command(*words)[0] == 0
-    assert command(*words, "+allocator=cow")[0] == 0
-    found = [(run["allocator"]["name"], run["workload"]["name"], run["cache"]["num_blocks"]) for run in runs]
-    assert found == [("prefix_cow", "shared_prefix", 64), ("cow", "shared_prefix", 64)]
 
 
 def test_every_frozen_composition_names_its_command_and_composes(repository: Path) -> None:

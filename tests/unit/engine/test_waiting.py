@@ -135,17 +135,6 @@ def test_one_that_reads_hits_and_does_not_say_so_is_refused() -> None:
         engine.run()
 
 
-def test_preempted_requests_come_back_before_what_the_plugin_orders() -> None:
-    engine = engine_of(Newest(), num_blocks=12, rows=3)
-    long = Sampling(max_tokens=20, ignore_eos=True)
-    for number in range(5):
-        engine.submit([number] * 9, long, arrival_s=0.0)
-    ended = order_of(engine)
-    assert sorted(ended) == [0, 1, 2, 3, 4]
-    assert engine.metrics.num_preemptions > 0
-    engine.check()
-
-
 def test_a_cancelled_request_that_waits_is_forgotten() -> None:
     engine = engine_of(Newest())
     first, second, third = (engine.submit([number] * 5, ONE, arrival_s=0.0) for number in range(3))
@@ -234,33 +223,33 @@ def test_what_runs_is_served_in_order_of_admission_and_comes_back_last_out_first
     assert next(step for step in steps if 4 not in step)[:2] == [3, 2], "and the last one out comes back first"
 
 
+class Asked(Newest):
+    """Notes how many run as it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running: list[int] = []
+
+    def order(self, waiting: Sequence[WaitingRequest], view: QueueView) -> Sequence[WaitingRequest] | None:
+        self.running.append(len(view.running))
+        return super().order(waiting, view)
+
+
 def test_an_order_is_asked_before_the_first_admission_of_a_step() -> None:
-    asked: list[int] = []
-
-    class Asked(Newest):
-        def order(self, waiting: Sequence[WaitingRequest], view: QueueView) -> Sequence[WaitingRequest] | None:
-            asked.append(len(view.running))
-            return super().order(waiting, view)
-
-    engine = engine_of(Asked(), num_blocks=12, rows=3)
+    order = Asked()
+    engine = engine_of(order, num_blocks=12, rows=3)
     for number in range(5):
         engine.submit([number] * 9, Sampling(max_tokens=20, ignore_eos=True), arrival_s=0.0)
     engine.run()
-    assert asked[0] == 0
-    assert len(asked) > 5, "asked also where one that was preempted is next"
+    assert order.running[0] == 0
+    assert len(order.running) > 5, "asked also where one that was preempted is next"
 
 
 def test_an_order_is_not_asked_where_no_row_is_free_as_vllm_does_not_look_at_its_queue() -> None:
-    asked: list[int] = []
-
-    class Asked(Newest):
-        def order(self, waiting: Sequence[WaitingRequest], view: QueueView) -> Sequence[WaitingRequest] | None:
-            asked.append(len(view.running))
-            return super().order(waiting, view)
-
-    engine = engine_of(Asked(), rows=2)
+    order = Asked()
+    engine = engine_of(order, rows=2)
     for number in range(6):
         engine.submit([number] * 5, Sampling(max_tokens=4, ignore_eos=True), arrival_s=0.0)
     steps = steps_of(engine)
     assert len(steps) == 12
-    assert asked == [0, 0, 0], "one answer for each step that begins with a free row"
+    assert order.running == [0, 0, 0], "one answer for each step that begins with a free row"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from framework.errors import ConfigError
@@ -29,8 +26,3 @@ def test_a_choice_without_options_has_its_defaults() -> None:
 def test_a_wrong_choice_or_option_is_named(name: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         model_of(name, options)
-
-
-def test_the_options_are_known_without_torch() -> None:
-    code = "import sys; import framework.model.options, framework.config.config; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
