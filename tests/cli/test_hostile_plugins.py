@@ -79,6 +79,12 @@ def test_a_plugin_that_ends_the_process_ends_its_run_alone(bad: Path, command: A
     assert "villain 1.5: eviction policy ExitsAtOnce.__init__: raised SystemExit(0)" in err, err
 
 
+def test_a_number_that_a_component_refuses_was_asked_wrongly(command: Any) -> None:
+    status, _, err = command("eviction=depth_aware", "eviction.weight=-1", *SMALL)
+    assert (status, err.count("\n")) == (2, 1), err
+    assert "depth_aware.weight must be at least 0, found -1" in err
+
+
 def test_a_third_party_that_takes_a_default_s_name_takes_nothing_away(
     bad: Path, distribution: Any, command: Any, elsewhere: Path
 ) -> None:

@@ -21,7 +21,6 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("allocator.watermrk=0.1",), "did you mean 'watermark'"),
     (("+allocator=contiguous", "+allocator.reserve=maxx"), "did you mean 'max'"),
     (("cache.num_blocks=0",), "cache.num_blocks must be at least 1"),
-    (("eviction=depth_aware", "eviction.weight=-1"), "depth_aware.weight must be at least 0, found -1"),
     (("+cache.blocksize=16",), "did you mean 'block_size'"),
     (("cache.layout=NDH",), "did you mean 'NHD'"),
     (("mode=serv",), "did you mean 'serve'"),
