@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.pagedattention.sharing import saving, usage
 from experiments.pagedattention.utilisation import CONTIGUOUS, PAGED, Ints, Reservation, closed_form, saturated
-from experiments.shared import ARXIV, AZURE, finish, kept, panels, parse, save, table, trace_path
+from experiments.shared import ARXIV, AZURE, columns, finish, kept, panels, parse, save, table, trace_path
 from framework.workload import build
 from framework_workloads.trace import open_trace
 from framework_workloads.trace.own_format import as_trace
@@ -190,17 +190,11 @@ def _tables(
         ["lengths", *kinds], [[name, *(f"{row['utilisation']:.4f}" for row in rows)] for name, rows in by_set.items()]
     )
     parts = ("live", "internal", "reserved", "external", "free")
-    engine_table = table(
-        ["lengths", "reservation", *parts, "closed form", "rows at most", "preemptions", "paper, Fig. 2"],
-        [
-            [
-                row["lengths"], row["reservation"], *(f"{row[part]:.3f}" for part in parts),
-                f"{row['closed_form']:.3f}", row["peak_rows"], row["preemptions"],
-                PAPER_FIG_2.get(row["reservation"], ""),
-            ]
-            for row in engine
-        ],
-    )  # fmt: skip
+    engine_table = columns(engine, {
+        "lengths": "{lengths}", "reservation": "{reservation}", **{part: f"{{{part}:.3f}}" for part in parts},
+        "closed form": "{closed_form:.3f}", "rows at most": "{peak_rows}", "preemptions": "{preemptions}",
+        "paper, Fig. 2": lambda row: PAPER_FIG_2.get(row["reservation"], ""),
+    })  # fmt: skip
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in sharing:
         groups.setdefault((row["lengths"], row["kind"]), []).append(row)

@@ -16,7 +16,7 @@ from framework.interfaces.scheduling import QueueView, RunningRequest, Schedulin
 from framework.registry.components import build_component
 from framework.registry.culprit import named
 from framework_engines.vllm_connector import CLOCKS, drops_of, importable, require_hooks, tested_note
-from framework_engines.vllm_watch import info_of, wrap
+from framework_engines.vllm_watch import follow, info_of
 
 _LOGGER = logging.getLogger("vllm.framework.export")  # below vLLM's own logger, whose handlers print it
 
@@ -274,32 +274,13 @@ class OrderedQueue:
             return
         hash_of = importlib.import_module("vllm.v1.core.kv_cache_utils").get_block_hash
 
-        def published(
-            call: Any,
-            request: Any,
-            blocks: Any,
-            num_cached_blocks: int,
-            num_full_blocks: int,
-            *args: Any,
-            **kwargs: Any,
-        ) -> None:
-            call(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)
-            self._hits.changed(request.block_hashes[num_cached_blocks:num_full_blocks])
-
-        def evicted(call: Any, block: Any, *args: Any, **kwargs: Any) -> Any:
-            key = block.block_hash
-            gone = call(block, *args, **kwargs)
-            if gone and key is not None:
-                self._hits.changed([hash_of(key)])
-            return gone
-
-        def reset(call: Any, *args: Any, **kwargs: Any) -> Any:
+        def forget() -> None:
             self._hits = WaitingHits(block_size)
-            return call(*args, **kwargs)
 
-        wrap(pool, "cache_full_blocks", published)
-        wrap(pool, "_maybe_evict_cached_block", evicted)
-        wrap(pool, "reset_prefix_cache", reset)
+        follow(
+            pool, lambda request, blocks, first, end: self._hits.changed(request.block_hashes[first:end]),
+            lambda name: self._hits.changed([hash_of(name)]), forget,
+        )  # fmt: skip
 
 
 class _View(QueueView):

@@ -163,6 +163,35 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
         setattr(owner, name, wraps(call)(partial(around, call)))
 
 
+def follow(
+    pool: Any, published: Callable[[Any, Any, int, int], Any], evicted: Callable[[Any], Any], reset: Callable[[], Any]
+) -> None:
+    """From here on these hear what vLLM's pool did: blocks [first, end) of a request's that it published, the name of a
+    content that it evicted, and that it forgot all."""
+
+    def publish(call: Any, request: Any, blocks: Any, first: int, end: int, *args: Any, **kwargs: Any) -> Any:
+        result = call(request, blocks, first, end, *args, **kwargs)
+        published(request, blocks, first, end)
+        return result
+
+    def evict(call: Any, block: Any, *args: Any, **kwargs: Any) -> Any:
+        name = block.block_hash
+        gone = call(block, *args, **kwargs)
+        if gone and name is not None:
+            evicted(name)
+        return gone
+
+    def forget(call: Any, *args: Any, **kwargs: Any) -> Any:
+        done = call(*args, **kwargs)
+        if done:
+            reset()
+        return done
+
+    wrap(pool, "cache_full_blocks", publish)
+    wrap(pool, "_maybe_evict_cached_block", evict)
+    wrap(pool, "reset_prefix_cache", forget)
+
+
 class PoolWatch:
     """Replaces the queue of a manager's pool, and wraps methods of both to follow what the queue does not show.
 
@@ -359,9 +388,7 @@ class MissWatch:
         wrap(manager, "allocate_slots", self._allocate)
         wrap(manager, "free", self._free)
         wrap(manager, "pop_blocks_for_free", self._free)
-        wrap(pool, "cache_full_blocks", self._publish)
-        wrap(pool, "_maybe_evict_cached_block", self._evict)
-        wrap(pool, "reset_prefix_cache", self._reset)
+        follow(pool, self._published, lambda name: self.ledger.given_up((hash_of(name),)), self.ledger.reset)
 
     def _allocate(
         self, call: Any, request: Any, num_new_tokens: int, num_new_computed_tokens: int = 0, *args: Any, **kwargs: Any
@@ -424,27 +451,9 @@ class MissWatch:
                 self._write({**row, "cached_tokens": cached, **missed})
         return call(request, *args, **kwargs)
 
-    def _publish(
-        self, call: Any, request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int,
-        *args: Any, **kwargs: Any,
-    ) -> Any:  # fmt: skip
-        published = call(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)
-        new = blocks[num_cached_blocks:num_full_blocks]
-        self.ledger.published([self._hash_of(b.block_hash) for b in new if b.block_hash is not None and not b.is_null])
-        return published
-
-    def _evict(self, call: Any, block: Any, *args: Any, **kwargs: Any) -> Any:
-        name = block.block_hash
-        gone = call(block, *args, **kwargs)
-        if gone and name is not None:
-            self.ledger.given_up((self._hash_of(name),))
-        return gone
-
-    def _reset(self, call: Any, *args: Any, **kwargs: Any) -> Any:
-        done = call(*args, **kwargs)
-        if done:
-            self.ledger.reset()
-        return done
+    def _published(self, request: Any, blocks: Any, first: int, end: int) -> None:
+        new = [block for block in blocks[first:end] if block.block_hash is not None and not block.is_null]
+        self.ledger.published([self._hash_of(block.block_hash) for block in new])
 
     def _write(self, row: dict[str, Any]) -> None:
         """A request's row, what was lost since the last, and the result so far."""
