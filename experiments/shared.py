@@ -53,22 +53,17 @@ def trace_path(name: str) -> Path:
 
 def parse(doc: str | None, module: str, arguments: Sequence[str] | None) -> argparse.Namespace:
     """`--quick`, `--out` and `--jobs`, the same for every experiment; see `begun`."""
-    return begun(jobs_parser(doc, module), arguments)
+    return begun(parser_of(doc, module, quick="a small part of it, in seconds", jobs=True), arguments)
 
 
-def jobs_parser(doc: str | None, module: str) -> argparse.ArgumentParser:
-    """`--quick`, `--out` and `--jobs`."""
-    parser = parser_of(doc, module, quick="a small part of it, in seconds")
-    parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="processes")
-    return parser
-
-
-def parser_of(doc: str | None, module: str, quick: str = "") -> argparse.ArgumentParser:
-    """`--out`, and `--quick` where `quick` says what that does."""
+def parser_of(doc: str | None, module: str, quick: str = "", *, jobs: bool = False) -> argparse.ArgumentParser:
+    """`--out`, `--quick` where `quick` says what that does, and `--jobs`."""
     parser = argparse.ArgumentParser(prog=f"python -m experiments.{module}", description=doc)
     if quick:
         parser.add_argument("--quick", action="store_true", help=f"{quick}; needs --out")
     parser.add_argument("--out", type=Path, help="where results go; default: the experiment's own results folder")
+    if jobs:
+        parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="processes")
     return parser
 
 

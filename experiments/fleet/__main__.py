@@ -14,13 +14,13 @@ import numpy as np
 
 from experiments.fleet import cells
 from experiments.fleet.cells import CASES, SESSIONS, Cell, case, loop_cells, router_cells, run_cell
-from experiments.shared import begun, columns, finish, jobs_parser, kept, panels, save, table, trace_path
+from experiments.shared import begun, columns, finish, kept, panels, parser_of, save, table, trace_path
 from framework_report import statistics
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """All cells: rows, comparisons, tables, provenance."""
-    parser = jobs_parser(__doc__, "fleet")
+    parser = parser_of(__doc__, "fleet", quick="a small part of it, in seconds", jobs=True)
     parser.add_argument("--traces", nargs="+", choices=cells.TRACES, default=["agentic_b"], help="behind routers")
     options = begun(parser, arguments)
     sessions = 20 if options.quick else SESSIONS

@@ -93,11 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     entries = Path(__file__).resolve().parent / "entries"
-    parser = parser_of(__doc__, "leaderboard", quick="two capacities; loses the valid stamp")
+    parser = parser_of(__doc__, "leaderboard", quick="two capacities; loses the valid stamp", jobs=True)
     parser.add_argument("--traces", nargs="+", choices=[*TRACES, SYNTHETIC], help="default: those at hand; needs --out")
     parser.add_argument("--entries", type=Path, default=entries, help="folder of entries, one TOML file each")
     parser.add_argument("--policies", nargs="+", help="only these entries")
-    parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="processes")
     options = begun(parser, arguments)
     if options.publish and options.traces:
         parser.error("--traces would overwrite the whole results; give --out FOLDER")
