@@ -138,9 +138,13 @@ class LLM:
             self._settle_groups(options)
             advice = self._settle_sizes(options)
             built = self._build_allocator()
+            config = self.model.config
+            layers = config.attention_layers
+            first = [layers[number] for number in self._served_groups[0].layers] if self.groups else layers
             self.compression.check(CompressedPool(
-                allocator=built, below=self.below, windowed=bool(self.spec.sliding_window or self.spec.attention_chunk),
-                num_groups=len(self.groups) or 1, num_ranks=shard.size, backend=self.backend, spec=self.spec,
+                allocator=built, below=self.below, num_groups=len(self.groups) or 1,
+                windowed=any(config.window(layer) or config.chunk(layer) for layer in first),
+                num_ranks=shard.size, backend=self.backend, spec=self.spec,
                 captures=bool(graphs.choose(options, self.backend, self.device)[0]),
             ))  # fmt: skip
             executor = serving_executor(
@@ -252,7 +256,8 @@ class LLM:
         self.sizes, self.group_blocks = replace(self.sizes, groups=groups), tuple(one.num_blocks for one in groups)
         self.policy = memory.pools[0].host.policy.plugin
         shares, size = self._shares, memory.pools[0].num_blocks * self.groups[0].block_bytes
-        return GroupedAllocator(
+        kind = self.compression.allocator() or GroupedAllocator
+        return kind(
             memory, Turns(), build_component("hash", hash, {"seed": self.seed}), num_blocks=self.num_blocks,
             num_bytes=size if self._share_memory else None, step_tokens=self._step_tokens,
             share_prefix=shares.share_prefix, share_forks=shares.share_forks, watermark=shares.watermark,

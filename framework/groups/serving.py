@@ -86,7 +86,7 @@ def why_no_group(allocator: Allocator) -> str:
     """Why what this allocator shares cannot be shared over groups, in a sentence; empty if it can."""
     kind = type(allocator)
     if not isinstance(allocator, PagedAllocator):
-        return f"{kind.__name__} finds no blocks by chained hash alone; prefix and prefix_cow do"
+        return f"{kind.__name__} has one table a request and one index for it; prefix and prefix_cow have one a group"
     own = {name for cls in kind.__mro__ if PagedAllocator in cls.__mro__[1:] for name in vars(cls) if name[0] != "_"}
     if own := own - {"share_prefix", "share_forks"}:
         return f"{kind.__name__} has a {min(own)} of its own, for one table; prefix and prefix_cow have not"

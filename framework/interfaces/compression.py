@@ -59,7 +59,7 @@ class CompressedPool:
 
     Attributes:
         allocator: of its blocks, empty. below: what lies below it.
-        windowed: what a sliding window has passed is given back.
+        windowed: of the first group, what a sliding window or chunk has passed is not read.
         num_groups: of KV, each with a table of its own. num_ranks: that share the model.
         captures: decode steps are captured. mode: of the run.
         backend, spec: of a model that is served; None in a replay, which has no keys to read.
@@ -133,6 +133,10 @@ class Compression:
         Raises:
             ConfigError: names all reasons.
         """
+
+    def allocator(self) -> type[Any] | None:
+        """The kind of GroupedAllocator that serves several groups in place of the usual one; None: that one."""
+        return None
 
     def executor(self) -> type[Any] | None:
         """The kind of ModelExecutor that a model is served with in place of the usual one; None: that one."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from framework.engine.executors.model import ModelExecutor
     from framework.engine.lifecycle import Lifecycle
     from framework.engine.state import EngineState
+    from framework.groups.allocator import GroupedAllocator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +103,19 @@ class TokenDropping(Compression):
         return {}
 
     def check(self, pool: CompressedPool) -> None:
+        from framework_lossy.groups import DroppingGroups
+
         is_below = type(pool.below) is not Below
+        shares = isinstance(pool.allocator, DroppingGroups) and not pool.allocator.each_has_its_own
         reasons = {
             f"allocator {type(pool.allocator).__name__}": not pool.allocator.drops_tokens,
             f"{type(pool.below).__name__} below the pool": is_below and not pool.below.drops_tokens,
             f"mode={pool.mode} (it has no keys to read)": pool.spec is None and self.reads_cache,
-            "a sliding window (it counts slots, which are positions no longer)": pool.windowed,
-            "several groups of KV (each has a table of its own)": pool.num_groups > 1,
+            "a sliding window or chunk (it counts slots, which are positions no longer)": pool.windowed,
+            "groups that share memory or have blocks of several sizes (take cache.memory=pool_per_group)": shares,
+            "something below the pools of several groups": is_below and pool.num_groups > 1,
+            "CUDA graphs over several groups (a captured row has one length)": pool.captures and pool.num_groups > 1,
+            "several groups of KV, by head": self.by_head and pool.num_groups > 1,
         }
         if self.by_head and pool.spec is not None and pool.backend is not None:
             reasons |= {
@@ -124,6 +131,11 @@ class TokenDropping(Compression):
                 f"compression {type(self).__name__} cannot be combined with {', '.join(why)}; change that, or leave "
                 "compression=none"
             )
+
+    def allocator(self) -> type[GroupedAllocator]:
+        from framework_lossy.groups import DroppingGroups
+
+        return DroppingGroups
 
     def executor(self) -> type[ModelExecutor] | None:
         if not self.by_head:

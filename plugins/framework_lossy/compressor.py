@@ -158,6 +158,8 @@ class TokenDropper(Guard, Compressor):
         found.positions = np.where(tokens < 0, PAST, np.take_along_axis(positions, np.maximum(tokens, 0), 2))
         state.rows.removed[row] = written.computed - num_kept
         self._life.take_table(seq, change.start)
+        if state.guarded.groups:  # whose other tables have no more room than before
+            state.rows.room[row] = min(int(state.rows.room[row]), state.guarded.steady_tokens(seq.id))
         num_kept = round(float((tokens >= 0).sum(2).mean()))
         self.num_compressions += 1
         self.seen_tokens += written.stored

@@ -24,6 +24,7 @@ from framework.engine.engine import Engine, ModelLimits, Trial
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.engine.request import Request
 from framework.interfaces.compression import Compression
+from framework.model.dense import DenseCache
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
 from framework_lossy.compression import Kept, TokenDropping, Written
@@ -58,11 +59,12 @@ def recorded(compression: TokenDropping) -> dict[int, list[tuple[int, int, Kept]
 
 
 def masked_logits(decoder: Any, tokens: Sequence[int], history: History) -> torch.Tensor:
-    """(T, V): each token attends to what was there when it was computed, of each head of each layer; of a model with an
-    indexer, to what that selects."""
-    config, length = decoder.config, len(tokens)
-    alive = torch.ones(config.num_layers, config.num_kv_heads, length, length, dtype=torch.bool).tril()
-    there = [[np.arange(length)] * config.num_kv_heads for _ in range(config.num_layers)]
+    """(T, V): each token attends to what was there when it was computed, of each head of each layer of full attention;
+    of a model with an indexer, to what that selects."""
+    config, length, plain = decoder.config, len(tokens), DenseCache(decoder)
+    full = [one for one in config.attention_layers if config.window(one) is None and config.chunk(one) is None]
+    alive = torch.ones(len(full), config.num_kv_heads, length, length, dtype=torch.bool).tril()
+    there = [[np.arange(length)] * config.num_kv_heads for _ in full]
     for computed, size, kept in history:
         for layer, heads in enumerate(there):
             for head, stored in enumerate(heads):
@@ -71,7 +73,11 @@ def masked_logits(decoder: Any, tokens: Sequence[int], history: History) -> torc
                 alive[layer, head, computed:, np.setdiff1d(old, left)] = False
                 heads[head] = np.concatenate([left, np.arange(computed, length)])
 
-    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, index: Any = None) -> torch.Tensor:
+    def attend(layer: int, q: torch.Tensor, *inputs: Any) -> torch.Tensor:
+        if layer not in full:
+            return plain.attend(layer, q, *inputs)
+        (k, v, *rest), layer = inputs, full.index(layer)
+        index = rest[0] if rest else None
         group = config.num_heads // config.num_kv_heads
         q, k, v = q.transpose(0, 1), *(one.transpose(0, 1).repeat_interleave(group, 0) for one in (k, v))
         scores = q @ k.transpose(1, 2) * (config.attention_scale or config.head_dim**-0.5)

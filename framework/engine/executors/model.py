@@ -180,7 +180,7 @@ class ModelExecutor(Executor):
     def read(
         self, row: int, positions: npt.NDArray[np.int64], queries: Sequence[Sequence[Tensor]], computed: int
     ) -> Sequence[LayerCache]:
-        layers, heads = self.pool.layers, self.by_layer[0].spec.num_kv_heads
+        layers, heads = self._first_layers, self.by_layer[0].spec.num_kv_heads
         places = np.broadcast_to(self._own_heads(positions), (len(layers), heads, positions.shape[2]))
         slots = np.arange(positions.shape[2])[None]
         caches = []
@@ -226,10 +226,15 @@ class ModelExecutor(Executor):
     ) -> None:
         to = np.arange(start, tokens.shape[2])[None]
         tokens = self._own_heads(tokens)
-        each = np.broadcast_to(tokens, (len(self.pool.layers), *tokens.shape[1:]))
-        for layer, kept in zip(self.pool.layers, each, strict=True):
+        each = np.broadcast_to(tokens, (len(self._first_layers), *tokens.shape[1:]))
+        for layer, kept in zip(self._first_layers, each, strict=True):
             old, new = layer.index_of(source, kept[:, start:]), layer.index_of(destination, to)
             layer.move(old, new)
+
+    @property
+    def _first_layers(self) -> list[LayerKV]:
+        """Of the first group, the only one whose tokens are read and moved."""
+        return [layer for layer, group in zip(self.pool.layers, self.pool.group_of, strict=True) if not group]
 
     def fresh(self, ids: npt.NDArray[np.int32], group: int = 0) -> None:
         if group in self.states:
@@ -245,7 +250,8 @@ class ModelExecutor(Executor):
         if rows.drops:
             removed = rows.removed[step.rows]
             stored, context = stored - np.repeat(removed, step.num_new), context - removed
-        slots = [tables.slots(packed[0], stored) if group in self._attended else np.full(len(tokens), -1)
+        slots = [np.full(len(tokens), -1) if group not in self._attended
+                 else tables.slots(packed[0], packed[1] if group else stored)
                  for group, tables in enumerate(self._groups)]  # fmt: skip
         size = self.graphs.size_for(step) if self.graphs else None
         if self.graphs is None or size is None:
@@ -266,32 +272,33 @@ class ModelExecutor(Executor):
         context: IntArray,
     ) -> Tensor:
         """The logits of `step.sampled`, of a ragged batch of any shape; `context` (B,) in tokens, in the pool."""
-        lengths = context.astype(np.int32)
+        whole = (step.computed + step.num_new).astype(np.int32)
+        lengths = [context.astype(np.int32), *[whole] * (len(self._groups) - 1)]  # tokens are dropped of the first
         starts = np.zeros(len(step.rows) + 1, dtype=np.int32)
         np.cumsum(step.num_new, out=starts[1:])
-        longest = int(lengths.max())
         last = starts[1:][step.sampled].astype(np.int64) - 1
-        of_groups = [array for slot, tables in zip(slots, self._groups, strict=True)
-                     for array in (slot, *tables.take_changes())]  # fmt: skip
-        sent = self._inputs.upload(tokens, packed[1], lengths, starts, step.rows, last, *of_groups)
+        of_groups = [array for length, slot, tables in zip(lengths, slots, self._groups, strict=True)
+                     for array in (length, slot, *tables.take_changes())]  # fmt: skip
+        sent = self._inputs.upload(tokens, packed[1], starts, step.rows, last, *of_groups)
         batches = list[Batch]()
-        for tables, first in zip(self._groups, range(6, len(sent), 3), strict=True):
-            if len(sent[first + 1]):
-                tables.apply(sent[first + 1], sent[first + 2])
+        for tables, length, first in zip(self._groups, lengths, range(5, len(sent), 4), strict=True):
+            longest = int(length.max())
+            if len(sent[first + 2]):
+                tables.apply(sent[first + 2], sent[first + 3])
             batches.append(Batch(
-                block_tables=tables.gather(sent[4], -(-longest // tables.block_size)),
-                context_lens=sent[2],
-                query_starts=sent[3],
-                slot_mapping=sent[first],
+                block_tables=tables.gather(sent[3], -(-longest // tables.block_size)),
+                context_lens=sent[first],
+                query_starts=sent[2],
+                slot_mapping=sent[first + 1],
                 max_query_len=int(step.num_new.max()),
                 max_context_len=longest,
                 num_decodes=step.num_decodes,
-                host_context_lens=lengths,
+                host_context_lens=length,
                 host_query_starts=starts,
             ))  # fmt: skip
         for group, states in self.states.items():
             states.begin(batches[group], step, self._groups[group].host)
-        return self.decoder.logits(self._hidden(sent[0], sent[1], batches, sent[5]))
+        return self.decoder.logits(self._hidden(sent[0], sent[1], batches, sent[4]))
 
     def _compute(self, tokens: Tensor, positions: Tensor, batches: Sequence[Batch]) -> Tensor:
         """The logits (T, V) of every token, one of each row."""
@@ -332,8 +339,8 @@ class ModelExecutor(Executor):
         else:
             rope = self._rope[self.decoder.config.slides(layer)]
             q = backend.rotate_and_write(kv, q, k, v, rope, batch.slot_mapping)
-        if self._listener is not None:
-            self._listener(place, q)
+        if self._listener is not None and not self.pool.group_of[place]:
+            self._listener(self.pool.group_of[:place].count(0), q)
         out = q.new_empty(*q.shape[:2], v.shape[-1])
         if not index:
             backend.attend(q, kv, batch, out)

@@ -149,6 +149,16 @@ def test_windows_and_chunks_are_served_over_groups_with_the_tokens_of_the_dense_
     assert request.num_cached_tokens == 64
 
 
+def test_an_allocator_in_cpp_serves_windows_from_one_table_and_says_why():
+    config = ModelConfig(
+        family="spans", vocab_size=263, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
+        intermediate_size=48, sliding_window=20, sliding_layers=(True, False),
+    )  # fmt: skip
+    llm = LLM(random_model(config), allocator="native_cow", cache=CacheOptions(num_blocks=9))
+    assert llm.groups == ()
+    assert llm.kv_groups_off.startswith("NativeCowAllocator has one table a request and one index for it")
+
+
 def test_several_threads_may_use_one_backend():
     problems = [build_problem(Case(spec(), contexts, queries, seed), "cpu") for seed, (contexts, queries) in enumerate(
         [((1700, 900), (1, 1)), ((600, 40), (1, 12)), ((1100, 1030, 700), (1, 1, 1)), ((400, 90), (100, 1))]

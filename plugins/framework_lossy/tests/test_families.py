@@ -67,6 +67,45 @@ def test_rows_of_a_latent_cache_are_chosen_and_moved(model: LoadedModel, name: s
     assert differences(model.decoder, requests, kept) == []
 
 
+GROUPS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"sliding_window": 20, "num_hidden_layers": 7, "query_pre_attn_scalar": 24},
+    "llama4_text": {"attention_chunk_size": 16, "num_hidden_layers": 4, "intermediate_size": 40, "num_local_experts": 4,
+                    "intermediate_size_mlp": 96},
+    "qwen3_5_text": {"num_hidden_layers": 5, "full_attention_interval": 3, "linear_num_key_heads": 2,
+                     "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=GROUPS)
+def grouped(request: Any, tmp_path_factory: Any) -> LoadedModel:
+    return load_model(make_checkpoint(tmp_path_factory.mktemp(request.param), request.param, **GROUPS[request.param]))
+
+
+@pytest.mark.parametrize("name", [
+    "snapkv", "paged_eviction", pytest.param("streaming", marks=pytest.mark.slow),
+    pytest.param("knorm", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_tokens_are_dropped_of_full_attention_beside_windows_chunks_and_states(grouped: LoadedModel, name: str) -> None:
+    """Greedy, and with samples that share what is left, of prompts that share their first blocks."""
+    own = {"window": 8} if name == "snapkv" else {}
+    compression = build_component("compression", {"name": name, "ratio": 0.5, "every": 7, **own}, {})
+    kept = recorded(compression)
+    engine = EngineOptions(max_batch_requests=8, max_batch_tokens=64, chunk_size=24)
+    cache = CacheOptions(num_blocks=200, block_size=4)
+    llm = LLM(grouped, compression=compression, device="cpu", engine=engine, cache=cache)
+    assert len(llm.groups) == 2
+    samples = Sampling(max_tokens=12, n=3, temperature=1.0, seed=2, ignore_eos=True, logprobs=0)
+    for head, sampling in ((0, GREEDY), (32, samples), (32, GREEDY)):
+        requests = llm.generate([[*range(100, 100 + head), *prompt] for prompt in PROMPTS], sampling)
+        llm.engine.check()
+        assert differences(grouped.decoder, requests, kept) == []
+    stats = llm.stats()
+    assert stats["num_compressions"] > 6, stats
+    assert stats["returned_blocks"] > 5, stats
+    assert stats["used_blocks"] == 0, stats
+    assert stats["hit_tokens"] > 0 or name != "paged_eviction", stats  # what is moved is found no more
+
+
 @pytest.mark.parametrize("name", ["streaming", "knorm", "snapkv", "expected_attention", "paged_eviction"])
 def test_heads_of_several_ranks_keep_what_those_of_one_would(spread: Any, name: str) -> None:
     """Two KV heads over two ranks, and over four, of which two hold the same one."""

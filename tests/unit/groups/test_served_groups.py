@@ -352,7 +352,7 @@ def test_after_a_reset_the_groups_are_empty_and_serve_again(mixed: LoadedModel) 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "radix": ({"allocator": "radix"}, "for one table; prefix and prefix_cow have not"),
-    "contiguous": ({"allocator": "contiguous"}, "by chained hash alone; prefix and prefix_cow do"),
+    "contiguous": ({"allocator": "contiguous"}, "one table a request and one index"),
     "weak_hash": ({"hash": "xxh64"}, "collision-resistant hash"),
 }
 
