@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from framework_builtin.eviction.lru import Lru
 from framework_builtin.hash.sha256 import Sha256
 
 NS = Namespace()
+IMAGE = 7  # the placeholder
 
 
 class ConstantHash(DigestScheme):
@@ -98,3 +100,21 @@ class Watching(Lru):
     def turns(self, call: str) -> list[int | None]:
         """The turns that the first block of each such call had."""
         return [facts[0][2].turn for name, facts in self.seen if name == call]
+
+
+def prompt_with_contents(draw: random.Random) -> tuple[list[int], Namespace]:
+    """A prompt of a common text, with images of 3 or 6 placeholders and of one name a length at random places."""
+    tokens, contents = list[int](), list[tuple[int, int, str]]()
+    while len(tokens) < 24:
+        if draw.random() < 0.4:
+            length, name = draw.choice(((3, "cat"), (6, "dog"), (3, "cow")))
+            contents.append((len(tokens), len(tokens) + length, name))
+            tokens += [IMAGE] * length
+        else:
+            tokens.append(draw.choice((1, 1, 1, IMAGE)))
+    return tokens, Namespace(adapter=draw.choice(("", "", "a")), salt=draw.choice(("", "", "s")), contents=(*contents,))
+
+
+def shared(one: list[Any], other: list[Any]) -> int:
+    """Leading entries that are equal."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paged_helpers import admit, serve
+from paged_helpers import IMAGE, admit, prompt_with_contents, serve, shared
 
 from framework.api import run
 from framework.errors import InvalidArgument
@@ -20,7 +20,6 @@ from framework_workloads.trace import open_trace
 from framework_workloads.trace.own_format import as_trace
 
 SIZE = 4
-IMAGE = 7  # the placeholder
 
 
 def names_of_vllm(tokens: list[int], space: Namespace) -> list[Any]:
@@ -38,27 +37,10 @@ def names_of_vllm(tokens: list[int], space: Namespace) -> list[Any]:
     return names
 
 
-def drawn(draw: random.Random) -> tuple[list[int], Namespace]:
-    """A prompt of a common text, with images of 3 or 6 placeholders and of one name a length at random places."""
-    tokens, contents = list[int](), list[tuple[int, int, str]]()
-    while len(tokens) < 24:
-        if draw.random() < 0.4:
-            length, name = draw.choice(((3, "cat"), (6, "dog"), (3, "cow")))
-            contents.append((len(tokens), len(tokens) + length, name))
-            tokens += [IMAGE] * length
-        else:
-            tokens.append(draw.choice((1, 1, 1, IMAGE)))
-    return tokens, Namespace(adapter=draw.choice(("", "", "a")), salt=draw.choice(("", "", "s")), contents=(*contents,))
-
-
-def shared(one: list[Any], other: list[Any]) -> int:
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
 @pytest.mark.parametrize("scheme", ["sha256", "polynomial"])
 def test_prompts_share_the_blocks_that_they_share_in_vllm(scheme: str) -> None:
     draw, hasher = random.Random(5), BlockHasher(build_component("hash", scheme, {}), SIZE)
-    prompts = [drawn(draw) for _ in range(60)]
+    prompts = [prompt_with_contents(draw) for _ in range(60)]
     ours = [[*hasher.of(as_tokens(tokens), space, None)[1]] for tokens, space in prompts]
     theirs = [names_of_vllm(tokens, space) for tokens, space in prompts]
     found = [(shared(ours[a], ours[b]), shared(theirs[a], theirs[b])) for a, b in combinations(range(60), 2)]
