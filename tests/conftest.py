@@ -75,22 +75,6 @@ def _no_network() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _hydra_composes_once() -> Iterator[None]:
-    """A command's configuration is composed once, without Hydra's first time, where nothing sets `hydra.mode`."""
-    from hydra._internal.hydra import Hydra
-
-    composed = Hydra.get_mode
-
-    def get_mode(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-        sets = any(word.lstrip("+").startswith(("hydra", "sweep=")) for word in overrides)  # conf/sweep does
-        return composed(self, config_name, overrides) if sets else None
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Hydra, "get_mode", get_mode)
-        yield
-
-
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The checkout these tests lie in."""

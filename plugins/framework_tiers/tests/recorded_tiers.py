@@ -60,9 +60,9 @@ class RecordedTiers(CountedTiers):
             self.requests[-1].stored.append(key)
             insert(key, now, pinned=pinned)
 
-        def promote(key: Any, tokens: int) -> None:
+        def promote(key: Any) -> None:
             self.requests[-1].promoted.append(key)
-            hit(key, tokens)
+            hit(key)
 
         tier.victim, tier.insert, tier.hit = evict, store, promote  # type: ignore[method-assign]
 

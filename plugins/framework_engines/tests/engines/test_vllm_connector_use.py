@@ -13,7 +13,7 @@ from experiments.fidelity.streams import Outcome, grown
 from experiments.live.server import both, policy_config
 
 transfer = partial(policy_config, clock="steps")
-PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
+PAGE = Path(__file__).parents[4] / "docs" / "vllm.md"
 
 
 def through(config: Any, **limits: Any) -> tuple[Outcome, Any]:
