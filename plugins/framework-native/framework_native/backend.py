@@ -25,8 +25,8 @@ class NativeBackend(AttentionBackend):
     rows. All cuts follow the row's own lengths alone, and reading together changes no operation on a row's
     numbers: its output does not depend on its batch or on the number of threads. Pools of other dtypes than the
     queries' are widened as they are read: fp8 with a scale a head, int8 with one a token and head, which multiply
-    scores and weights. The inner loops exist for AVX-512, AVX2 and plain vectors; the best that the processor has is
-    taken.
+    scores and weights. A row of a latent cache is K and, in its first part, V, for all query heads. The inner loops
+    exist for AVX-512, AVX2 and plain vectors; the best that the processor has is taken.
     Several threads may call `attend` of one backend: one computes at a time.
 
     Args:
@@ -38,7 +38,7 @@ class NativeBackend(AttentionBackend):
         kv_dtypes=frozenset(_POOL_FORMATS),
         devices=frozenset({"cpu"}),
         layouts=frozenset({"NHD", "HND"}),
-        features=frozenset({"sliding_window", "attention_chunk", "soft_cap", "sinks", "alibi", "lse"}),
+        features=frozenset({"sliding_window", "attention_chunk", "soft_cap", "sinks", "alibi", "latent", "lse"}),
         batch_invariant=True,
     )
 
@@ -47,12 +47,18 @@ class NativeBackend(AttentionBackend):
             raise InvalidArgument(f"threads must be at least 1, found {threads}")
         self.threads = threads
 
+    def __deepcopy__(self, memo: dict[int, object]) -> NativeBackend:
+        """One with the same threads, not set up: it has threads and a workspace of its own."""
+        return type(self)(self.threads)
+
     def setup(self, spec: AttentionSpec, device: str) -> None:
         super().setup(spec, device)
         self._core = Attention(
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
+            value_dim=spec.value_dim,
+            latent=spec.latent_dim is not None,
             block_size=spec.block_size,
             scale=spec.softmax_scale,
             soft_cap=spec.soft_cap or 0.0,
@@ -115,10 +121,13 @@ class NativeBackend(AttentionBackend):
                 raise InvalidArgument(
                     f"the scales of a {stored} pool are {scaled}, found {scale if scale is None else scale.shape}"
                 )
-        if pool.k.shape != pool.v.shape or pool.k.shape[heads] != spec.num_kv_heads or pool.k.shape[3] != spec.head_dim:
+        if pool.is_latent != (spec.latent_dim is not None):
+            raise InvalidArgument(f"the spec has latent_dim={spec.latent_dim}, and the pool is_latent={pool.is_latent}")
+        values = (*pool.k.shape[:3], spec.value_dim)
+        if pool.v.shape != values or pool.k.shape[heads] != spec.num_kv_heads or pool.k.shape[3] != spec.head_dim:
             raise InvalidArgument(
                 f"k is {tuple(pool.k.shape)} and v {tuple(pool.v.shape)}; the spec has {spec.num_kv_heads} kv heads of "
-                f"{spec.head_dim}"
+                f"{spec.head_dim}, values of {spec.value_dim}"
             )
         if pool.k.stride() != pool.v.stride() or pool.k.stride(3) != 1:
             raise Unsupported(f"k and v need equal strides and contiguous heads, found {pool.k.stride()}")

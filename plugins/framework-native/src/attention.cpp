@@ -182,7 +182,7 @@ private:
         }
         join_pieces(space, call);
         const size_t places = static_cast<size_t>(partial) * shape_.num_heads;
-        space.sums.resize(std::max(space.sums.size(), places * shape_.head_dim));
+        space.sums.resize(std::max(space.sums.size(), places * shape_.value_dim));
         space.maxima.resize(std::max(space.maxima.size(), places));
         space.denominators.resize(std::max(space.denominators.size(), places));
         share_heads(space, threads);
@@ -287,7 +287,7 @@ private:
             for (int32_t head = 0; head < shape_.num_heads; ++head) {
                 char *out = static_cast<char *>(call.out) +
                             size * (token * call.out_strides.token + head * call.out_strides.head);
-                std::fill(out, out + size * shape_.head_dim, 0);
+                std::fill(out, out + size * shape_.value_dim, 0);
                 if (call.lse != nullptr)
                     call.lse[token * shape_.num_heads + head] = -std::numeric_limits<float>::infinity();
             }
@@ -310,15 +310,16 @@ Strides strides(nb::tuple given) {
 void bind_attention(nb::module_ &module) {
     nb::class_<Attention>(module, "Attention", "Paged attention on the CPU; see framework_native.backend.")
         .def("__init__",
-             [](Attention *self, int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t block_size,
-                float scale, float soft_cap, int32_t window, int32_t span, int32_t format, int32_t kv_format) {
+             [](Attention *self, int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t value_dim,
+                int32_t block_size, bool latent, float scale, float soft_cap, int32_t window, int32_t span, int32_t format,
+                int32_t kv_format) {
                  new (self) Attention(
-                     Shape{num_heads, num_kv_heads, head_dim, block_size, scale, soft_cap, window, span,
-                           static_cast<Format>(format), static_cast<Format>(kv_format)});
+                     Shape{num_heads, num_kv_heads, head_dim, value_dim, block_size, latent, scale, soft_cap, window,
+                           span, static_cast<Format>(format), static_cast<Format>(kv_format)});
              },
-             nb::kw_only(), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("block_size"),
-             nb::arg("scale"), nb::arg("soft_cap"), nb::arg("window"), nb::arg("span"), nb::arg("format"),
-             nb::arg("kv_format"))
+             nb::kw_only(), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
+             nb::arg("value_dim"), nb::arg("block_size"), nb::arg("latent"), nb::arg("scale"), nb::arg("soft_cap"),
+             nb::arg("window"), nb::arg("span"), nb::arg("format"), nb::arg("kv_format"))
         .def_prop_ro("instructions", &Attention::instructions)
         .def("attend",
              [](Attention &self, int64_t q, nb::tuple q_strides, int64_t out, nb::tuple out_strides, int64_t k,

@@ -12,7 +12,8 @@ enum class Format : int32_t { f32 = 0, bf16 = 1, f16 = 2, e4m3 = 3, i8 = 4 };
 /// The model's attention and how the work is cut. Where a row is cut depends on it alone, and who else reads the same
 /// keys changes no operation on its numbers, so that its output does not depend on its batch or the number of threads.
 struct Shape {
-    int32_t num_heads, num_kv_heads, head_dim, block_size;
+    int32_t num_heads, num_kv_heads, head_dim, value_dim, block_size; // value_dim: numbers of V, and of a head's output
+    bool latent; // V is the beginning of K: one row of the pool for all heads
     float scale, soft_cap; // soft_cap 0: none
     int32_t window, span;  // 0: none; of a span a query sees its own alone: `attention_chunk` of the contract
     Format format, kv_format;
@@ -73,7 +74,9 @@ struct Kernels {
 
 constexpr int32_t kTileRows = 96;   // query rows (queries x heads of a group) that share one pass over K and V
 constexpr int32_t kChunk = 128;      // keys whose scores are computed before a softmax update
-constexpr int32_t kPitch = kChunk + 16; // floats between the numbers of transposed keys: a chunk, and a vector more
+constexpr int32_t kApart = 16;       // floats between rows of a tile, so that they do not share the cache's sets
+constexpr int32_t kPitch = kChunk + kApart; // floats from one number of transposed keys to the next
+constexpr int32_t kDepth = 128;      // numbers of transposed keys that stay in the first cache for all query rows
 constexpr int32_t kWidenRows = 2;   // query rows from which widening values once is cheaper than once a row
 constexpr int32_t kMaxHeads = 64;   // kv heads of one item
 constexpr int32_t kSplitTokens = 512; // context of one item of a decode row
@@ -85,7 +88,13 @@ inline int32_t tile_queries(const Shape &shape) {
 
 /// Scratch floats for one kv head of an item with this many query rows.
 inline size_t scratch_of(const Shape &shape, int64_t rows) {
-    return static_cast<size_t>(rows * (2 * shape.head_dim + kChunk + 3) + 15) / 16 * 16;
+    return static_cast<size_t>(rows * (shape.head_dim + shape.value_dim + kChunk + 3) + 15) / 16 * 16;
+}
+
+/// Floats of a chunk's keys, transposed, or of its values, whichever are more.
+inline size_t tile_floats(const Shape &shape) {
+    const int32_t keys = shape.head_dim * kPitch, values = kChunk * (shape.value_dim + kApart);
+    return static_cast<size_t>(keys > values ? keys : values);
 }
 
 /// Scratch floats that an item may need: a prefill item has one kv head, a decode item up to kMaxHeads.
@@ -94,7 +103,7 @@ inline size_t scratch_floats(const Shape &shape) {
     const int32_t heads = shape.num_kv_heads < kMaxHeads ? shape.num_kv_heads : kMaxHeads;
     const size_t decode = heads * scratch_of(shape, group), prefill = scratch_of(shape, tile_queries(shape) * group);
     const size_t most = decode > prefill ? decode : prefill; // whole cache lines, so that threads keep off each other's
-    return (most + static_cast<size_t>(shape.head_dim) * kPitch + 15) / 16 * 16;
+    return (most + tile_floats(shape) + 15) / 16 * 16;
 }
 
 } // namespace native

@@ -205,28 +205,30 @@ inline void transpose(Vec *tile) {
 #undef HIGH
 }
 
-/// `count` keys side by side: to[d * kPitch + t] is number d of key t. Up to LANES - 1 places after them become 0.
-template <int D, class T> void transpose_keys(const T *from, int64_t stride, int count, int dim_, float *to) {
+/// `count` keys side by side: to[d * kPitch + t] is number d of the key at offsets[t]. Up to LANES - 1 places after them
+/// become 0.
+template <int D, class T> void transpose_keys(const T *from, const int64_t *offsets, int count, int dim_, float *to) {
     const int dim = D ? D : dim_;
     for (int t = 0; t < count; t += LANES) {
         int d = 0;
         for (; d + LANES <= dim; d += LANES) {
             Vec tile[LANES];
-            for (int i = 0; i < LANES; ++i) tile[i] = t + i < count ? load(from + (t + i) * stride + d) : Vec{};
+            for (int i = 0; i < LANES; ++i) tile[i] = t + i < count ? load(from + offsets[t + i] + d) : Vec{};
             transpose(tile);
             for (int i = 0; i < LANES; ++i) store(to + (d + i) * kPitch + t, tile[i]);
         }
         for (; d < dim; ++d)
-            for (int i = 0; i < LANES; ++i) to[d * kPitch + t + i] = t + i < count ? one(from + (t + i) * stride + d) : 0.0f;
+            for (int i = 0; i < LANES; ++i) to[d * kPitch + t + i] = t + i < count ? one(from + offsets[t + i] + d) : 0.0f;
     }
 }
 
-/// Floats of `count` values, one after another.
-template <class T> void widen(const T *from, int64_t stride, int count, int dim, float *to) {
-    for (int t = 0; t < count; ++t, from += stride, to += dim) {
+/// Floats of `count` keys or values, `pitch` of them from one to the next.
+template <class T> void widen(const T *from, const int64_t *offsets, int count, int dim, int pitch, float *to) {
+    for (int t = 0; t < count; ++t, to += pitch) {
+        const T *value = from + offsets[t];
         int d = 0;
-        for (; d + LANES <= dim; d += LANES) store(to + d, load(from + d));
-        for (; d < dim; ++d) to[d] = one(from + d);
+        for (; d + LANES <= dim; d += LANES) store(to + d, load(value + d));
+        for (; d < dim; ++d) to[d] = one(value + d);
     }
 }
 
@@ -275,22 +277,31 @@ template <int D, class T> void scores(const float *q, int rows, int dim_, const 
     }
 }
 
-/// The same of a chunk's keys, transposed, for query rows from `r` on, R at a time.
-template <int D, int R> void scores_of_transposed(const float *q, int r, int rows, int dim_, const float *keys, float *out) {
-    const int dim = D ? D : dim_;
-    for (; r + R <= rows; r += R)
-        for (int t = 0; t < kChunk; t += kWide * LANES) {
-            Vec acc[R][kWide] = {};
-            for (int d = 0; d < dim; ++d) {
-                Vec key[kWide];
-                for (int v = 0; v < kWide; ++v) key[v] = load(keys + d * kPitch + t + v * LANES);
-                for (int i = 0; i < R; ++i)
-                    for (int v = 0; v < kWide; ++v) acc[i][v] += q[(r + i) * dim + d] * key[v];
-            }
+/// Numbers [from, to) of the products of kWide * LANES transposed keys, from key `t` on, and query rows from `r` on, R at
+/// a time; added to what `out` has of the numbers before.
+template <int R>
+void add_products(const float *q, int r, int rows, int dim, const float *keys, int t, int from, int to, float *out) {
+    for (; r + R <= rows; r += R) {
+        Vec acc[R][kWide] = {};
+        for (int i = 0; from != 0 && i < R; ++i)
+            for (int v = 0; v < kWide; ++v) acc[i][v] = load(out + (r + i) * kChunk + t + v * LANES);
+        for (int d = from; d < to; ++d) {
+            Vec key[kWide];
+            for (int v = 0; v < kWide; ++v) key[v] = load(keys + d * kPitch + t + v * LANES);
             for (int i = 0; i < R; ++i)
-                for (int v = 0; v < kWide; ++v) store(out + (r + i) * kChunk + t + v * LANES, acc[i][v]);
+                for (int v = 0; v < kWide; ++v) acc[i][v] += q[(r + i) * dim + d] * key[v];
         }
-    if constexpr (R > 1) scores_of_transposed<D, R / 2>(q, r, rows, dim, keys, out);
+        for (int i = 0; i < R; ++i)
+            for (int v = 0; v < kWide; ++v) store(out + (r + i) * kChunk + t + v * LANES, acc[i][v]);
+    }
+    if constexpr (R > 1) add_products<R / 2>(q, r, rows, dim, keys, t, from, to, out);
+}
+
+/// The scores of a chunk's keys, transposed, for every query row.
+void scores_of_transposed(const float *q, int rows, int dim, const float *keys, float *out) {
+    for (int t = 0; t < kChunk; t += kWide * LANES)
+        for (int from = 0; from < dim; from += kDepth)
+            add_products<kRows>(q, 0, rows, dim, keys, t, from, from + kDepth < dim ? from + kDepth : dim, out);
 }
 
 /// sums_r = sums_r * shrink_r + weights_r . v for query rows from `r` on, R at a time, and W vectors from number `d` on.
@@ -335,9 +346,8 @@ struct Scratch {
 };
 
 Scratch lay_out(const Shape &shape, int64_t rows, float *at) {
-    const int64_t width = rows * shape.head_dim;
-    return {at, at + width, at + 2 * width, at + 2 * width + rows * kChunk, at + 2 * width + rows * (kChunk + 1),
-            at + 2 * width + rows * (kChunk + 2)};
+    float *sums = at + rows * shape.head_dim, *scores = sums + rows * shape.value_dim;
+    return {at, sums, scores, scores + rows * kChunk, scores + rows * (kChunk + 1), scores + rows * (kChunk + 2)};
 }
 
 /// Up to kChunk keys of a row, and where they lie: each segment in one block, `at` its first key's number in the chunk.
@@ -434,13 +444,13 @@ void finish_row_as(const Shape &shape, const Call &call, int64_t token, int head
         const float denominator = total * worth + std::exp(sink - top);
         if (call.lse != nullptr) call.lse[token * shape.num_heads + head] = top + std::log(denominator);
         T *out = static_cast<T *>(call.out) + token * call.out_strides.token + head * call.out_strides.head;
-        for (int d = 0; d < shape.head_dim; ++d) put(out + d, sums[d] * worth / denominator);
+        for (int d = 0; d < shape.value_dim; ++d) put(out + d, sums[d] * worth / denominator);
         return;
     }
     if (call.lse != nullptr) call.lse[token * shape.num_heads + head] = most + std::log(total);
     T *out = static_cast<T *>(call.out) + token * call.out_strides.token + head * call.out_strides.head;
     const float share = 1.0f / total;
-    for (int d = 0; d < shape.head_dim; ++d) put(out + d, sums[d] * share);
+    for (int d = 0; d < shape.value_dim; ++d) put(out + d, sums[d] * share);
 }
 
 /// The query rows of one kv head: where their state lies, and where they stand.
@@ -476,17 +486,18 @@ void rescale(const Call &call, const float *scales, const Head &head, int kv_hea
 }
 
 /// A chunk of keys and values for all heads of the item; `next` is the chunk after it. Memory is read in the order in
-/// which it lies: with the heads of a token side by side (NHD) a few tokens at a time, else head by head. `wide` holds
-/// head_dim x kPitch floats: keys transposed or widened, later values widened.
+/// which it lies: with the heads of a token side by side (NHD) a few tokens at a time, else head by head. Where one head's
+/// query rows are many (`tiled`), the whole chunk is transposed for its scores, then widened for the sums, so that the rows
+/// share what was loaded. `wide` holds tile_floats: keys transposed or widened, later values widened.
 template <int D, class T>
 void attend_chunk(const Shape &shape, const Call &call, const Head *heads, int num_heads, const Chunk &chunk, const Chunk &next,
-                  bool prompt, float *wide) {
+                  bool tiled, float *wide) {
     constexpr int kStep = LANES;
     const Strides &kv = call.kv_strides;
-    const int rows = heads[0].tile.rows, dim = shape.head_dim, group = heads[0].tile.group;
+    const int rows = heads[0].tile.rows, group = heads[0].tile.group;
     const int step = num_heads > 1 && kv.head < kv.token ? kStep : kChunk;
     const bool widens = shape.kv_format != Format::f32 && rows >= kWidenRows;
-    const auto each = [&](const void *pool, auto visit) {
+    const auto each = [&](const void *pool, int dim, auto visit) {
         for (int s = 0; s < chunk.num_segments; ++s)
             for (int t = 0; t < chunk.segments[s].count; t += step) {
                 const Segment &segment = chunk.segments[s];
@@ -499,17 +510,23 @@ void attend_chunk(const Shape &shape, const Call &call, const Head *heads, int n
                         const T *ahead = from + (beyond < 0 ? chunk.offsets[i] : next.offsets[beyond]);
                         for (int d = 0; d < dim; d += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(ahead + d, 0, 2);
                     }
-                    visit(heads[h].scratch, from + segment.offset + t * kv.token, at, count);
+                    visit(heads[h].scratch, from, at, count);
                 }
             }
     };
-    each(call.k, [&](const Scratch &scratch, const T *keys, int at, int count) {
-        if (prompt) return transpose_keys<D>(keys, kv.token, count, dim, wide + at);
-        if (!widens) return scores<D>(scratch.q, rows, dim, keys, kv.token, count, scratch.scores + at);
-        widen(keys, kv.token, count, dim, wide);
-        scores<D>(scratch.q, rows, dim, wide, dim, count, scratch.scores + at);
-    });
-    if (prompt) scores_of_transposed<D, kRows>(heads[0].scratch.q, 0, rows, dim, wide, heads[0].scratch.scores);
+    const T *keys = static_cast<const T *>(call.k) + heads[0].offset, *values = static_cast<const T *>(call.v) + heads[0].offset;
+    if (tiled) {
+        transpose_keys<D>(keys, chunk.offsets, chunk.count, shape.head_dim, wide);
+        scores_of_transposed(heads[0].scratch.q, rows, shape.head_dim, wide, heads[0].scratch.scores);
+    } else {
+        each(call.k, shape.head_dim, [&](const Scratch &scratch, const T *from, int at, int count) {
+            const int dim = shape.head_dim;
+            float *out = scratch.scores + at;
+            if (!widens) return scores<D>(scratch.q, rows, dim, from + chunk.offsets[at], kv.token, count, out);
+            widen(from, chunk.offsets + at, count, dim, dim, wide);
+            scores<D>(scratch.q, rows, dim, wide, dim, count, out);
+        });
+    }
     for (int h = 0; h < num_heads; ++h) {
         const int kv_head = heads[h].tile.head / group;
         rescale(call, call.k_scales, heads[h], kv_head, chunk);
@@ -517,10 +534,16 @@ void attend_chunk(const Shape &shape, const Call &call, const Head *heads, int n
         soften(heads[h].tile, chunk.count, heads[h].scratch);
         rescale(call, call.v_scales, heads[h], kv_head, chunk);
     }
-    each(call.v, [&](const Scratch &scratch, const T *values, int at, int count) {
+    const int dim = shape.value_dim;
+    if (tiled) {
+        const Scratch &scratch = heads[0].scratch;
+        widen(values, chunk.offsets, chunk.count, dim, dim + kApart, wide);
+        return gather<D>(scratch.scores, scratch.shrink, rows, dim, wide, dim + kApart, chunk.count, scratch.sums);
+    }
+    each(call.v, dim, [&](const Scratch &scratch, const T *from, int at, int count) {
         const float *weights = scratch.scores + at, *shrink = at == 0 ? scratch.shrink : nullptr;
-        if (!widens) return gather<D>(weights, shrink, rows, dim, values, kv.token, count, scratch.sums);
-        widen(values, kv.token, count, dim, wide);
+        if (!widens) return gather<D>(weights, shrink, rows, dim, from + chunk.offsets[at], kv.token, count, scratch.sums);
+        widen(from, chunk.offsets + at, count, dim, dim, wide);
         gather<D>(weights, shrink, rows, dim, wide, dim, count, scratch.sums);
     });
 }
@@ -535,25 +558,25 @@ void attend(const Shape &shape, const Call &call, const Item &item, const Query 
     for (int h = 0; h < num_heads; ++h) {
         const int kv_head = item.head + h;
         heads[h] = {{rows, group, kv_head * group, queries + item.first},
-                    lay_out(shape, rows, wide + shape.head_dim * kPitch + h * scratch_of(shape, rows)),
+                    lay_out(shape, rows, wide + tile_floats(shape) + h * scratch_of(shape, rows)),
                     kv_head * call.kv_strides.head};
         const Scratch &scratch = heads[h].scratch;
         load_queries(shape, call, heads[h].tile, scratch.q);
-        std::memset(scratch.sums, 0, sizeof(float) * rows * shape.head_dim);
+        std::memset(scratch.sums, 0, sizeof(float) * rows * shape.value_dim);
         for (int r = 0; r < rows; ++r) scratch.maxima[r] = kNone, scratch.denominators[r] = 0.0f;
     }
     Chunk chunks[2] = {chunk_at(shape, call.kv_strides, table, item.from, item.to)};
     for (int at = 0; chunks[at].count != 0; at ^= 1) {
         const Chunk &chunk = chunks[at], &next = chunks[at ^ 1];
         chunks[at ^ 1] = chunk_at(shape, call.kv_strides, table, chunk.key + chunk.count, item.to);
-        attend_chunk<D, T>(shape, call, heads, num_heads, chunk, next, item.prompt, wide);
+        attend_chunk<D, T>(shape, call, heads, num_heads, chunk, next, item.prompt || shape.latent, wide);
     }
     for (int h = 0; h < num_heads; ++h)
         for (int r = 0; r < rows; ++r) {
             const Scratch &scratch = heads[h].scratch;
             const Query &query = heads[h].tile.queries[r / group];
             const int head = heads[h].tile.head + r % group;
-            const float *sums = scratch.sums + r * shape.head_dim;
+            const float *sums = scratch.sums + r * shape.value_dim;
             if (query.partial < 0) {
                 finish_row(shape, call, query.token, head, scratch.maxima[r], scratch.denominators[r], sums);
                 continue;
@@ -561,13 +584,14 @@ void attend(const Shape &shape, const Call &call, const Item &item, const Query 
             const int64_t place = query.partial * shape.num_heads + head;
             partials.maxima[place] = scratch.maxima[r];
             partials.denominators[place] = scratch.denominators[r];
-            std::memcpy(partials.sums + place * shape.head_dim, sums, sizeof(float) * shape.head_dim);
+            std::memcpy(partials.sums + place * shape.value_dim, sums, sizeof(float) * shape.value_dim);
         }
 }
 
 template <class T>
 void attend_any(const Shape &shape, const Call &call, const Item &item, const Query *queries, const Partials &partials,
                 float *memory) {
+    if (shape.value_dim != shape.head_dim) return attend<0, T>(shape, call, item, queries, partials, memory);
     if (shape.head_dim == 128) return attend<128, T>(shape, call, item, queries, partials, memory);
     if (shape.head_dim == 64) return attend<64, T>(shape, call, item, queries, partials, memory);
     attend<0, T>(shape, call, item, queries, partials, memory);
@@ -589,12 +613,12 @@ void combine(const Shape &shape, const Call &call, const Partials &partials, int
         float most = kNone, total = 0.0f;
         for (int64_t split = 0; split < count; ++split)
             most = partials.maxima[place(split)] > most ? partials.maxima[place(split)] : most;
-        float *sums = partials.sums + place(0) * shape.head_dim;
+        float *sums = partials.sums + place(0) * shape.value_dim;
         for (int64_t split = 0; split < count; ++split) {
             const float m = partials.maxima[place(split)], worth = m == kNone ? 0.0f : std::exp(m - most);
             total += worth * partials.denominators[place(split)];
-            const float *other = partials.sums + place(split) * shape.head_dim;
-            for (int d = 0; d < shape.head_dim; ++d) sums[d] = (split ? sums[d] : 0.0f) + worth * other[d];
+            const float *other = partials.sums + place(split) * shape.value_dim;
+            for (int d = 0; d < shape.value_dim; ++d) sums[d] = (split ? sums[d] : 0.0f) + worth * other[d];
         }
         finish_row(shape, call, call.starts[row], head, most, total, sums);
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,12 +15,13 @@ from framework.interfaces.backend import AttentionSpec
 from framework.llm import LLM, CacheOptions, EngineOptions
 from framework.model.config import ModelConfig
 from framework.model.dense import dense_logits
-from framework.model.loading import random_model
+from framework.model.loading import load_model, random_model
 from framework.sampling import Sampling
 from framework_native.backend import NativeBackend
 from framework_testing import backend_checks
-from framework_testing.attention_cases import Case, build_problem
+from framework_testing.attention_cases import Case, build_problem, single_row
 from framework_testing.attention_runs import judge, run_attention, wrong_lse
+from framework_testing.checkpoints import make_checkpoint
 
 
 def spec(**changes) -> AttentionSpec:
@@ -40,12 +42,13 @@ def test_the_native_backend_keeps_its_contract(check):
 
 LONG = Case(spec(), (1700, 513, 512, 1), (1, 1, 1, 1))
 MIXED = Case(spec(head_dim=80), (700, 300, 65, 40), (1, 100, 65, 3))
+LATENT = {"num_heads": 20, "num_kv_heads": 1, "head_dim": 80, "latent_dim": 64}
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
-@pytest.mark.parametrize("case", [LONG, MIXED], ids=["decode", "mixed"])
+@pytest.mark.parametrize("case", [LONG, MIXED, replace(MIXED, spec=spec(**LATENT))], ids=["decode", "mixed", "latent"])
 def test_the_number_of_threads_changes_no_bit(case, layout):
-    problem = build_problem(Case(spec(head_dim=case.spec.head_dim, layout=layout), case.contexts, case.queries), "cpu")
+    problem = build_problem(replace(case, spec=replace(case.spec, layout=layout)), "cpu")
     outs = [run_attention(ready(problem.spec, threads), problem, lse=True) for threads in (1, 2, 3, 7)]
     assert judge(outs[0][0], problem).ok, str(judge(outs[0][0], problem))
     for out, sums in outs[1:]:
@@ -65,6 +68,10 @@ def test_the_number_of_threads_changes_no_bit(case, layout):
         {"sinks": True, "sliding_window": 300},
         {"sinks": True, "attention_chunk": 300},
         {"soft_cap": 2.0},
+        LATENT,
+        LATENT | {"head_dim": 27, "latent_dim": 20, "sinks": True, "soft_cap": 2.0},
+        LATENT | {"head_dim": 150, "latent_dim": 132, "sliding_window": 70},
+        LATENT | {"num_heads": 1, "latent_dim": 80, "block_size": 1},
     ],
     ids=lambda changes: "+".join(changes) or "plain",
 )  # fmt: skip
@@ -81,7 +88,9 @@ def test_long_and_short_chunks_are_right(changes, dtype, layout):
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kv_dtype", ["int8", "float8_e4m3fn", "float16", "bfloat16"])
-@pytest.mark.parametrize("changes", [{}, {"sinks": True, "sliding_window": 300}, {"soft_cap": 2.0}, {"head_dim": 80}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"sinks": True, "sliding_window": 300}, {"soft_cap": 2.0}, {"head_dim": 80}, LATENT]
+)
 def test_narrow_pools_are_read_as_what_they_stand_for(changes, kv_dtype, dtype, layout):
     """Split and whole decode rows, chunks for the C++ loops and for torch's kernel, an empty row."""
     asked = spec(dtype=dtype, kv_dtype=kv_dtype, layout=layout, **changes)
@@ -147,6 +156,64 @@ def test_windows_and_chunks_are_served_over_groups_with_the_tokens_of_the_dense_
         logits = dense_logits(model.decoder, [*prompt, *tokens[:-1]])[len(prompt) - 1 :]
         assert [*tokens] == logits.argmax(-1).tolist()
     assert request.num_cached_tokens == 64
+
+
+MLA = {
+    "num_key_value_heads": 4, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12, "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+}  # fmt: skip
+EXPERTS = MLA | {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 40,
+    "first_k_dense_replace": 1, "head_dim": 8,
+}  # fmt: skip
+SERVED = {
+    "minicpm3": MLA | {"head_dim": 8, "tie_word_embeddings": False, "dim_model_base": 32},
+    "deepseek_v3": EXPERTS,
+    "deepseek_v32": EXPERTS | {"index_topk": 16, "index_head_dim": 16, "index_n_heads": 16},
+}
+
+
+@pytest.mark.parametrize("family", SERVED)
+def test_models_with_latent_caches_say_what_they_say_with_the_torch_backend(family, tmp_path):
+    """Prompts in chunks, a prefix that is hit, decode rows side by side; of V3.2 also attention to selected tokens."""
+    pytest.importorskip("transformers")
+    model = load_model(make_checkpoint(tmp_path, family, **SERVED[family]))
+    shared = [(7 * i) % 250 + 4 for i in range(48)]
+    prompts, said = [[*shared, 100 + i, 9, 4 + i] for i in range(3)] + [[5, 6, 7]], {}
+    for backend in ("torch", "native"):
+        llm = LLM(
+            model,
+            backend=backend,
+            cache=CacheOptions(num_blocks=160, block_size=4),
+            engine=EngineOptions(chunk_size=16),
+        )
+        requests = [llm.generate(prompts, Sampling(max_tokens=20, ignore_eos=True)) for _ in range(2)][1]
+        assert [request.num_cached_tokens for request in requests[:3]] == [48] * 3
+        said[backend] = [[*request.completions[0].tokens] for request in requests]
+    assert len({token for tokens in said["torch"] for token in tokens}) > 12, "a degenerate text proves little"
+    assert said["native"] == said["torch"]
+
+
+def test_latent_rows_that_share_blocks_are_read_together_with_the_bits_of_each_alone():
+    asked = spec(**LATENT)
+    problem = build_problem(Case(asked, (1100, 1030, 520), (1, 1, 1)), "cpu")
+    tables = problem.batch.block_tables
+    tables[1, :64], tables[2, :20] = tables[0, :64].clone(), tables[0, :20].clone()
+    backend = ready(asked, 2)
+    out, sums = run_attention(backend, problem, lse=True)
+    verdict = judge(out, problem)
+    assert verdict.ok, str(verdict)
+    for row in range(3):
+        alone, sum_alone = run_attention(backend, single_row(problem, row), lse=True)
+        assert torch.equal(out[row], alone[0])
+        assert torch.equal(sums[row], sum_alone[0])
+
+
+def test_a_pool_of_k_and_v_is_refused_where_a_latent_was_set_up():
+    problem = build_problem(Case(spec(**LATENT), (40,), (1,)), "cpu")
+    problem.pool.v, problem.pool.is_latent = problem.pool.v.clone(), False
+    with pytest.raises(InvalidArgument, match="latent_dim=64, and the pool is_latent=False"):
+        run_attention(ready(problem.spec), problem)
 
 
 def test_an_allocator_in_cpp_serves_windows_from_one_table_and_says_why():
