@@ -11,7 +11,7 @@ def audit(allocator: Any) -> list[str]:
 
     Args:
         allocator: a PagedAllocator, or what has its `num_blocks`, `block_size`, `pool`, `cache`, `ahead` and
-            `tables()`: what another language keeps is audited so.
+            `tables`: what another language keeps is audited so.
     """
     index = allocator.cache.index.audit()
     return [

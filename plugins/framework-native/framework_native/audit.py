@@ -33,7 +33,7 @@ def faults(core: Core, columns: dict[str, Any], num_blocks: int, block_size: int
         pool=pool,
         cache=cache,
         ahead=set(state["ahead"]),
-        tables=lambda: tables,
+        tables=tables,
     )
     return wrong + audit(allocator)
 
