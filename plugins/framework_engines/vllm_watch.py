@@ -169,9 +169,11 @@ def follow(
     """From here on these hear what vLLM's pool did: blocks [first, end) of a request's that it published, the name of a
     content that it evicted, and that it forgot all."""
 
-    def publish(call: Any, request: Any, blocks: Any, first: int, end: int, *args: Any, **kwargs: Any) -> Any:
-        result = call(request, blocks, first, end, *args, **kwargs)
-        published(request, blocks, first, end)
+    def publish(
+        call: Any, request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        result = call(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)
+        published(request, blocks, num_cached_blocks, num_full_blocks)
         return result
 
     def evict(call: Any, block: Any, *args: Any, **kwargs: Any) -> Any:

@@ -245,7 +245,10 @@ class Manager:
         for (wide, _), suffix, table, need in zip(self.groups, self.names, found, needs, strict=True):
             first = len(table) if tables is None else done // (16 * wide)
             table += pool.get_new_blocks(need)
-            pool.cache_full_blocks(request, table, first, end // (16 * wide), wide, suffix)
+            pool.cache_full_blocks(
+                request=request, blocks=table, num_cached_blocks=first, num_full_blocks=end // (16 * wide), wide=wide,
+                group=suffix,
+            )  # fmt: skip
         request.num_computed_tokens = end
         return units
 

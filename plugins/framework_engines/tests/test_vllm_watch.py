@@ -679,7 +679,7 @@ def test_a_step_of_running_requests_costs_one_call_a_request(vllm: None, needs_r
             calls.append(frame.f_code.co_name)
 
     pool: Any = engine.pool
-    pool.touch = pool.cache_full_blocks = lambda *_: None  # they need no further block
+    pool.touch = pool.cache_full_blocks = lambda *_, **__: None  # they need no further block
     pool.get_new_blocks = lambda count: []
     sys.setprofile(count)
     try:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from vllm.v1.core.sched.output import SchedulerOutput
 
 from experiments.fidelity import compare, vllm_side
 from experiments.fidelity.streams import Outcome, Talk, grown, of_trace, sampled
@@ -125,5 +126,5 @@ def test_another_version_with_the_same_hooks_is_led_and_named(
 
 def test_what_the_workers_get_can_be_pickled() -> None:
     scheduler = vllm_side.scheduler_of(num_blocks=100, transfer=transfer("lru"))
-    meta = scheduler.connector.build_connector_meta(None)
+    meta = scheduler.connector.build_connector_meta(SchedulerOutput.make_empty())
     assert type(pickle.loads(pickle.dumps(meta))) is vllm_connector.Nothing
