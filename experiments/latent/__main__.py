@@ -43,9 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = make_checkpoint(folder, "deepseek_v3", tokenizer=False, **SHAPE)
         rows = [row for context in contexts for row in measured(path, context, rounds)]
+    beside = {name: version(name) for name in ("transformers", "vllm") if _installed(name)}
     finish(options, {"latent": rows}, {"latent": _table(rows)}, shape=SHAPE, steps=STEPS, rounds=rounds, threads=1,
-           load_before=round(load, 1), engines={name: version(name) for name in ("transformers", "vllm") if _installed(name)},
-    )  # fmt: skip
+           load_before=round(load, 1), engines=beside)  # fmt: skip
     lines = [{**row, "rate": 1e3 / row["step_ms"]} for row in rows]
     shown = ("step_ms", 1, "decode step, ms"), ("rate", 1, "tokens / s")
     save(panels(lines, "engine", ("context", 1, "context, tokens"), *shown), options, "latent")
