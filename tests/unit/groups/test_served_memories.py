@@ -105,3 +105,18 @@ def test_hits_are_those_of_vllms_rule_and_of_the_end_of_each_request(model: Load
     assert found.count(0) < 14
     assert isinstance(llm.allocator, GroupedAllocator)
     assert not any(llm.allocator.memory.evictions)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["gather", "triton"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_backends_read_the_same_blocks(model: LoadedModel, layout: str, backend: str) -> None:
+    pytest.importorskip("framework_triton")
+    options = EngineOptions(max_batch_requests=3, max_batch_tokens=48, chunk_size=20)
+    llm = make_llm(model, block_size=SIZE, num_blocks=60, engine=options, faults=FaultOptions(poison=True),
+                   backend=backend, **LAYOUTS[layout])  # fmt: skip
+    asked = workload(7, 4)
+    served = [llm.submit(prompt, sampling) for prompt, sampling in asked]
+    llm.drain(on_step=lambda engine: engine.check())
+    for (prompt, sampling), request in zip(asked, served, strict=True):
+        assert request.completions[0].tokens == greedy(model.decoder, prompt, sampling.max_tokens).tokens
