@@ -113,8 +113,7 @@ class GroupedAllocator(Allocator):
         share_prefix, share_forks, watermark: as of PagedAllocator; the watermark is of each group.
 
     Raises:
-        InvalidArgument: the memory was used, or has a trace's numbers.
-
+        InvalidArgument: the memory was used, has a trace's numbers, or no room for a token.
     """
 
     def __init__(
@@ -146,6 +145,10 @@ class GroupedAllocator(Allocator):
         self._peaks = [0] * len(self._pools)  # most blocks in use at once, of each pool
         too_long = lambda tokens: not memory.fits(self._most(tokens, 2))  # noqa: E731
         self.max_request_tokens = bisect_left(range(1, _LONGEST), True, key=too_long)
+        if not self.max_request_tokens:
+            raise InvalidArgument(f"there are {[*self.group_blocks]} blocks of {[g.block_tokens for g in self.groups]} "
+                                  f"tokens, and a request of one token needs {self._most(1, 2)}, of "
+                                  f"{[g.name for g in self.groups]}; raise cache.num_blocks")  # fmt: skip
 
     # Lookup and admission
 

@@ -57,7 +57,7 @@ class KVGroup:
         times, rest = divmod(block_tokens, self.block_tokens)
         if rest or times < 1:
             raise InvalidArgument(f"{self.name}: blocks of {block_tokens} tokens are no multiple of the "
-                                  f"{self.block_tokens} of cache.block_size, by which contents are named")  # fmt: skip
+                                  f"{self.block_tokens} of full attention, by which contents are named")  # fmt: skip
         size = self.block_bytes * (1 if self.kind == "state" else times)
         return replace(self, block_tokens=block_tokens, block_bytes=size)
 

@@ -31,7 +31,8 @@ class TwoLevel(Memory):
         count = num_bytes // page
         if count < len(groups):
             raise InvalidArgument(f"pages of the least common multiple have {page:,} bytes, {num_bytes:,} bytes are "
-                                  f"{count} of them; give blocks bytes that divide those of the largest")  # fmt: skip
+                                  f"{count} of them, and {len(groups)} groups need one each; raise cache.num_blocks, "
+                                  "or give blocks bytes that divide those of the largest")  # fmt: skip
         self.per_page = [page // group.block_bytes for group in groups]
         self.pages = Pool(count, policy(count), self.clock)
         self.pages.on_evict = self._page_evicted

@@ -286,6 +286,7 @@ def test_layers_that_share_tensors_have_scales_of_their_own(windows: dict[str, L
 REFUSED_MEMORIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "unequal pages": ("gemma3", {"memory": "one_pool", "group_block_size": {"window": 8}}, "OnePool keeps blocks of"),
     "few pages": ("gemma3", {"memory": "two_level", "num_blocks": 1}, "pages of the least common multiple have"),
+    "no room": ("qwen3_5", {"memory": "one_pool", "num_blocks": 1}, "a request of one token needs"),
     "no such kind": ("gemma3", {"group_block_size": {"chunk": 8}}, "cache.group_block_size has 'chunk'"),
     "full attention": ("gemma3", {"group_block_size": {"full": 8}}, "cache.group_block_size has 'full'"),
     "no multiple": ("qwen3_5", {"group_block_size": {"state": 10}}, "10 tokens are no multiple of the 4"),
