@@ -25,7 +25,7 @@ from framework.replay.roofline import ROOFLINE_SHAPES
 from framework.types import BlockHash
 from framework_testing.kernel.bench import last_level_cache_bytes
 from framework_tiers.block_bytes import as_bytes, pool_bytes
-from framework_tiers.setup import open_store
+from framework_tiers.setup import open_stores
 from framework_tiers.store import BlockFormat
 from framework_tiers.transfers import Copy
 from framework_tiers.worker import WorkerTransfers
@@ -94,7 +94,7 @@ def of_the_host_store(
         bytes_of = pool_bytes(as_bytes(pool.tensors_of(0)))
         size = bytes_of.block_bytes
         format = BlockFormat("measurement of links", pool.dtype, pool.layout, tokens, "counted", size)
-        store = open_store({"store": {"name": "host"}, "num_blocks": POOL_BLOCKS + 1}, format, bytes_of)
+        [store], _ = open_stores([{"store": {"name": "host"}, "num_blocks": POOL_BLOCKS + 1}], format, bytes_of)
         transfers = WorkerTransfers(bytes_of, [store], lambda: 0.0)
         try:
             timer = StoreTimer(transfers, cache_bytes)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import importlib
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -107,6 +109,18 @@ def slow_utilisation(prompts: list[int], outputs: list[int], limit: int, name: s
             whole = {"max": limit, "pow2": min(limit, p + power), "oracle": p + o}
             reserved += size * -(-(p + k - 1) // size) if name == "paged" else whole[name]
     return live / reserved
+
+
+def test_every_name_that_an_experiment_imports_of_ours_is_there(repository: Path) -> None:
+    lacking = []
+    for path in sorted((repository / "experiments").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("framework"):
+                module = importlib.import_module(str(node.module))
+                inside = {one.name for one in node.names if not hasattr(module, one.name)}
+                inside -= {found.name for found in pkgutil.iter_modules(getattr(module, "__path__", []))}
+                lacking += [f"{path.name}: {node.module}.{name}" for name in inside]
+    assert lacking == []
 
 
 def test_the_closed_form_is_the_sum_over_iterations(experiment: Callable[[str], ModuleType]) -> None:
