@@ -13,11 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from framework.errors import (
-    InvalidArgument,
-    InvariantViolation,
-    OutOfBlocks,
-)
+from framework.errors import InvalidArgument, InvariantViolation, OutOfBlocks
 from framework.groups.checkpoints import Asked, CheckpointRule
 from framework.groups.memory import Memory
 from framework.groups.pool import ROOT

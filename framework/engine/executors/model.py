@@ -63,6 +63,9 @@ class ModelExecutor(Executor):
         self._states_of = {layer: one for one in self.states.values() for layer in one.layers}
         self.decoder, self.by_layer, self.pool, self.tables = decoder, by_layer, pool, tables
         self._groups, self._attended = (tables, *further), {*pool.group_of}
+        first = [place for place, group in enumerate(pool.group_of) if not group]
+        self._number_in_first = {place: number for number, place in enumerate(first)}
+        self._first_layers = [pool.layers[place] for place in first]  # the only ones whose tokens are read and moved
         self.device = torch.device(tables.device)
         self.graphs: DecodeGraphs | None = None
         self.graphs_off = ""
@@ -231,11 +234,6 @@ class ModelExecutor(Executor):
             old, new = layer.index_of(source, kept[:, start:]), layer.index_of(destination, to)
             layer.move(old, new)
 
-    @property
-    def _first_layers(self) -> list[LayerKV]:
-        """Of the first group, the only one whose tokens are read and moved."""
-        return [layer for layer, group in zip(self.pool.layers, self.pool.group_of, strict=True) if not group]
-
     def fresh(self, ids: npt.NDArray[np.int32], group: int = 0) -> None:
         if group in self.states:
             self.states[group].freed(ids)
@@ -339,8 +337,8 @@ class ModelExecutor(Executor):
         else:
             rope = self._rope[self.decoder.config.slides(layer)]
             q = backend.rotate_and_write(kv, q, k, v, rope, batch.slot_mapping)
-        if self._listener is not None and not self.pool.group_of[place]:
-            self._listener(self.pool.group_of[:place].count(0), q)
+        if self._listener is not None and place in self._number_in_first:
+            self._listener(self._number_in_first[place], q)
         out = q.new_empty(*q.shape[:2], v.shape[-1])
         if not index:
             backend.attend(q, kv, batch, out)
