@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from dense_greedy import greedy
 from fake_engines import finished, make_llm, noted_steps
-from groups_plain import Rule
+from groups_served import hits_and_those_of_the_rule, replayed, workload
 from static_backend import StaticBackend
 
 from framework.config.check import parse
-from framework.engine.engine import Engine, ModelLimits
-from framework.engine.executors.replay import ReplayExecutor, constant_step
+from framework.engine.engine import Engine
 from framework.engine.request import Request
 from framework.engine.warm_up import warm_up
 from framework.errors import ConfigError, FrameworkError, OutOfMemory
@@ -225,15 +222,8 @@ def test_one_pool_serves_what_a_replay_of_it_hits(windows: dict[str, LoadedModel
     for (prompt, sampling), request in zip(asked, served, strict=True):
         assert request.completions[0].tokens == greedy(model.decoder, prompt, sampling.max_tokens).tokens
     assert llm.stats()["full_evictions"] > 0 < llm.stats()["window_evictions"]
-    outputs = {(number, 0): np.array(request.completions[0].tokens, dtype=np.int32)
-               for number, request in enumerate(served)}  # fmt: skip
-    executor = ReplayExecutor(constant_step(1.0), outputs=outputs)
-    replay = Engine(
-        llm._build_allocator(), executor, limits=ModelLimits(max_model_len=llm.max_model_len), options=options
-    )
-    replayed = [replay.submit(prompt, sampling, namespace=llm.namespace) for prompt, sampling in asked]
-    replay.run()
-    assert [request.num_cached_tokens for request in replayed] == [request.num_cached_tokens for request in served]
+    again, _, _ = replayed(llm, served, asked, options)
+    assert [request.num_cached_tokens for request in again] == [request.num_cached_tokens for request in served]
     assert sum(request.num_cached_tokens for request in served) > 100
 
 
@@ -389,25 +379,10 @@ def test_few_states_are_kept_and_at_the_places_that_later_prompts_resume_from(st
     assert llm.stats()["state_lost_tokens"] == 28
 
 
-def workload(seed: int, count: int) -> list[tuple[list[int], Sampling]]:
-    """Prompts that part from a few stems anywhere, and answers of any length."""
-    draw, asked = random.Random(seed), []
-    stems = [[draw.randrange(4, 250) for _ in range(56)] for _ in range(3)]
-    for _ in range(count):
-        prompt = draw.choice(stems)[: draw.choice((9, 30, 41, 56))]
-        prompt = prompt + [draw.randrange(4, 250) for _ in range(draw.randint(1, 9))]
-        asked.append((prompt, Sampling(max_tokens=draw.randint(1, 11), ignore_eos=True)))
-    return asked
-
-
 def test_served_hits_are_those_of_vllms_rule_and_of_the_end_of_each_request(mixed: LoadedModel) -> None:
     engine = EngineOptions(max_batch_requests=40, max_batch_tokens=64)  # for whose rows nothing is evicted
     llm = make_llm(mixed, block_size=SIZE, num_blocks=800, engine=engine)
-    rule, found, wanted = Rule(llm.groups, ends=True), list[int](), list[int]()
-    for prompt, sampling in workload(1, 24):
-        request = llm.generate(prompt, sampling)[0]
-        found.append(request.num_cached_tokens)
-        wanted.append(rule.hit(prompt, [*prompt, *request.completions[0].tokens[:-1]]))
+    found, wanted = hits_and_those_of_the_rule(llm, workload(1, 24))
     assert found == wanted
     assert found.count(0) < 12
     assert llm.stats()[f"{llm.groups[1].kind}_evictions"] == 0
@@ -421,18 +396,11 @@ def test_served_steps_and_hits_are_those_of_a_replay(mixed: LoadedModel, num_blo
     steps = noted_steps(llm.engine)
     served = [llm.submit(prompt, sampling) for prompt, sampling in asked]
     llm.drain()
-    outputs = {(number, 0): np.array(request.completions[0].tokens, dtype=np.int32)
-               for number, request in enumerate(served)}  # fmt: skip
-    executor = ReplayExecutor(constant_step(1.0), outputs=outputs)
-    limits = ModelLimits(max_model_len=llm.max_model_len)
-    replay = Engine(llm._build_allocator(), executor, limits=limits, options=options)
-    replayed_steps = noted_steps(replay)
-    replayed = [replay.submit(prompt, sampling, namespace=llm.namespace) for prompt, sampling in asked]
-    replay.run(on_step=lambda engine: engine.check())
-    assert [request.num_cached_tokens for request in replayed] == [request.num_cached_tokens for request in served]
-    assert replayed_steps == steps
+    again, steps_again, num_preemptions = replayed(llm, served, asked, options)
+    assert [request.num_cached_tokens for request in again] == [request.num_cached_tokens for request in served]
+    assert steps_again == steps
     assert sum(request.num_cached_tokens for request in served) > 300
-    assert (replay.metrics.num_preemptions, llm.stats()["num_preemptions"]) in (
+    assert (num_preemptions, llm.stats()["num_preemptions"]) in (
         [(0, 0)] if num_blocks == 300 else [(count, count) for count in range(1, 99)]
     )
 

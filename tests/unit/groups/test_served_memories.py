@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from dense_greedy import greedy
 from fake_engines import make_llm, noted_steps
-from groups_plain import Rule
+from groups_served import hits_and_those_of_the_rule, replayed, workload
 
-from framework.engine.engine import Engine, ModelLimits
-from framework.engine.executors.replay import ReplayExecutor, constant_step
-from framework.engine.request import Request
 from framework.groups.allocator import GroupedAllocator
-from framework.llm import LLM, EngineOptions, FaultOptions
+from framework.llm import EngineOptions, FaultOptions
 from framework.model.loading import LoadedModel, load_model
-from framework.sampling import Sampling
 from framework_testing.checkpoints import make_checkpoint
 
 pytest.importorskip("framework_models")
@@ -30,7 +24,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "equal pages": {"memory": "one_pool"},
     "two levels": {"memory": "two_level", "group_block_size": {"chunk": 8, "window": 8}},
 }
-Asked = list[tuple[list[int], Sampling]]
 
 
 @pytest.fixture(scope="module")
@@ -44,30 +37,6 @@ def model(tmp_path_factory: Any) -> LoadedModel:
     window = {"sliding_window": 10, "sliding_layers": (False, False, True, False, False)}
     chunk = {"attention_chunk": 16, "chunked_layers": (3,)}
     return load_model(folder, change=lambda config: replace(config, **window, **chunk))
-
-
-def workload(seed: int, count: int) -> Asked:
-    """Prompts that part from a few stems anywhere, and answers of any length."""
-    draw, asked = random.Random(seed), []
-    stems = [[draw.randrange(4, 250) for _ in range(56)] for _ in range(3)]
-    for _ in range(count):
-        prompt = draw.choice(stems)[: draw.choice((9, 30, 41, 56))]
-        prompt = prompt + [draw.randrange(4, 250) for _ in range(draw.randint(1, 9))]
-        asked.append((prompt, Sampling(max_tokens=draw.randint(1, 11), ignore_eos=True)))
-    return asked
-
-
-def replayed(llm: LLM, served: list[Request], asked: Asked, options: EngineOptions) -> tuple[list[Request], Any]:
-    """The same requests through the same allocator without a model, and its steps."""
-    outputs = {(number, 0): np.array(request.completions[0].tokens, dtype=np.int32)
-               for number, request in enumerate(served)}  # fmt: skip
-    executor = ReplayExecutor(constant_step(1.0), outputs=outputs)
-    limits = ModelLimits(max_model_len=llm.max_model_len)
-    engine = Engine(llm._build_allocator(), executor, limits=limits, options=options)
-    steps = noted_steps(engine)
-    requests = [engine.submit(prompt, sampling, namespace=llm.namespace) for prompt, sampling in asked]
-    engine.run(on_step=lambda engine: engine.check())
-    return requests, steps
 
 
 @pytest.mark.parametrize(("num_blocks", "seed"), [(300, 3), (44, 4)])
@@ -84,7 +53,7 @@ def test_tokens_are_greedy_and_steps_and_hits_those_of_a_replay(
     llm.drain(on_step=lambda engine: engine.check())
     for (prompt, sampling), request in zip(asked, served, strict=True):
         assert request.completions[0].tokens == greedy(model.decoder, prompt, sampling.max_tokens).tokens
-    again, steps_again = replayed(llm, served, asked, options)
+    again, steps_again, _ = replayed(llm, served, asked, options)
     assert [one.num_cached_tokens for one in again] == [one.num_cached_tokens for one in served]
     assert steps_again == steps
     stats = llm.stats()
@@ -96,11 +65,7 @@ def test_tokens_are_greedy_and_steps_and_hits_those_of_a_replay(
 def test_hits_are_those_of_vllms_rule_and_of_the_end_of_each_request(model: LoadedModel, layout: str) -> None:
     options = EngineOptions(max_batch_requests=40, max_batch_tokens=64)  # for whose rows nothing is evicted
     llm = make_llm(model, block_size=SIZE, num_blocks=3000, engine=options, **LAYOUTS[layout])
-    rule, found, wanted = Rule(llm.groups, ends=True), list[int](), list[int]()
-    for prompt, sampling in workload(5, 24):
-        request = llm.generate(prompt, sampling)[0]
-        found.append(request.num_cached_tokens)
-        wanted.append(rule.hit(prompt, [*prompt, *request.completions[0].tokens[:-1]]))
+    found, wanted = hits_and_those_of_the_rule(llm, workload(5, 24))
     assert found == wanted
     assert found.count(0) < 14
     assert isinstance(llm.allocator, GroupedAllocator)
