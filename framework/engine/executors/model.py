@@ -270,28 +270,30 @@ class ModelExecutor(Executor):
         context: IntArray,
     ) -> Tensor:
         """The logits of `step.sampled`, of a ragged batch of any shape; `context` (B,) in tokens, in the pool."""
-        whole = (step.computed + step.num_new).astype(np.int32)
-        lengths = [context.astype(np.int32), *[whole] * (len(self._groups) - 1)]  # tokens are dropped of the first
+        lengths = [context.astype(np.int32)]
+        if len(self._groups) > 1:  # of the first alone tokens are dropped
+            lengths.append((step.computed + step.num_new).astype(np.int32))
         starts = np.zeros(len(step.rows) + 1, dtype=np.int32)
         np.cumsum(step.num_new, out=starts[1:])
         last = starts[1:][step.sampled].astype(np.int64) - 1
-        of_groups = [array for length, slot, tables in zip(lengths, slots, self._groups, strict=True)
-                     for array in (length, slot, *tables.take_changes())]  # fmt: skip
-        sent = self._inputs.upload(tokens, packed[1], starts, step.rows, last, *of_groups)
+        of_groups = [array for slot, tables in zip(slots, self._groups, strict=True)
+                     for array in (slot, *tables.take_changes())]  # fmt: skip
+        sent = self._inputs.upload(tokens, packed[1], starts, step.rows, last, *lengths, *of_groups)
         batches = list[Batch]()
-        for tables, length, first in zip(self._groups, lengths, range(5, len(sent), 4), strict=True):
-            longest = int(length.max())
-            if len(sent[first + 2]):
-                tables.apply(sent[first + 2], sent[first + 3])
+        for group, tables in enumerate(self._groups):
+            at, first = min(group, 1), 5 + len(lengths) + 3 * group
+            longest = int(lengths[at].max())
+            if len(sent[first + 1]):
+                tables.apply(sent[first + 1], sent[first + 2])
             batches.append(Batch(
                 block_tables=tables.gather(sent[3], -(-longest // tables.block_size)),
-                context_lens=sent[first],
+                context_lens=sent[5 + at],
                 query_starts=sent[2],
-                slot_mapping=sent[first + 1],
+                slot_mapping=sent[first],
                 max_query_len=int(step.num_new.max()),
                 max_context_len=longest,
                 num_decodes=step.num_decodes,
-                host_context_lens=length,
+                host_context_lens=lengths[at],
                 host_query_starts=starts,
             ))  # fmt: skip
         for group, states in self.states.items():
