@@ -118,3 +118,17 @@ def prompt_with_contents(draw: random.Random) -> tuple[list[int], Namespace]:
 def shared(one: list[Any], other: list[Any]) -> int:
     """Leading entries that are equal."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+class ArrivalWatch(Lru):
+    """LRU that notes `now` beside the arrival of the request that last used the block."""
+
+    needs_requests = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[float, float | None]] = []
+
+    def release(self, blocks: Any, now: float) -> None:
+        self.seen.append((now, self.blocks.last_request[blocks[0]].arrival))
+        super().release(blocks, now)

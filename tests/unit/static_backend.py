@@ -1,14 +1,15 @@
-"""A graph-safe backend in plain torch, on any device: launches depend on shapes alone. Slow, and for tests only."""
+"""Backends for tests: a graph-safe one in plain torch, on any device, slow; and one that answers NaN."""
 
 from __future__ import annotations
 
 import torch
 
 from framework.interfaces.backend import AttentionBackend, Capabilities
+from framework_torch.backend import TorchBackend
 
 
 class StaticBackend(AttentionBackend):
-    """Attends to the whole width of the block table and masks by the lengths on the device."""
+    """Launches depend on shapes alone: attends to the whole width of the block table, and masks by the lengths."""
 
     capabilities = Capabilities(
         dtypes=frozenset({"float32", "float64", "bfloat16"}),
@@ -46,3 +47,14 @@ class StaticBackend(AttentionBackend):
         scores = scores.masked_fill(~seen[:, None, :], -torch.inf)
         weights = torch.where(seen.any(1)[:, None, None], scores.softmax(-1), 0)
         out.copy_(torch.einsum("thc,tchd->thd", weights, v))
+
+
+class NanOnce(TorchBackend):
+    """Answers NaN for every head of one token, in the first call of its life."""
+
+    spoilt = False
+
+    def attend(self, q, pool, batch, out, *, lse=None):  # type: ignore[no-untyped-def]
+        super().attend(q, pool, batch, out, lse=lse)
+        if not self.spoilt:
+            self.spoilt, out[1] = True, float("nan")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fake_engines import Heard, make_engine, make_llm
+from static_backend import NanOnce
 
 from framework import registry
 from framework.engine.request import Request, Status
@@ -17,7 +18,6 @@ from framework.model.dense import dense_logits
 from framework.model.loading import load_model
 from framework.sampling import Sampling
 from framework_testing.checkpoints import make_checkpoint
-from framework_torch.backend import TorchBackend
 
 PROMPTS = [[5, 9, 13, 40, 22, 31, 8, 17, 60, 33, 2 + i, 71] for i in range(3)]
 
@@ -107,17 +107,6 @@ def test_rows_that_ask_for_other_numbers_of_log_probabilities_get_them_as_if_alo
                 assert [token for token, _ in here.top] == [token for token, _ in there.top], sampling
                 assert len(here.top) == sampling.logprobs
                 assert here.chosen == pytest.approx(there.chosen, abs=1e-5)
-
-
-class NanOnce(TorchBackend):
-    """Answers NaN for every head of one token, in the first call of its life."""
-
-    spoilt = False
-
-    def attend(self, q, pool, batch, out, *, lse=None):  # type: ignore[no-untyped-def]
-        super().attend(q, pool, batch, out, lse=lse)
-        if not self.spoilt:
-            self.spoilt, out[1] = True, float("nan")
 
 
 @pytest.mark.parametrize("sampling", [Sampling(max_tokens=4), Sampling(max_tokens=4, beam_width=2)])

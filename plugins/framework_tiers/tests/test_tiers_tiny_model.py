@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fake_engines import make_llm
+from static_backend import NanOnce
 from tier_helpers import over
 
 from framework.engine.request import Status
@@ -17,7 +18,6 @@ from framework.interfaces.below import THREAD
 from framework.llm import LLM, EngineOptions
 from framework.sampling import Sampling
 from framework_testing.checkpoints import make_checkpoint
-from framework_torch.backend import TorchBackend
 
 GREEDY = Sampling(max_tokens=4, ignore_eos=True)
 SHORT: dict[str, Any] = {"num_blocks": 16, "block_size": 4}
@@ -94,17 +94,6 @@ def test_a_reset_opens_the_stores_anew_and_leaves_one_thread_which_closing_ends(
 
 
 PROMPT = [5, 9, 13, 40, 22, 31, 8, 17, 60, 33, 2, 71]
-
-
-class NanOnce(TorchBackend):
-    """Answers NaN for every head of one token, in the first call of its life."""
-
-    spoilt = False
-
-    def attend(self, q, pool, batch, out, *, lse=None):  # type: ignore[no-untyped-def]
-        super().attend(q, pool, batch, out, lse=lse)
-        if not self.spoilt:
-            self.spoilt, out[1] = True, float("nan")
 
 
 def test_what_a_failed_request_wrote_leaves_the_tiers_and_the_next_process_finds_none(tmp_path: Path) -> None:

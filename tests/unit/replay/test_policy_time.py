@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from fake_engines import make_engine
+from paged_helpers import ArrivalWatch
 
 from framework.engine.executors.replay import ReplayExecutor, constant_step
 from framework.registry.components import build_allocator
 from framework.sampling import Sampling
-from framework_builtin.eviction.lru import Lru
-
-
-class Watch(Lru):
-    """LRU that notes `now` beside the arrival of the request that last used the block."""
-
-    needs_requests = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[float, float | None]] = []
-
-    def release(self, blocks: Any, now: float) -> None:
-        self.seen.append((now, self.blocks.last_request[blocks[0]].arrival))
-        super().release(blocks, now)
 
 
 @pytest.mark.parametrize("virtual", [True, False])
 def test_a_replay_counts_virtual_seconds_and_a_serve_run_steps_in_now_and_arrival_alike(virtual: bool) -> None:
-    watch = Watch()
+    watch = ArrivalWatch()
     built = build_allocator("prefix_cow", watch, "sha256", num_blocks=8, block_size=4, max_model_len=32)
     engine = make_engine(built, ReplayExecutor(constant_step(0.5)), max_model_len=32, virtual_clock=virtual)
     for at, first in ((0.0, 1), (600.0, 20)):
